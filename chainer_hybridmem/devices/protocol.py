@@ -1,0 +1,229 @@
+"""What a device must offer: counted memory, asynchronous copies, time.
+
+Everything above this floor is written against :class:`Device` alone and runs
+unchanged on the host device and on CUDA.
+
+Note: [stream order]
+    Compute work and the release of memory are ordered by the host program:
+    memory released by the program may be given out again at once, because on
+    CUDA all allocations belong to the compute stream. Copies run beside it.
+    Two rules keep them apart. (1) ``wait(transfer)`` orders all later compute
+    work after the copy, without blocking the host on CUDA; a block whose
+    swap-out has been waited for may be released, one that has not may not.
+    (2) A swap-in starts only after all compute work issued before the call,
+    so that it never writes into memory an earlier kernel still uses.
+
+Note: [identity]
+    An allocation is known by an id that is never used twice, not by its
+    address. All arrays that view one allocation share its id.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+Root = Any  # holding it keeps the allocation alive
+Mark = Any  # a moment on the compute device
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """How an array looks at its allocation.
+
+    Attributes:
+        offset_bytes (int): From the first byte of the allocation.
+        shape (tuple of int): Shape of the array.
+        strides (tuple of int): In bytes; may be zero or negative.
+        dtype (str): NumPy type string.
+    """
+
+    offset_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class Transfer(abc.ABC):
+    """One copy under way or finished."""
+
+    nbytes: int
+
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether the copy has finished; never blocks."""
+
+    @abc.abstractmethod
+    def seconds(self) -> float:
+        """Time the copy itself took; only once it has finished."""
+
+
+class HostCopy(abc.ABC):
+    """Host memory or a part of a file that holds one swapped feature map."""
+
+    nbytes: int
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives the space back; the contents are gone."""
+
+
+class Device(abc.ABC):
+    """Memory, copies and time of one compute device.
+
+    Attributes:
+        kind (str): ``'host'`` or ``'cuda'``.
+        limit_bytes (int): Most bytes that may be in use.
+        used_bytes (int): In use now, adopted arrays included.
+        peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
+        window_peak_bytes (int): Highest since :meth:`reset_window`.
+        events (list of int or None): While a list, every malloc appends
+            ``+id`` and every free ``-id``.
+        sizes (dict): Bytes of every live allocation, by id; while ``events``
+            is a list the sizes of freed ones stay too.
+        last_failure (tuple or None): Bytes asked for and bytes in use when an
+            allocation was last refused.
+    """
+
+    kind: str
+    limit_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    window_peak_bytes: int
+    events: list[int] | None
+    sizes: dict[int, int]
+    last_failure: tuple[int, int] | None
+
+    # -- life ---------------------------------------------------------------
+    @abc.abstractmethod
+    def install(self, reclaim: Callable[[int], None]) -> None:
+        """Starts counting and limiting allocations of the calling thread.
+
+        Args:
+            reclaim: Called with the bytes missing when an allocation does not
+                fit; may release memory. Afterwards the allocation is tried
+                once more and refused if it still does not fit.
+        """
+
+    @abc.abstractmethod
+    def uninstall(self) -> None:
+        """Restores what was installed before. Live arrays stay valid."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends copy threads or streams and gives all host copies back."""
+
+    @abc.abstractmethod
+    def adopt(self, arrays: Iterable[Array]) -> None:
+        """Counts arrays that were made before :meth:`install`, once each."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Name, kind, versions and link of the device, as plain values."""
+
+    # -- memory -------------------------------------------------------------
+    @abc.abstractmethod
+    def owns(self, array: Any) -> bool:
+        """Whether the object is an array of this device's array type."""
+
+    @abc.abstractmethod
+    def allocation_id(self, array: Array) -> int:
+        """Id of the allocation behind an array; 0 if it is not counted."""
+
+    @abc.abstractmethod
+    def root(self, array: Array) -> Root:
+        """The owner of the allocation behind an array."""
+
+    @abc.abstractmethod
+    def root_bytes(self, root: Root) -> int:
+        """Size of an allocation in bytes."""
+
+    @abc.abstractmethod
+    def capture(self, array: Array) -> View:
+        """How the array looks at its allocation."""
+
+    @abc.abstractmethod
+    def restore(self, root: Root, view: View) -> Array:
+        """The array that looks at ``root`` through ``view``."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> Root:
+        """A counted allocation with undefined contents.
+
+        Raises:
+            MemoryError: If it does not fit, even after reclaiming.
+        """
+
+    @abc.abstractmethod
+    def same_bits(self, left: Array, right: Array) -> bool:
+        """Whether shapes, types and every bit are equal (NaN included)."""
+
+    def reset_peak(self) -> None:
+        """Starts a new peak at the present load."""
+        self.peak_bytes = self.used_bytes
+
+    def reset_window(self) -> None:
+        """Starts a new window peak at the present load."""
+        self.window_peak_bytes = self.used_bytes
+
+    # -- copies -------------------------------------------------------------
+    @property
+    @abc.abstractmethod
+    def host_bytes(self) -> int:
+        """Bytes held by host copies, on RAM or in files."""
+
+    @abc.abstractmethod
+    def reserve(self, nbytes: int) -> None:
+        """Takes one slab of exactly this size for all host copies to come.
+
+        Raises:
+            SwapStoreError: If the machine cannot give it.
+        """
+
+    @abc.abstractmethod
+    def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
+        """Starts a copy to the host after all compute work issued so far.
+
+        Args:
+            root: The allocation; the transfer keeps it alive until the caller
+                drops the transfer, and it must not be released before
+                :meth:`wait`.
+            copy: Where it went last time, to be written again; None takes new
+                space.
+        """
+
+    @abc.abstractmethod
+    def swap_in(self, copy: HostCopy, root: Root) -> Transfer:
+        """Starts a copy to ``root`` after all compute work issued so far."""
+
+    @abc.abstractmethod
+    def wait(self, transfer: Transfer) -> None:
+        """Orders all later compute work after the copy; see [stream order].
+
+        Raises:
+            SwapStoreError: If the copy failed.
+        """
+
+    # -- time ---------------------------------------------------------------
+    @abc.abstractmethod
+    def mark(self) -> Mark:
+        """The present moment in the order of compute work."""
+
+    @abc.abstractmethod
+    def elapsed(self, start: Mark, end: Mark) -> float:
+        """Seconds between two marks; after :meth:`synchronize` on CUDA."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Waits until all compute work and copies issued have finished."""
+
+    @abc.abstractmethod
+    def take_stall_seconds(self) -> float:
+        """Time compute spent in :meth:`wait` since the last call."""
+
+    @abc.abstractmethod
+    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
+        """Latency in seconds, D2H and H2D bytes per second, while computing."""

@@ -1,0 +1,69 @@
+"""Every error the package raises, under one root.
+
+Messages carry the values involved and what to do next. Out of memory is also
+a :class:`MemoryError`, so that code written against NumPy or CuPy keeps
+working.
+"""
+
+from __future__ import annotations
+
+
+class HybridMemoryError(Exception):
+    """Root of all errors raised by this package."""
+
+
+class UnknownNameError(HybridMemoryError, ValueError):
+    """A planner, architecture, pool or device name nobody registered."""
+
+
+class FormatError(HybridMemoryError, ValueError):
+    """A file is not what it claims to be, or of a version not understood."""
+
+
+class OptionError(HybridMemoryError, ValueError):
+    """An option has a value that cannot be used."""
+
+
+class SessionError(HybridMemoryError, RuntimeError):
+    """A session is used in a way or at a moment that is not possible."""
+
+
+class PlanError(HybridMemoryError, RuntimeError):
+    """A plan breaks a rule; the message names the rule and the position."""
+
+
+class SwapStoreError(HybridMemoryError, OSError):
+    """The place where swapped feature maps live cannot be used."""
+
+
+class OutOfMemoryError(HybridMemoryError, MemoryError):
+    """An allocation does not fit, or no plan fits the memory limit.
+
+    Attributes:
+        requested_bytes (int): Bytes asked for by the failing allocation, or
+            bytes needed at the worst moment of the best plan.
+        limit_bytes (int): The memory limit in force.
+        used_bytes (int): Bytes in use when the allocation failed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        requested_bytes: int = 0,
+        limit_bytes: int = 0,
+        used_bytes: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
+        self.limit_bytes = limit_bytes
+        self.used_bytes = used_bytes
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
+        return (
+            type(self),
+            (str(self), self.requested_bytes, self.limit_bytes, self.used_bytes),
+        )
+
+
+class InfeasibleError(OutOfMemoryError):
+    """No plan of the chosen planner stays inside the memory limit."""

@@ -1,0 +1,129 @@
+"""Versioned JSON: the only file format of the package for data it reads.
+
+Files from strangers are data: bounded, checked, never executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from chainer_hybridmem.errors import FormatError
+
+T = TypeVar('T')
+MAXIMUM_FILE_BYTES = 2**30
+
+
+def read_text(path: str) -> str:
+    """Reads a text file of bounded size.
+
+    Raises:
+        FormatError: If it is missing, unreadable, too large or not text.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            text = file.read(MAXIMUM_FILE_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f'{path} cannot be read: {error}.') from error
+    if len(text) > MAXIMUM_FILE_BYTES:
+        raise FormatError(f'{path} is larger than {MAXIMUM_FILE_BYTES} characters.')
+    return text
+
+
+def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
+    """Parses versioned JSON and checks its header.
+
+    Raises:
+        FormatError: With the expected and the found value.
+    """
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise FormatError(
+            f'This is not JSON ({error}); a file of format {format_name!r} was expected.'
+        ) from error
+    if not isinstance(body, dict) or body.get('format') != format_name:
+        found = body.get('format') if isinstance(body, dict) else type(body).__name__
+        raise FormatError(
+            f'The file has format {found!r}; {format_name!r} was expected.'
+        )
+    if body.get('version') != version:
+        raise FormatError(
+            f'The file has version {body.get("version")!r} of {format_name}; this '
+            f'release reads version {version}. Record or plan it again.'
+        )
+    return body
+
+
+def broken(what: str, why: str) -> FormatError:
+    """An error about contradictory contents."""
+    return FormatError(f'The {what} cannot be used: {why}. Record or plan it again.')
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turns the usual errors of unpacking into one clear error."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise broken(what, f'{type(error).__name__}: {error}') from error
+
+
+def row(item: Any) -> list[Any]:
+    """A dataclass as a list of its fields, nested ones included."""
+    return [_plain(getattr(item, field.name)) for field in dataclasses.fields(item)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [_plain(element) for element in value]
+    if dataclasses.is_dataclass(value):
+        return row(value)
+    return value
+
+
+def unrow(cls: type[T], values: list[Any]) -> T:
+    """Rebuilds a dataclass from :func:`row`, checking every field's type."""
+    fields = dataclasses.fields(typing.cast(Any, cls))
+    if not isinstance(values, list) or len(values) != len(fields):
+        raise ValueError(f'{cls.__name__} needs {len(fields)} values, got {values!r}')
+    hints = typing.get_type_hints(cls)
+    return cls(
+        *(
+            _typed(hints[field.name], value)
+            for field, value in zip(fields, values, strict=True)
+        )
+    )
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        element = typing.get_args(hint)[0]
+        if not isinstance(value, list):
+            raise TypeError(f'a list was expected, got {value!r}')
+        return tuple(_typed(element, item) for item in value)
+    if origin is typing.Union or origin is types.UnionType:
+        kinds = typing.get_args(hint)
+        if not isinstance(value, kinds):
+            raise TypeError(f'one of {kinds} was expected, got {value!r}')
+        return value
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
+    if dataclasses.is_dataclass(hint):
+        return unrow(typing.cast(Any, hint), value)
+    if hint is float and isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise TypeError(f'{hint.__name__} was expected, got {value!r}')
+    return value

@@ -1,0 +1,169 @@
+"""Types only: what happens to each feature map, and its JSON form.
+
+A plan is static: every action stands at a position of the operation order, so
+that the memory load at every moment follows from the plan alone, whatever the
+copies' real speed. Positions are "before operation k" as in
+:mod:`chainer_hybridmem.profile`; -1 means "never".
+
+::
+
+    forward                       backward
+    p ---- last use ---- R ....... T ---- N ------- D
+    |      |             |         |      |         |
+    made   swap-out      released  swap-   needed   dropped
+           starts                  in       (waited  for good
+                                   starts   for)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import Any
+
+from chainer_hybridmem import files
+
+FORMAT = 'chainer_hybridmem/plan'
+VERSION = 1
+
+
+class Action(enum.Enum):
+    """What is done with a feature map between forward and backward."""
+
+    KEEP = 'keep'
+    SWAP = 'swap'
+    RECOMPUTE = 'recompute'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MapPlan:
+    """The fate of one feature map.
+
+    Attributes:
+        storage (int): Id of the storage in the profile.
+        action (Action): Keep, swap or recompute.
+        swap_out_before (int): The copy to the host starts before this
+            operation (swap only).
+        release_before (int): Its memory is free before this operation: the
+            copy is waited for if need be (swap, recompute).
+        swap_in_before (int): Memory is taken and the copy to the device starts
+            before this operation (swap only).
+        needed_before (int): It is complete before this operation: the copy is
+            waited for, or a replay has made it (swap, recompute).
+        drop_before (int): It is dropped for good before this operation; -1
+            leaves it to the graph, as in-core training does.
+    """
+
+    storage: int
+    action: Action
+    swap_out_before: int = -1
+    release_before: int = -1
+    swap_in_before: int = -1
+    needed_before: int = -1
+    drop_before: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replay:
+    """One forward operation run again.
+
+    Attributes:
+        before (int): Backward operation before which it runs.
+        operation (int): The forward operation.
+        keeps (tuple of int): Storages it makes that stay: feature maps whose
+            ``needed_before`` is this position.
+        frees (tuple of int): Storages of this chain that are not needed any
+            more after this replay, in the order they are dropped.
+    """
+
+    before: int
+    operation: int
+    keeps: tuple[int, ...] = ()
+    frees: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Decisions for one iteration and what they are predicted to cost.
+
+    Attributes:
+        planner (str): Name of the planner.
+        options (dict): Options it ran with.
+        profile_fingerprint (str): :meth:`Profile.fingerprint` of its profile.
+        memory_limit_bytes (int): The limit it keeps.
+        maps (tuple of MapPlan): One per feature map of the profile.
+        replays (tuple of Replay): In order of execution.
+        predicted_seconds (float): Simulated time of one iteration.
+        predicted_peak_bytes (int): Highest load at any moment.
+        in_core_seconds (float): Time without any swap or recompute.
+        lower_bound_seconds (float): No executable plan is faster.
+        planning_seconds (float): Time the search took.
+        simulations (int): Candidates simulated.
+    """
+
+    planner: str
+    options: dict[str, Any]
+    profile_fingerprint: str
+    memory_limit_bytes: int
+    maps: tuple[MapPlan, ...]
+    replays: tuple[Replay, ...]
+    predicted_seconds: float
+    predicted_peak_bytes: int
+    in_core_seconds: float
+    lower_bound_seconds: float
+    planning_seconds: float = 0.0
+    simulations: int = 0
+
+    @property
+    def overhead(self) -> float:
+        """Predicted time over the in-core time, minus 1."""
+        if self.in_core_seconds <= 0:
+            return 0.0
+        return self.predicted_seconds / self.in_core_seconds - 1
+
+    @property
+    def gap(self) -> float:
+        """Predicted time over the proven lower bound, minus 1."""
+        if self.lower_bound_seconds <= 0:
+            return 0.0
+        return self.predicted_seconds / self.lower_bound_seconds - 1
+
+    def count(self, action: Action) -> int:
+        """Number of feature maps with this action."""
+        return sum(m.action is action for m in self.maps)
+
+    def to_json(self) -> str:
+        """Serialises to versioned JSON."""
+        body = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ('maps', 'replays')
+        }
+        body['maps'] = [files.row(m) for m in self.maps]
+        body['replays'] = [files.row(r) for r in self.replays]
+        return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            FormatError: If the text is not such a file.
+        """
+        body = files.parse(text, FORMAT, VERSION)
+        with files.reading('plan'):
+            return cls(
+                planner=str(body['planner']),
+                options=dict(body['options']),
+                profile_fingerprint=str(body['profile_fingerprint']),
+                memory_limit_bytes=int(body['memory_limit_bytes']),
+                maps=tuple(files.unrow(MapPlan, row) for row in body['maps']),
+                replays=tuple(files.unrow(Replay, row) for row in body['replays']),
+                predicted_seconds=float(body['predicted_seconds']),
+                predicted_peak_bytes=int(body['predicted_peak_bytes']),
+                in_core_seconds=float(body['in_core_seconds']),
+                lower_bound_seconds=float(body['lower_bound_seconds']),
+                planning_seconds=float(body['planning_seconds']),
+                simulations=int(body['simulations']),
+            )

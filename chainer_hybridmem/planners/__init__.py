@@ -1,0 +1,78 @@
+"""Planners: profile and memory limit in, plan out. One file per system."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.in_core import in_core
+from chainer_hybridmem.planners.pooch import pooch, swap_opt
+from chainer_hybridmem.planners.superneurons import superneurons
+from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.units import parse_bytes
+
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    'in-core': in_core,
+    'swap-all-unscheduled': swap_all_unscheduled,
+    'swap-all': swap_all,
+    'swap-opt': swap_opt,
+    'pooch': pooch,
+    'superneurons': superneurons,
+}
+DEFAULT = 'pooch'
+
+
+def check_name(planner: str) -> str:
+    """Returns the name if a planner has it.
+
+    Raises:
+        UnknownNameError: Naming the planners there are.
+    """
+    if planner not in PLANNERS:
+        close = difflib.get_close_matches(str(planner), PLANNERS, 1)
+        hint = f' Did you mean {close[0]!r}?' if close else ''
+        raise UnknownNameError(
+            f'There is no planner {planner!r}.{hint} Planners: {", ".join(PLANNERS)}.'
+        )
+    return planner
+
+
+def make_plan(
+    profile: Profile | Problem,
+    memory_limit: int | str,
+    planner: str = DEFAULT,
+    **options: Any,
+) -> Plan:
+    """Decides what happens to each feature map.
+
+    Args:
+        profile: A recorded iteration, or the problem made of it.
+        memory_limit: Bytes, or text such as ``'16GiB'``.
+        planner: Name of the planner.
+        options: Options of that planner.
+
+    Returns:
+        Plan: Checked against the profile and the limit.
+
+    Raises:
+        InfeasibleError: If the planner finds no plan inside the limit.
+        UnknownNameError: If there is no such planner.
+        OptionError: If the planner has no such option.
+    """
+    function = PLANNERS[check_name(planner)]
+    limit_bytes = parse_bytes(memory_limit, 'memory_limit')
+    known = list(inspect.signature(function).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise OptionError(
+                f'Planner {planner!r} has no option {option!r}; '
+                f'it has {", ".join(known) or "none"}.'
+            )
+    problem = profile if isinstance(profile, Problem) else make_problem(profile)
+    return function(problem, limit_bytes, **options)

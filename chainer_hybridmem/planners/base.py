@@ -1,0 +1,198 @@
+"""What every planner shares: candidates, their evaluation, the final plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.timeline import plan_from_positions
+from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.validation import check_plan
+
+KEEP, SWAP, RECOMPUTE = kernel.KEEP, kernel.SWAP, kernel.RECOMPUTE
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An assignment of actions and what the simulator says about it.
+
+    Attributes:
+        action (ndarray): (M,) KEEP, SWAP or RECOMPUTE.
+        positions (Positions): Where everything happens.
+        times (Times or None): When; None if it does not fit.
+        seconds (float): Simulated time; infinite if it does not fit.
+    """
+
+    action: np.ndarray
+    positions: kernel.Positions
+    times: kernel.Times | None
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the load stays inside the limit at every moment."""
+        return self.times is not None
+
+
+class Search:
+    """Evaluates candidates of one problem under one limit, and counts them.
+
+    Args:
+        problem (Problem): What to plan.
+        limit_bytes (int): Memory limit.
+        lead (ndarray or None): (n,) earliest position of a swap-in by the
+            operation that needs it. None: as early as memory allows.
+    """
+
+    def __init__(
+        self, problem: Problem, limit_bytes: int, lead: np.ndarray | None = None
+    ) -> None:
+        self.problem = problem
+        self.limit_bytes = limit_bytes
+        n = len(problem.arrays.seconds)
+        earliest = np.full(n, problem.arrays.first_backward, np.int64)
+        self.lead = earliest if lead is None else np.maximum(lead, earliest)
+        self.simulations = 0
+        self.started = time.perf_counter()
+
+    def fill(self, action: int) -> np.ndarray:
+        """An assignment with the same action for every map."""
+        return np.full(len(self.problem.maps), action, np.int64)
+
+    def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
+        """Simulates one assignment.
+
+        Args:
+            action: (M,) KEEP, SWAP or RECOMPUTE.
+            free: Index of a map whose copies take no time, to measure what
+                swapping it costs; -1 for none.
+        """
+        self.simulations += 1
+        positions = self._schedule(action)
+        if positions.peak_bytes > self.limit_bytes:
+            return Candidate(action.copy(), positions, None, float('inf'))
+        out_seconds = self.problem.swap_out_seconds
+        in_seconds = self.problem.swap_in_seconds
+        if free >= 0:
+            out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
+            out_seconds[free] = in_seconds[free] = 0.0
+        times = kernel.times(
+            self.problem.arrays.seconds, positions, out_seconds, in_seconds
+        )
+        return Candidate(action.copy(), positions, times, float(times.total_seconds))
+
+    def _schedule(self, action: np.ndarray) -> kernel.Positions:
+        arguments = (self.problem.arrays, action, self.limit_bytes, self.lead)
+        positions = kernel.schedule(*arguments, True)
+        if positions.peak_bytes > self.limit_bytes and (action == RECOMPUTE).any():
+            bare = kernel.schedule(*arguments, False)
+            if bare.peak_bytes < positions.peak_bytes:
+                return bare
+        return positions
+
+    def in_core_fits(self) -> bool:
+        """Whether plain Chainer stays inside the limit."""
+        return self.problem.in_core_peak_bytes <= self.limit_bytes
+
+    def finish(
+        self, planner: str, candidate: Candidate, **options: Any
+    ) -> Plan:
+        """Turns the chosen candidate into a checked plan.
+
+        Raises:
+            InfeasibleError: If it does not fit.
+        """
+        if not candidate.fits:
+            raise infeasible(self.problem, self.limit_bytes, planner, candidate)
+        maps, replays = plan_from_positions(
+            self.problem, candidate.action, candidate.positions
+        )
+        plan = Plan(
+            planner=planner,
+            options=options,
+            profile_fingerprint=self.problem.profile.fingerprint(),
+            memory_limit_bytes=self.limit_bytes,
+            maps=maps,
+            replays=replays,
+            predicted_seconds=candidate.seconds,
+            predicted_peak_bytes=int(candidate.positions.peak_bytes),
+            in_core_seconds=self.problem.in_core_seconds,
+            lower_bound_seconds=self.problem.in_core_seconds,
+            planning_seconds=time.perf_counter() - self.started,
+            simulations=self.simulations,
+        )
+        loads = check_plan(self.problem.profile, plan, self.limit_bytes)
+        return dataclasses.replace(plan, predicted_peak_bytes=max(loads))
+
+    def finish_in_core(self, planner: str, **options: Any) -> Plan:
+        """The plan that leaves everything to Chainer.
+
+        Raises:
+            InfeasibleError: If that does not fit.
+        """
+        if not self.in_core_fits():
+            raise infeasible(self.problem, self.limit_bytes, planner, None)
+        problem = self.problem
+        return Plan(
+            planner=planner,
+            options=options,
+            profile_fingerprint=problem.profile.fingerprint(),
+            memory_limit_bytes=self.limit_bytes,
+            maps=tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
+            replays=(),
+            predicted_seconds=problem.in_core_seconds,
+            predicted_peak_bytes=problem.in_core_peak_bytes,
+            in_core_seconds=problem.in_core_seconds,
+            lower_bound_seconds=problem.in_core_seconds,
+            planning_seconds=time.perf_counter() - self.started,
+            simulations=self.simulations,
+        )
+
+
+def least_memory(problem: Problem) -> tuple[int, int]:
+    """Smallest limit under which any plan exists, and the operation that sets it.
+
+    Everything is swapped, released as soon as possible and brought back at
+    the last moment: what remains is what single operations need.
+    """
+    search = Search(problem, 0)
+    positions = kernel.schedule(
+        problem.arrays, search.fill(SWAP), 0, search.lead, False
+    )
+    return int(positions.peak_bytes), int(positions.worst)
+
+
+def infeasible(
+    problem: Problem, limit_bytes: int, planner: str, candidate: Candidate | None
+) -> InfeasibleError:
+    """The error for a limit that the planner cannot keep, with numbers."""
+    least, worst = least_memory(problem)
+    label = problem.profile.operations[worst].label
+    limit = f'{format_bytes(limit_bytes)} ({limit_bytes} bytes)'
+    smallest = f'{format_bytes(least)} ({least} bytes)'
+    if least > limit_bytes:
+        message = (
+            f'Operation {worst} ({label}) alone needs {smallest}, more than the '
+            f'memory limit of {limit}. The smallest limit that works is {least} '
+            f'bytes; raise the limit or lower the batch size.'
+        )
+        return InfeasibleError(message, least, limit_bytes)
+    if candidate is None:
+        needed, what = problem.in_core_peak_bytes, 'keeping every feature map'
+    else:
+        needed = int(candidate.positions.peak_bytes)
+        worst = int(candidate.positions.worst)
+        what = f'operation {worst} ({problem.profile.operations[worst].label})'
+    message = (
+        f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
+        f'({needed} bytes), the memory limit is {limit}. Planner \'swap-all\' works '
+        f'from {smallest} on.'
+    )
+    return InfeasibleError(message, needed, limit_bytes)

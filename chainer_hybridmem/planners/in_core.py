@@ -1,0 +1,12 @@
+"""The reference: keep everything, as plain Chainer does."""
+
+from __future__ import annotations
+
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.base import Search
+from chainer_hybridmem.simulation.problem import Problem
+
+
+def in_core(problem: Problem, limit_bytes: int) -> Plan:
+    """Keeps every feature map until the graph dies."""
+    return Search(problem, limit_bytes).finish_in_core('in-core')

@@ -1,0 +1,60 @@
+"""The static policy of SuperNeurons (Wang et al. 2018) as Ito et al. compare it.
+
+Feature maps are kept from the output side while they fit. Of the rest, outputs of
+convolutions are swapped and all others recomputed. A swap-in starts with the
+convolution before the operation that needs it (Ito et al., section 5.2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation.problem import Problem
+
+
+def superneurons(problem: Problem, limit_bytes: int) -> Plan:
+    """Keeps from the output side; swaps convolutions, recomputes the rest."""
+    search = Search(problem, limit_bytes, lead=_preceding_convolution(problem.profile))
+    if search.in_core_fits():
+        return search.finish_in_core('superneurons')
+    action = _static_actions(problem)
+    best = search.evaluate(action)
+    for m in range(len(action) - 1, -1, -1):
+        before, action[m] = action[m], KEEP
+        candidate = search.evaluate(action)
+        if not candidate.fits:
+            action[m] = before
+            break
+        best = candidate
+    return search.finish('superneurons', best)
+
+
+def _static_actions(problem: Problem) -> np.ndarray:
+    operations = problem.profile.operations
+    return np.array(
+        [
+            RECOMPUTE
+            if recomputable and not is_convolution(operations[s.producer].function)
+            else SWAP
+            for s, recomputable in zip(problem.maps, problem.recomputable, strict=True)
+        ],
+        np.int64,
+    )
+
+
+def is_convolution(function: str) -> bool:
+    """Whether a function name is that of a convolution."""
+    return 'convolution' in function.lower()
+
+
+def _preceding_convolution(profile: Profile) -> np.ndarray:
+    """For each operation the last backward convolution before it."""
+    lead, last = [], 0
+    for op in profile.operations:
+        lead.append(last)
+        if op.forward >= 0 and is_convolution(op.function):
+            last = op.index
+    return np.array(lead, np.int64)

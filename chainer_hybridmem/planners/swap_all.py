@@ -1,0 +1,26 @@
+"""The two baselines that swap every feature map (Ito et al., section 5.1).
+
+``swap-all-unscheduled`` starts each swap-in together with the computation just
+before the one that needs it; ``swap-all`` starts it as early as memory allows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.base import SWAP, Search
+from chainer_hybridmem.simulation.problem import Problem
+
+
+def swap_all(problem: Problem, limit_bytes: int) -> Plan:
+    """Swaps every feature map, swap-ins as early as memory allows."""
+    search = Search(problem, limit_bytes)
+    return search.finish('swap-all', search.evaluate(search.fill(SWAP)))
+
+
+def swap_all_unscheduled(problem: Problem, limit_bytes: int) -> Plan:
+    """Swaps every feature map, swap-ins with the preceding computation."""
+    previous = np.arange(len(problem.arrays.seconds), dtype=np.int64) - 1
+    search = Search(problem, limit_bytes, lead=previous)
+    return search.finish('swap-all-unscheduled', search.evaluate(search.fill(SWAP)))

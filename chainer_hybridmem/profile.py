@@ -1,0 +1,351 @@
+"""Types only: one recorded training iteration, and its JSON form.
+
+=============  =====================================================
+word           meaning
+=============  =====================================================
+operation      one forward function, one backward function, or the
+               update (everything after the last backward function
+               until the next iteration's first forward function)
+storage        one allocation, however many arrays view it
+feature map    a storage that forward leaves behind for backward
+event          one malloc or free, in host issue order
+recipe         how to run a forward operation again
+=============  =====================================================
+
+Bytes are int, seconds are float, operations are numbered in host issue order.
+A position "before operation k" is the moment after everything of operation
+``k - 1`` and before anything of operation ``k``. Lifetimes are half-open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from typing import Any
+
+from chainer_hybridmem import files
+
+FORMAT = 'chainer_hybridmem/profile'
+VERSION = 1
+
+
+class Phase(enum.Enum):
+    """Part of the iteration an operation belongs to."""
+
+    FORWARD = 'forward'
+    BACKWARD = 'backward'
+    UPDATE = 'update'
+
+
+class Category(enum.Enum):
+    """What a storage holds."""
+
+    PARAMETER = 'parameter'
+    GRADIENT = 'gradient'
+    OPTIMIZER_STATE = 'optimizer state'
+    FEATURE_MAP = 'feature map'
+    WORKSPACE = 'workspace'
+    INPUT = 'input'
+
+
+class SlotKind(enum.Enum):
+    """Where the graph holds an array."""
+
+    INPUT = 'input'  # VariableNode of the operation's i-th input
+    OUTPUT = 'output'  # VariableNode of the operation's i-th output
+    RETAINED = 'retained'  # FunctionNode._retained_output_data[i]
+    ATTRIBUTE = 'attribute'  # attribute of the function
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """One reference of the graph to an array of a storage.
+
+    Attributes:
+        operation (int): Forward operation whose function has the slot.
+        kind (SlotKind): Which kind of reference.
+        key (int or str): Index of the input or output, name of the attribute.
+    """
+
+    operation: int
+    kind: SlotKind
+    key: int | str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of the iteration.
+
+    Attributes:
+        index (int): Position in host issue order.
+        label (str): Link path and function name.
+        phase (Phase): Forward, backward or update.
+        device_seconds (float): Time on the compute device, copies excluded.
+        host_seconds (float): Time the host needs to issue it.
+        reads (tuple of int): Storages read.
+        writes (tuple of int): Storages produced that outlive the operation.
+        workspace_bytes (int): Bytes needed only while it runs: the peak above
+            its first moment, less what it leaves behind.
+        specs (tuple of str): ``'float32[2,3,224,224]'`` for each input.
+        forward (int): For backward, the forward operation it differentiates;
+            else -1.
+        first_event (int): Index of the first event that belongs to it.
+    """
+
+    index: int
+    label: str
+    phase: Phase
+    device_seconds: float
+    host_seconds: float
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    workspace_bytes: int
+    specs: tuple[str, ...]
+    forward: int
+    first_event: int
+
+    @property
+    def function(self) -> str:
+        """Name of the function without the link path."""
+        return self.label.rsplit('/', 1)[-1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Storage:
+    """One allocation.
+
+    Attributes:
+        id (int): Position in :attr:`Profile.storages`.
+        nbytes (int): Size.
+        category (Category): What it holds.
+        label (str): Name of what produced it.
+        producer (int): Operation that allocated it; -1 if it was there before
+            the iteration.
+        allocated_at (int): Index of its malloc event; -1 if it was there
+            before the iteration.
+        freed_at (int): Index of its free event in the recorded (all-swap)
+            iteration; -1 if it outlives the iteration.
+        forward_uses (tuple of int): Forward operations that read it.
+        backward_uses (tuple of int): Backward operations that read it,
+            ascending.
+        releasable_from (int): Before this operation the graph's references
+            are the only ones, so that dropping them frees the memory. -1 if
+            the user holds it: such a storage is never planned for.
+        slots (tuple of Slot): The graph's references.
+    """
+
+    id: int
+    nbytes: int
+    category: Category
+    label: str
+    producer: int
+    allocated_at: int
+    freed_at: int
+    forward_uses: tuple[int, ...] = ()
+    backward_uses: tuple[int, ...] = ()
+    releasable_from: int = -1
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def plannable(self) -> bool:
+        """Whether a plan may swap or recompute it."""
+        return (
+            self.category is Category.FEATURE_MAP
+            and self.releasable_from >= 0
+            and self.producer >= 0
+            and bool(self.backward_uses)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to run a forward operation again.
+
+    Attributes:
+        operation (int): The forward operation.
+        inputs (tuple of int): Storages that must be present, those that never
+            leave excluded.
+        products (tuple of int): Storages it allocates and leaves behind.
+        seconds (float): Time of one replay.
+        peak_bytes (int): Highest load above the replay's first moment,
+            products included.
+        exact (bool): The profile has proven that a replay gives the same
+            bits, moves no statistics and draws no random numbers.
+    """
+
+    operation: int
+    inputs: tuple[int, ...]
+    products: tuple[int, ...]
+    seconds: float
+    peak_bytes: int
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """The path between device and host memory, measured while computing.
+
+    Attributes:
+        latency_seconds (float): Time of an empty copy.
+        d2h_bytes_per_second (float): Device to host (swap-out).
+        h2d_bytes_per_second (float): Host to device (swap-in).
+    """
+
+    latency_seconds: float
+    d2h_bytes_per_second: float
+    h2d_bytes_per_second: float
+
+    def d2h_seconds(self, nbytes: int) -> float:
+        """Seconds one swap-out of ``nbytes`` takes on a free link."""
+        return self.latency_seconds + nbytes / self.d2h_bytes_per_second
+
+    def h2d_seconds(self, nbytes: int) -> float:
+        """Seconds one swap-in of ``nbytes`` takes on a free link."""
+        return self.latency_seconds + nbytes / self.h2d_bytes_per_second
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """One iteration as recorded, with every feature map swapped.
+
+    Attributes:
+        operations (tuple of Operation): In host issue order; the last one is
+            the update.
+        storages (tuple of Storage): Indexed by their id.
+        events (tuple of int): ``+(id + 1)`` for a malloc, ``-(id + 1)`` for a
+            free. Copies of feature maps made and dropped by swapping are not
+            events.
+        recipes (tuple of Recipe): At most one per forward operation.
+        initial_bytes (int): Load before the first operation: parameters,
+            gradients, optimizer state, inputs.
+        graph_end_event (int): Event index at which the graph itself dies, so
+            that in-core training frees its feature maps.
+        link (Link): The path to host memory.
+        device (dict): Name, kind and versions of where it was recorded.
+    """
+
+    operations: tuple[Operation, ...]
+    storages: tuple[Storage, ...]
+    events: tuple[int, ...]
+    recipes: tuple[Recipe, ...]
+    initial_bytes: int
+    graph_end_event: int
+    link: Link
+    device: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def first_backward(self) -> int:
+        """Index of the first operation that is not forward."""
+        for op in self.operations:
+            if op.phase is not Phase.FORWARD:
+                return op.index
+        return len(self.operations)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds of all operations without any stall: the in-core time."""
+        return sum(op.device_seconds for op in self.operations)
+
+    def feature_maps(self) -> list[Storage]:
+        """Storages a plan decides about, in order of their production."""
+        return [s for s in self.storages if s.plannable]
+
+    def fingerprint(self) -> str:
+        """Identifies operations, sizes and dependencies, not times."""
+        parts: list[Any] = [
+            (op.label, op.phase.value, op.specs, op.forward) for op in self.operations
+        ]
+        parts.extend((s.id, s.nbytes, s.backward_uses) for s in self.feature_maps())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Serialises to versioned JSON."""
+        body = {
+            'initial_bytes': self.initial_bytes,
+            'graph_end_event': self.graph_end_event,
+            'link': dataclasses.asdict(self.link),
+            'device': self.device,
+            'operations': [files.row(op) for op in self.operations],
+            'storages': [files.row(s) for s in self.storages],
+            'recipes': [files.row(r) for r in self.recipes],
+            'events': list(self.events),
+        }
+        return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            FormatError: If the text is not such a file.
+        """
+        body = files.parse(text, FORMAT, VERSION)
+        with files.reading('profile'):
+            profile = cls(
+                operations=tuple(
+                    files.unrow(Operation, row) for row in body['operations']
+                ),
+                storages=tuple(files.unrow(Storage, row) for row in body['storages']),
+                events=tuple(int(event) for event in body['events']),
+                recipes=tuple(files.unrow(Recipe, row) for row in body['recipes']),
+                initial_bytes=int(body['initial_bytes']),
+                graph_end_event=int(body['graph_end_event']),
+                link=Link(**body['link']),
+                device=dict(body['device']),
+            )
+        check_profile(profile)
+        return profile
+
+
+def check_profile(profile: Profile) -> None:
+    """Refuses a profile whose parts contradict each other.
+
+    Raises:
+        FormatError: Naming the first contradiction found.
+    """
+    n_ops, n_storages = len(profile.operations), len(profile.storages)
+    if n_ops == 0:
+        raise files.broken('profile', 'it has no operation')
+    for index, op in enumerate(profile.operations):
+        if op.index != index:
+            raise files.broken('profile', f'operation {index} says it is {op.index}')
+        if not (0 <= op.device_seconds < 1e9):
+            raise files.broken(
+                'profile', f'operation {index} takes {op.device_seconds} seconds'
+            )
+        if not -1 <= op.forward < index:
+            raise files.broken(
+                'profile', f'operation {index} differentiates operation {op.forward}'
+            )
+    for index, storage in enumerate(profile.storages):
+        if storage.id != index or storage.nbytes < 0:
+            raise files.broken('profile', f'storage {index} is {storage}')
+        uses = (storage.producer, *storage.forward_uses, *storage.backward_uses)
+        if not all(-1 <= use < n_ops for use in uses):
+            raise files.broken('profile', f'storage {index} is used by {uses}')
+        if not -1 <= storage.releasable_from <= n_ops:
+            raise files.broken('profile', f'storage {index} is {storage}')
+    if not all(0 < abs(event) <= n_storages for event in profile.events):
+        raise files.broken('profile', 'an event names a storage that is not there')
+    for recipe in profile.recipes:
+        touched = (*recipe.inputs, *recipe.products)
+        if not all(0 <= s < n_storages for s in touched):
+            raise files.broken('profile', f'recipe {recipe} names unknown storages')
+        if not 0 <= recipe.operation < n_ops or not 0 <= recipe.seconds < 1e9:
+            raise files.broken('profile', f'recipe {recipe} is out of range')
+        for source in recipe.inputs:
+            if profile.storages[source].producer > recipe.operation:
+                raise files.broken(
+                    'profile',
+                    f'operation {recipe.operation} needs storage {source}, which '
+                    f'is produced later: the dependencies have a cycle',
+                )
+    link = profile.link
+    if not (
+        link.latency_seconds >= 0
+        and link.d2h_bytes_per_second > 0
+        and link.h2d_bytes_per_second > 0
+    ):
+        raise files.broken('profile', f'its link is {link}')

@@ -1,0 +1,231 @@
+"""A profile as flat arrays: what the compiled simulator reads.
+
+Notation used by this package:
+
+=========  ==========================================================
+symbol     meaning
+=========  ==========================================================
+n          number of operations; b0 the first backward one
+M          number of feature maps a plan decides about
+item       a feature map (0 .. M-1) or a transient (M .. M+T-1): a
+           storage that forward drops and a recompute passes through
+fixed      load of everything a plan does not decide about
+=========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from chainer_hybridmem.profile import Phase, Profile, Storage
+
+
+class Arrays(NamedTuple):
+    """Shapes: n operations, M maps, T transients; CSR pairs end in _ptr."""
+
+    first_backward: int
+    seconds: np.ndarray  # (n,) float64
+    fixed_start: np.ndarray  # (n,) int64, load before the operation
+    fixed_peak: np.ndarray  # (n,) int64, highest load while it runs
+    size: np.ndarray  # (M+T,) int64
+    producer: np.ndarray  # (M+T,) int64
+    copy_from: np.ndarray  # (M,) int64, first position a swap-out may start
+    release_from: np.ndarray  # (M,) int64, first position it may be free
+    first_use: np.ndarray  # (M,) int64, backward
+    last_use: np.ndarray  # (M,) int64, backward
+    recipe_seconds: np.ndarray  # (n,) float64; -1 where there is none
+    recipe_peak: np.ndarray  # (n,) int64
+    input_ptr: np.ndarray  # (n+1,) int64
+    inputs: np.ndarray  # items
+    product_ptr: np.ndarray  # (n+1,) int64
+    products: np.ndarray  # items
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Everything a planner needs to know, derived once from a profile.
+
+    Attributes:
+        profile (Profile): Where it comes from.
+        maps (tuple of Storage): The feature maps, in order of production.
+        items (tuple of int): Storage id of every item.
+        arrays (Arrays): For the compiled kernels.
+        recomputable (ndarray): Whether each map can be made again exactly.
+        swap_out_seconds (ndarray): Seconds of each map's copy to the host.
+        swap_in_seconds (ndarray): Seconds of each map's copy back.
+        in_core_peak_bytes (int): Highest load of plain Chainer.
+    """
+
+    profile: Profile
+    maps: tuple[Storage, ...]
+    items: tuple[int, ...]
+    arrays: Arrays
+    recomputable: np.ndarray
+    swap_out_seconds: np.ndarray
+    swap_in_seconds: np.ndarray
+    in_core_peak_bytes: int
+
+    @property
+    def in_core_seconds(self) -> float:
+        """Time of one iteration without any swap or recompute."""
+        return self.profile.compute_seconds
+
+
+def make_problem(profile: Profile) -> Problem:
+    """Derives the simulator's arrays from a profile."""
+    b0 = profile.first_backward
+    maps = tuple(
+        s
+        for s in profile.feature_maps()
+        if s.producer < b0 and s.releasable_from <= b0 and s.backward_uses[0] >= b0
+    )
+    transients = _transients(profile, {s.id for s in maps})
+    items = tuple(s.id for s in maps) + tuple(s.id for s in transients)
+    item_of = {storage: item for item, storage in enumerate(items)}
+    fixed_start, fixed_peak = _fixed_load(profile, {s.id for s in maps})
+    recipes = _recipe_arrays(profile, item_of)
+    storages = profile.storages
+    arrays = Arrays(
+        first_backward=b0,
+        seconds=np.array([op.device_seconds for op in profile.operations]),
+        fixed_start=fixed_start,
+        fixed_peak=fixed_peak,
+        size=np.array([storages[i].nbytes for i in items], np.int64),
+        producer=np.array([storages[i].producer for i in items], np.int64),
+        copy_from=np.array(
+            [max((s.producer, *s.forward_uses)) + 1 for s in maps], np.int64
+        ),
+        release_from=np.array([s.releasable_from for s in maps], np.int64),
+        first_use=np.array([s.backward_uses[0] for s in maps], np.int64),
+        last_use=np.array([s.backward_uses[-1] for s in maps], np.int64),
+        **recipes,
+    )
+    link = profile.link
+    return Problem(
+        profile=profile,
+        maps=maps,
+        items=items,
+        arrays=arrays,
+        recomputable=_recomputable(arrays, len(maps)),
+        swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
+        swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
+        in_core_peak_bytes=in_core_peak_bytes(profile),
+    )
+
+
+def _transients(profile: Profile, planned: set[int]) -> list[Storage]:
+    """Storages that forward drops by itself; a recompute passes through them."""
+    end = profile.operations[profile.first_backward].first_event
+    return [
+        s
+        for s in profile.storages
+        if s.id not in planned and s.producer >= 0 and 0 <= s.freed_at < end
+    ]
+
+
+def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Load of what a plan does not decide about, per operation.
+
+    A planned map counts as fixed from its malloc to the end of the operation
+    that produces it; from then on the plan decides.
+    """
+    operations, events = profile.operations, profile.events
+    starts = np.zeros(len(operations), np.int64)
+    peaks = np.zeros(len(operations), np.int64)
+    load = profile.initial_bytes
+    for op in operations:
+        last = op.index + 1 == len(operations)
+        end = len(events) if last else operations[op.index + 1].first_event
+        starts[op.index] = peak = load
+        born = 0
+        for event in events[op.first_event : end]:
+            storage = profile.storages[abs(event) - 1]
+            if storage.id in planned:
+                born += storage.nbytes if event > 0 else 0
+                load += storage.nbytes if event > 0 else 0
+            else:
+                load += storage.nbytes if event > 0 else -storage.nbytes
+            peak = max(peak, load)
+        peaks[op.index] = peak
+        load -= born
+    return starts, peaks
+
+
+def in_core_peak_bytes(profile: Profile) -> int:
+    """Highest load of plain Chainer: feature maps stay until the graph dies."""
+    held = {s.id for s in profile.storages if _held_by_graph(s)}
+    load = peak = profile.initial_bytes
+    waiting = 0
+    for position, event in enumerate(profile.events):
+        if position == profile.graph_end_event:
+            load -= waiting
+            waiting = 0
+        storage = profile.storages[abs(event) - 1]
+        if event > 0:
+            load += storage.nbytes
+        elif storage.id in held and position < profile.graph_end_event:
+            waiting += storage.nbytes
+        else:
+            load -= storage.nbytes
+        peak = max(peak, load)
+    return peak
+
+
+def _held_by_graph(storage: Storage) -> bool:
+    return bool(storage.slots)
+
+
+def _recipe_arrays(profile: Profile, item_of: dict[int, int]) -> dict[str, np.ndarray]:
+    n = len(profile.operations)
+    seconds = np.full(n, -1.0)
+    peak = np.zeros(n, np.int64)
+    inputs: list[list[int]] = [[] for _ in range(n)]
+    products: list[list[int]] = [[] for _ in range(n)]
+    for recipe in profile.recipes:
+        if not recipe.exact:
+            continue
+        sources = [profile.storages[s] for s in recipe.inputs]
+        if any(s.id not in item_of and s.freed_at >= 0 for s in sources):
+            continue  # dies in the middle of backward: nobody can promise it
+        op = recipe.operation
+        seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes
+        inputs[op] = [item_of[s.id] for s in sources if s.id in item_of]
+        products[op] = [item_of[s] for s in recipe.products if s in item_of]
+    return {
+        'recipe_seconds': seconds,
+        'recipe_peak': peak,
+        'input_ptr': _pointers(inputs),
+        'inputs': np.array([i for row in inputs for i in row], np.int64),
+        'product_ptr': _pointers(products),
+        'products': np.array([i for row in products for i in row], np.int64),
+    }
+
+
+def _pointers(rows: list[list[int]]) -> np.ndarray:
+    return np.cumsum([0] + [len(row) for row in rows]).astype(np.int64)
+
+
+def _recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
+    """A map is recomputable if its recipe is, and every transient on the way.
+
+    Maps among the inputs are always at hand: kept, swapped in, or
+    recomputable themselves. A map whose producer needs one of its own
+    products (a dropout mask) is not recomputable from itself.
+    """
+    n_items = len(arrays.size)
+    result = np.zeros(n_items, bool)
+    order = np.argsort(arrays.producer, kind='stable')
+    for item in order:
+        op = arrays.producer[item]
+        needs = arrays.inputs[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]
+        made = arrays.products[arrays.product_ptr[op] : arrays.product_ptr[op + 1]]
+        result[item] = (
+            arrays.recipe_seconds[op] >= 0
+            and item in made
+            and item not in needs
+            and all(need < n_maps or result[need] for need in needs)
+        )
+    return result[:n_maps]

@@ -1,0 +1,220 @@
+"""Profile and plan in, timeline out: the judge of every plan.
+
+The judge reads positions from the plan; it does not decide anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.problem import Problem, make_problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interval:
+    """Something that occupies a lane.
+
+    Attributes:
+        lane (str): ``'compute'``, ``'d2h'`` or ``'h2d'``.
+        kind (str): ``'forward'``, ``'backward'``, ``'update'``,
+            ``'recompute'``, ``'swap-out'``, ``'swap-in'`` or ``'stall'``.
+        label (str): What; for a stall its cause.
+        start_seconds (float): From the start of the iteration.
+        end_seconds (float): End, exclusive.
+        storage (int): Feature map copied or waited for; -1 otherwise.
+    """
+
+    lane: str
+    kind: str
+    label: str
+    start_seconds: float
+    end_seconds: float
+    storage: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """One simulated iteration.
+
+    Attributes:
+        total_seconds (float): Time of the iteration.
+        peak_bytes (int): Highest load.
+        stall_seconds (float): Time compute waits for copies.
+        recompute_seconds (float): Time spent on replays.
+        load_bytes (tuple of int): Highest load while each operation runs,
+            what runs before it included.
+        intervals (tuple of Interval): All lanes, by start.
+    """
+
+    total_seconds: float
+    peak_bytes: int
+    stall_seconds: float
+    recompute_seconds: float
+    load_bytes: tuple[int, ...]
+    intervals: tuple[Interval, ...]
+
+
+def plan_from_positions(
+    problem: Problem, action: np.ndarray, positions: kernel.Positions
+) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
+    """The kernel's flat arrays as plan entries."""
+    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
+    maps = tuple(
+        MapPlan(
+            storage=storage.id,
+            action=actions[action[m]],
+            swap_out_before=int(positions.swap_out[m]),
+            release_before=int(positions.release[m]),
+            swap_in_before=int(positions.swap_in[m]),
+            needed_before=int(positions.needed[m]),
+            drop_before=int(positions.drop[m]),
+        )
+        for m, storage in enumerate(problem.maps)
+    )
+    replays: list[Replay] = []
+    for before, kind, what in positions.program.tolist():
+        if kind == kernel.RUN:
+            replays.append(Replay(before, what))
+            continue
+        last, storage_id = replays[-1], problem.items[what]
+        if kind == kernel.STAY:
+            last = dataclasses.replace(last, keeps=(*last.keeps, storage_id))
+        else:
+            last = dataclasses.replace(last, frees=(*last.frees, storage_id))
+        replays[-1] = last
+    return maps, tuple(replays)
+
+
+def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
+    """Plan entries as the kernel's flat arrays.
+
+    Raises:
+        PlanError: If the plan is for another profile.
+    """
+    fingerprint = problem.profile.fingerprint()
+    if plan.profile_fingerprint != fingerprint:
+        raise PlanError(
+            f'The plan was made for profile {plan.profile_fingerprint}, this is '
+            f'profile {fingerprint}; plan again with `hybridmem plan`.'
+        )
+    if [m.storage for m in plan.maps] != [s.id for s in problem.maps]:
+        raise PlanError(
+            f'The plan decides about {len(plan.maps)} feature maps, the profile has '
+            f'{len(problem.maps)}; plan again with `hybridmem plan`.'
+        )
+    n = len(problem.profile.operations)
+    replay_seconds = np.zeros(n)
+    for replay in plan.replays:
+        seconds = problem.arrays.recipe_seconds[replay.operation]
+        if seconds < 0:
+            raise PlanError(
+                f'The plan replays operation {replay.operation}, which the profile '
+                f'has not shown to be repeatable.'
+            )
+        replay_seconds[replay.before] += seconds
+
+    def column(name: str) -> np.ndarray:
+        values = [getattr(m, name) for m in plan.maps]
+        if not all(-1 <= value <= n for value in values):
+            raise PlanError(f'A {name} lies outside the {n} operations of the profile.')
+        return np.array(values, np.int64)
+
+    return kernel.Positions(
+        swap_out=column('swap_out_before'),
+        release=column('release_before'),
+        swap_in=column('swap_in_before'),
+        needed=column('needed_before'),
+        drop=column('drop_before'),
+        program=np.empty((0, 3), np.int64),
+        replay_seconds=replay_seconds,
+        peak_bytes=plan.predicted_peak_bytes,
+        worst=0,
+    )
+
+
+def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
+    """Replays a plan on its profile.
+
+    Args:
+        profile: The profile, or the problem made of it.
+        plan: A plan for exactly this profile.
+
+    Returns:
+        Timeline: Intervals on three lanes, load per operation, every stall
+        with its cause.
+
+    Raises:
+        PlanError: If the plan is for another profile or breaks a rule.
+    """
+    from chainer_hybridmem.validation import check_plan
+
+    problem = profile if isinstance(profile, Problem) else make_problem(profile)
+    positions = positions_from_plan(problem, plan)
+    load = check_plan(problem.profile, plan)
+    times = kernel.times(
+        problem.arrays.seconds,
+        positions,
+        problem.swap_out_seconds,
+        problem.swap_in_seconds,
+    )
+    stall = float(times.release_stall.sum() + times.need_stall.sum())
+    return Timeline(
+        total_seconds=float(times.total_seconds),
+        peak_bytes=max(load),
+        stall_seconds=stall,
+        recompute_seconds=float(positions.replay_seconds.sum()),
+        load_bytes=tuple(load),
+        intervals=tuple(_intervals(problem, plan, positions, times)),
+    )
+
+
+def _intervals(
+    problem: Problem, plan: Plan, positions: kernel.Positions, times: kernel.Times
+) -> list[Interval]:
+    result = []
+    recipe = problem.arrays.recipe_seconds
+    clock = times.start.copy()
+    operations = problem.profile.operations
+    for replay in plan.replays:
+        start = float(clock[replay.before])
+        clock[replay.before] = end = start + float(recipe[replay.operation])
+        label = operations[replay.operation].label
+        result.append(Interval('compute', 'recompute', label, start, end))
+    for op in operations:
+        start = float(clock[op.index])
+        end = start + op.device_seconds
+        result.append(Interval('compute', op.phase.value, op.label, start, end))
+    for m, storage in enumerate(problem.maps):
+        if positions.swap_out[m] < 0:
+            continue
+        label, copies = storage.label, (
+            ('d2h', 'swap-out', times.out_start[m], times.out_end[m]),
+            ('h2d', 'swap-in', times.in_start[m], times.in_end[m]),
+        )  # fmt: skip
+        for lane, kind, first, last in copies:
+            result.append(
+                Interval(lane, kind, label, float(first), float(last), storage.id)
+            )
+        for verb, last, stall in (
+            ('swap-out', times.out_end[m], times.release_stall[m]),
+            ('swap-in', times.in_end[m], times.need_stall[m]),
+        ):
+            if stall > 0:
+                cause = f'waits for {verb} of {label}'
+                result.append(
+                    Interval(
+                        'compute',
+                        'stall',
+                        cause,
+                        float(last - stall),
+                        float(last),
+                        storage.id,
+                    )
+                )
+    return sorted(result, key=lambda i: (i.start_seconds, i.end_seconds))

@@ -1,0 +1,222 @@
+"""An independent checker of plans, slow and simple on purpose.
+
+It shares no code with the simulator: it walks through the recorded events with
+sets of what is present, O(operations x maps), and gives exact reasons.
+"""
+
+from __future__ import annotations
+
+from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.profile import Phase, Profile, Recipe
+
+
+def check_plan(
+    profile: Profile, plan: Plan, limit_bytes: int | None = None
+) -> list[int]:
+    """Checks that a plan can be executed and keeps its limit.
+
+    Args:
+        profile: The recorded iteration.
+        plan: The plan to check.
+        limit_bytes: Most bytes at any moment; None takes no notice of memory.
+
+    Returns:
+        list of int: Highest load while each operation runs, what is done
+        before it included.
+
+    Raises:
+        PlanError: Naming the rule, the position and the values.
+    """
+    _check_order(profile, plan)
+    loads = _Walk(profile, plan).run()
+    if limit_bytes is not None:
+        for index, load in enumerate(loads):
+            if load > limit_bytes:
+                label = profile.operations[index].label
+                raise PlanError(
+                    f'Operation {index} ({label}) needs {load} bytes under this plan; '
+                    f'the limit is {limit_bytes}.'
+                )
+    return loads
+
+
+def _check_order(profile: Profile, plan: Plan) -> None:
+    for entry in plan.maps:
+        if not 0 <= entry.storage < len(profile.storages):
+            raise PlanError(f'The plan names storage {entry.storage}: not there.')
+        storage = profile.storages[entry.storage]
+        if not storage.plannable:
+            raise PlanError(f'Storage {entry.storage} is not a feature map to plan.')
+        if entry.action is Action.KEEP:
+            continue
+        steps: list[tuple[str, int]] = [
+            ('last forward use', max((storage.producer, *storage.forward_uses))),
+            ('release_before', entry.release_before - 1),
+            ('needed_before', entry.needed_before - 1),
+            ('first backward use', storage.backward_uses[0] - 1),
+            ('drop_before', entry.drop_before - 1),
+        ]
+        if entry.action is Action.SWAP:
+            steps[1:1] = [('swap_out_before', entry.swap_out_before - 1)]
+            steps[3:3] = [('swap_in_before', entry.swap_in_before - 1)]
+        for (left, a), (right, b) in zip(steps, steps[1:], strict=False):
+            if a > b:
+                raise PlanError(
+                    f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
+                    f'after {right} ({b + 1}).'
+                )
+
+
+class _Walk:
+    """Walks once through the iteration with sets of what is present."""
+
+    def __init__(self, profile: Profile, plan: Plan) -> None:
+        self.profile = profile
+        self.entries = {entry.storage: entry for entry in plan.maps}
+        self.recipes = {recipe.operation: recipe for recipe in profile.recipes}
+        self.replays = plan.replays
+        self.present: set[int] = set()  # planned maps with memory on the device
+        self.complete: set[int] = set()  # ... whose contents are there
+        self.passing: set[int] = set()  # made by a replay, to be freed soon
+        self.load = profile.initial_bytes
+        self.gone: set[int] = set()
+        self.graph_held = 0  # left to the graph's own lifetime
+
+    def run(self) -> list[int]:
+        loads = []
+        for op in self.profile.operations:
+            before = self._before(op.index)
+            loads.append(max(before, self._during(op.index)))
+            for storage in self._used_by(op.index):
+                if storage not in self.complete:
+                    raise PlanError(
+                        f'Operation {op.index} ({op.label}) uses feature map '
+                        f'{storage}, which is not there.'
+                    )
+        return loads
+
+    def _nbytes(self, storage: int) -> int:
+        return self.profile.storages[storage].nbytes
+
+    def _used_by(self, index: int) -> list[int]:
+        op = self.profile.operations[index]
+        storages = [self.profile.storages[s] for s in self.entries]
+        if op.phase is Phase.FORWARD:
+            return [s.id for s in storages if index in s.forward_uses]
+        return [s.id for s in storages if index in s.backward_uses]
+
+    def _take(self, storage: int) -> None:
+        if storage in self.present:
+            raise PlanError(f'Feature map {storage} is taken twice.')
+        self.present.add(storage)
+        self.load += self._nbytes(storage)
+
+    def _leave(self, storage: int) -> None:
+        if storage not in self.present:
+            raise PlanError(f'Feature map {storage} is released twice.')
+        self.present.discard(storage)
+        self.complete.discard(storage)
+        self.load -= self._nbytes(storage)
+
+    def _before(self, k: int) -> int:
+        """What the plan does before operation k; the highest load on the way."""
+        for entry in self.entries.values():
+            if entry.release_before == k and entry.action is not Action.KEEP:
+                released_from = self.profile.storages[entry.storage].releasable_from
+                if k < released_from:
+                    raise PlanError(
+                        f'Feature map {entry.storage} is released before operation '
+                        f'{k}, but the program holds it until {released_from}.'
+                    )
+                self._leave(entry.storage)
+            if entry.drop_before == k:
+                self._leave(entry.storage)
+        for entry in self.entries.values():
+            if entry.swap_in_before == k and entry.action is Action.SWAP:
+                self._take(entry.storage)
+        for entry in self.entries.values():
+            if entry.needed_before == k and entry.action is Action.SWAP:
+                self.complete.add(entry.storage)
+        return self._replay(k)
+
+    def _replay(self, k: int) -> int:
+        highest = self.load
+        for replay in self.replays:
+            if replay.before != k:
+                continue
+            recipe = self.recipes.get(replay.operation)
+            if recipe is None or not recipe.exact:
+                raise PlanError(
+                    f'Operation {replay.operation} is replayed but not repeatable.'
+                )
+            self._check_sources(recipe, k)
+            highest = max(highest, self.load + recipe.peak_bytes)
+            for storage in recipe.products:
+                if storage in replay.keeps:
+                    self._keep_product(self.entries[storage], k)
+                elif storage not in self.present and self._freed_later(storage, k):
+                    self.passing.add(storage)
+                    self.load += self._nbytes(storage)
+            for storage in replay.frees:
+                if storage not in self.passing:
+                    raise PlanError(f'Storage {storage} is freed but not there.')
+                self.passing.discard(storage)
+                self.load -= self._nbytes(storage)
+        if self.passing:
+            raise PlanError(
+                f'Storages {sorted(self.passing)} stay behind after the replays '
+                f'before operation {k}.'
+            )
+        return highest
+
+    def _freed_later(self, storage: int, k: int) -> bool:
+        return any(r.before == k and storage in r.frees for r in self.replays)
+
+    def _keep_product(self, entry: MapPlan, k: int) -> None:
+        if entry.needed_before != k or entry.action is not Action.RECOMPUTE:
+            raise PlanError(
+                f'Feature map {entry.storage} is kept by a replay before operation '
+                f'{k}, but its plan says {entry}.'
+            )
+        self._take(entry.storage)
+        self.complete.add(entry.storage)
+
+    def _check_sources(self, recipe: Recipe, k: int) -> None:
+        for source in recipe.inputs:
+            planned = source in self.entries
+            there = source in self.complete if planned else source not in self.gone
+            if not there and source not in self.passing:
+                raise PlanError(
+                    f'The replay of operation {recipe.operation} before operation '
+                    f'{k} needs storage {source}, which is not there.'
+                )
+
+    def _during(self, k: int) -> int:
+        """The operation's own events; the highest load on the way."""
+        operations = self.profile.operations
+        first = operations[k].first_event
+        end = len(self.profile.events)
+        if k + 1 < len(operations):
+            end = operations[k + 1].first_event
+        highest = self.load
+        for position in range(first, end):
+            if position == self.profile.graph_end_event:
+                self._graph_dies()
+            event = self.profile.events[position]
+            storage = abs(event) - 1
+            if event > 0:
+                self.load += self._nbytes(storage)
+                if storage in self.entries:
+                    self.present.add(storage)
+                    self.complete.add(storage)
+            elif storage not in self.entries:
+                self.load -= self._nbytes(storage)
+                self.gone.add(storage)
+            highest = max(highest, self.load)
+        return highest
+
+    def _graph_dies(self) -> None:
+        for storage in list(self.present):
+            if self.entries[storage].drop_before < 0:
+                self._leave(storage)
