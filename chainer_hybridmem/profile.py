@@ -168,6 +168,10 @@ class Recipe:
         inputs (tuple of int): Storages that must be present, those that never
             leave excluded.
         products (tuple of int): Storages it allocates and leaves behind.
+        sources (tuple of Slot): Where each product comes out: an output or an
+            attribute of the function.
+        attributes (tuple of str): Attributes of the live function that a
+            replay must start with, such as a dropout mask.
         seconds (float): Time of one replay.
         peak_bytes (int): Highest load above the replay's first moment,
             products included.
@@ -178,6 +182,8 @@ class Recipe:
     operation: int
     inputs: tuple[int, ...]
     products: tuple[int, ...]
+    sources: tuple[Slot, ...]
+    attributes: tuple[str, ...]
     seconds: float
     peak_bytes: int
     exact: bool

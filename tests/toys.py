@@ -141,7 +141,16 @@ def graph(
         storages=tuple(storages),
         events=tuple(events),
         recipes=tuple(
-            Recipe(i, tuple(parents[i]), (i,), times[i], sizes[i] + workspace, True)
+            Recipe(
+                operation=i,
+                inputs=tuple(parents[i]),
+                products=(i,),
+                sources=(Slot(i, SlotKind.OUTPUT, 0),),
+                attributes=(),
+                seconds=times[i],
+                peak_bytes=sizes[i] + workspace,
+                exact=True,
+            )
             for i in range(n)
         ),
         initial_bytes=5 * MIB,

@@ -80,12 +80,10 @@ class Device(abc.ABC):
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
         window_peak_bytes (int): Highest since :meth:`reset_window`.
-        events (list of int or None): While a list, every malloc appends
-            ``+id`` and every free ``-id``.
-        sizes (dict): Bytes of every live allocation, by id; while ``events``
-            is a list the sizes of freed ones stay too.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
+        reclaim_error (BaseException or None): What ``reclaim`` raised last; the
+            allocation it was called for has been refused.
     """
 
     kind: str
@@ -93,9 +91,8 @@ class Device(abc.ABC):
     used_bytes: int
     peak_bytes: int
     window_peak_bytes: int
-    events: list[int] | None
-    sizes: dict[int, int]
     last_failure: tuple[int, int] | None
+    reclaim_error: BaseException | None
 
     # -- life ---------------------------------------------------------------
     @abc.abstractmethod
@@ -123,6 +120,20 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """Name, kind, versions and link of the device, as plain values."""
+
+    # -- events -------------------------------------------------------------
+    @abc.abstractmethod
+    def start_events(self) -> None:
+        """Starts a log of every malloc and free."""
+
+    @property
+    @abc.abstractmethod
+    def event_count(self) -> int:
+        """Events logged since :meth:`start_events`."""
+
+    @abc.abstractmethod
+    def take_events(self) -> list[tuple[int, int]]:
+        """Ends the log: ``(+id, bytes)`` per malloc, ``(-id, bytes)`` per free."""
 
     # -- memory -------------------------------------------------------------
     @abc.abstractmethod

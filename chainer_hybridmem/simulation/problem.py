@@ -184,11 +184,12 @@ def _recipe_arrays(profile: Profile, item_of: dict[int, int]) -> dict[str, np.nd
     peak = np.zeros(n, np.int64)
     inputs: list[list[int]] = [[] for _ in range(n)]
     products: list[list[int]] = [[] for _ in range(n)]
+    end = profile.operations[-1].first_event
     for recipe in profile.recipes:
         if not recipe.exact:
             continue
         sources = [profile.storages[s] for s in recipe.inputs]
-        if any(s.id not in item_of and s.freed_at >= 0 for s in sources):
+        if any(s.id not in item_of and 0 <= s.freed_at < end for s in sources):
             continue  # dies in the middle of backward: nobody can promise it
         op = recipe.operation
         seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes

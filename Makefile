@@ -1,0 +1,60 @@
+# make venv    .venv with the project, its tools and, beside a GPU, CuPy
+# make train   the ImageNet example on generated pictures; options in TRAIN_ARGS
+# make test    lint, then the tests; options for pytest in PYTEST_ARGS
+# make lint    ruff and mypy
+# make clean   removes .venv and what the tools left behind
+
+PYTHON ?= python3
+TRAIN_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Chainer is built from source, and its build needs setuptools < 81. Older
+# versions of pip hand PIP_CONSTRAINT to that build, newer ones PIP_BUILD_CONSTRAINT. pip
+# splits both at blanks: a relative name works in a folder with a blank in its path too.
+PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+
+# CuPy for the driver's CUDA version, where a GPU answers and no CuPy is installed.
+GPU_EXTRA = extra=; \
+	if nvidia-smi >/dev/null 2>&1 && \
+	! $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("cupy"))'; \
+	then \
+		cuda=$$(nvidia-smi | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9]*\).*/\1/p' | head -n 1); \
+		if [ "$${cuda:-0}" -ge 13 ]; then extra=,cuda13; else extra=,cuda12; fi; \
+	fi
+
+.PHONY: train test lint venv clean
+.DELETE_ON_ERROR:
+
+train: venv
+	$(BIN)/python examples/imagenet/train.py --demo $(TRAIN_ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy chainer_hybridmem
+
+venv: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "$(PYTHON) was not found: install Python 3.10 or newer, or name one: make venv PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "$$("$(PYTHON)" --version) is too old, Python 3.10 or newer is needed: make venv PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,examples,plot$$extra]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""Trains Chainer models whose feature maps do not fit the memory they are given.
+
+>>> import chainer_hybridmem as hybridmem
+>>> with hybridmem.optimize(model, memory_limit='16GiB') as session:
+...     trainer.run()
+>>> print(session.report())
+
+Importing the package imports neither Chainer nor CuPy; names that need them load
+them when they are first used. If Chainer is imported later, it is made to work
+on current Python and NumPy (:mod:`chainer_hybridmem.compat`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem import compat
+
+compat.install()
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.errors import (
+        HybridMemoryError,
+        InfeasibleError,
+        OutOfMemoryError,
+    )
+    from chainer_hybridmem.extension import HybridMemory
+    from chainer_hybridmem.library import load_plan, load_profile
+    from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.session import Session, optimize
+    from chainer_hybridmem.simulation import simulate
+
+__version__ = '0.1.0'
+__all__ = [
+    'HybridMemory',
+    'HybridMemoryError',
+    'InfeasibleError',
+    'OutOfMemoryError',
+    'Session',
+    'load_plan',
+    'load_profile',
+    'make_plan',
+    'optimize',
+    'simulate',
+]
+
+_HOMES = {
+    'HybridMemory': 'extension',
+    'HybridMemoryError': 'errors',
+    'InfeasibleError': 'errors',
+    'OutOfMemoryError': 'errors',
+    'Session': 'session',
+    'load_plan': 'library',
+    'load_profile': 'library',
+    'make_plan': 'planners',
+    'optimize': 'session',
+    'simulate': 'simulation',
+}
+_NEED_CHAINER = frozenset({'HybridMemory', 'Session', 'optimize'})
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    if name in _NEED_CHAINER:
+        compat.import_chainer()
+    return getattr(importlib.import_module(f'{__name__}.{home}'), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

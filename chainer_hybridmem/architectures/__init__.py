@@ -1,0 +1,171 @@
+"""Architectures by name, for the commands, the examples and the benchmarks.
+
+Every architecture is a :class:`chainer.Chain` that is called with a batch of
+pictures ``x`` of shape ``(N, 3, H, W)`` (float32) and labels ``t`` of shape
+``(N,)`` (int32), returns the scalar loss, and reports ``loss`` and ``accuracy``.
+
+This module itself needs no Chainer; the family's module is imported by
+:func:`make`.
+
+    >>> from chainer_hybridmem import architectures
+    >>> architectures.names()[:2]
+    ['alexnet', 'googlenet']
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chainer_hybridmem.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    import chainer
+
+__all__ = ['insize', 'make', 'names']
+
+
+class _Entry(NamedTuple):
+    """Where a named architecture lives and the options that make it."""
+
+    module: str
+    attribute: str
+    options: dict[str, Any]
+
+
+def _resnet(blocks: tuple[int, ...], bottleneck: bool = True) -> _Entry:
+    return _Entry('resnet', 'ResNet', {'blocks': blocks, 'bottleneck': bottleneck})
+
+
+def _vgg(blocks: tuple[int, ...]) -> _Entry:
+    return _Entry('vgg', 'VGG', {'blocks': blocks})
+
+
+_ENTRIES = {
+    'alexnet': _Entry('alexnet', 'AlexNet', {}),
+    'googlenet': _Entry('googlenet', 'GoogLeNet', {}),
+    'resnet18': _resnet((2, 2, 2, 2), bottleneck=False),
+    'resnet34': _resnet((3, 4, 6, 3), bottleneck=False),
+    'resnet50': _resnet((3, 4, 6, 3)),
+    'resnet101': _resnet((3, 4, 23, 3)),
+    'resnet152': _resnet((3, 8, 36, 3)),
+    'vgg11': _vgg((1, 1, 2, 2, 2)),
+    'vgg13': _vgg((2, 2, 2, 2, 2)),
+    'vgg16': _vgg((2, 2, 3, 3, 3)),
+    'vgg19': _vgg((2, 2, 4, 4, 4)),
+}
+
+
+def names() -> list[str]:
+    """Returns the names that :func:`make` knows, family by family."""
+    return list(_ENTRIES)
+
+
+def make(name: str, n_class: int = 1000, **kwargs: Any) -> chainer.Chain:
+    """Makes a freshly initialised network.
+
+    Args:
+        name: One of :func:`names`, or ``module:Class`` for a chain of your own.
+            The module is looked up like any import, and in the current directory.
+        n_class: Number of classes. A class of your own gets it only if its
+            constructor takes an argument of this name.
+        **kwargs: More options for the constructor, for instance
+            ``blocks=(3, 4, 50, 3)`` for a deeper ResNet.
+
+    Returns:
+        The network, on the CPU.
+
+    Raises:
+        UnknownNameError: There is no such name, module or class.
+    """
+    factory, options = _load(name)
+    options = {**options, **kwargs}
+    if _accepts(factory, 'n_class'):
+        options['n_class'] = n_class
+    return _checked(name, factory(**options))
+
+
+def insize(name: str) -> int:
+    """Returns the picture size that an architecture was designed for, in pixels.
+
+    Args:
+        name: As for :func:`make`. For a class of your own it is its attribute
+            ``insize``, or 224 without it.
+
+    Raises:
+        UnknownNameError: There is no such name, module or class.
+    """
+    return getattr(_load(name)[0], 'insize', 224)
+
+
+def _load(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns the class of an architecture and the options that make it."""
+    if ':' in name:
+        return _load_own(name), {}
+    if name not in _ENTRIES:
+        raise UnknownNameError(_unknown_message(name))
+    entry = _ENTRIES[name]
+    module = importlib.import_module(f'{__name__}.{entry.module}')
+    return getattr(module, entry.attribute), entry.options
+
+
+def _unknown_message(name: str) -> str:
+    closest = difflib.get_close_matches(name.lower(), _ENTRIES, n=1)
+    hint = f' Did you mean {closest[0]!r}?' if closest else ''
+    return (
+        f'Unknown architecture {name!r}.{hint} Known are {", ".join(_ENTRIES)}, '
+        f'and module:Class for a chain of your own.'
+    )
+
+
+def _checked(name: str, model: Any) -> chainer.Chain:
+    import chainer
+
+    if not isinstance(model, chainer.Link):
+        raise UnknownNameError(
+            f'{name!r} made a {type(model).__name__}, not a chainer.Chain; name a '
+            f'class derived from chainer.Chain.'
+        )
+    return model
+
+
+def _load_own(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(':')
+    if not module_name or not attribute:
+        raise UnknownNameError(
+            f'Architecture {name!r} is incomplete; write module:Class, for instance '
+            f'mymodels:MyNet.'
+        )
+    module = _import_own(name, module_name)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise UnknownNameError(
+            f'Architecture {name!r}: module {module_name!r} has no class {attribute!r}.'
+        )
+    return factory
+
+
+def _import_own(name: str, module_name: str) -> Any:
+    if os.getcwd() not in sys.path and '' not in sys.path:
+        # A console script has its own folder there instead of the current one.
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ''
+        if module_name != missing and not module_name.startswith(f'{missing}.'):
+            raise  # the module exists, something that it imports does not
+        raise UnknownNameError(
+            f'Architecture {name!r}: there is no module {missing!r}; it is looked for '
+            f"in the current directory and in Python's path."
+        ) from error
+
+
+def _accepts(factory: Callable[..., Any], argument: str) -> bool:
+    parameters = inspect.signature(factory).parameters.values()
+    return any(p.name == argument or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,184 @@
+"""Copies between the memory budget and its store, on worker threads.
+
+Note: [frees in the main thread]
+    A worker drops everything that keeps an array alive before it announces
+    that a copy has finished, so that memory is released where the program
+    releases it and not at some moment in a worker.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from chainer_hybridmem.devices.protocol import Root, Transfer
+from chainer_hybridmem.devices.store import Completion, Space
+from chainer_hybridmem.errors import SwapStoreError
+
+_STEP_SECONDS = 0.01  # a throttled copy sleeps about this often
+_LEAST_STEP_BYTES = 1 << 16
+
+_Copy = Callable[[int, int, int], None]
+
+
+class HostTransfer(Transfer):
+    """One copy of a :class:`CopyThread`; keeps its root alive.
+
+    Attributes:
+        completion (Completion): When it has finished, and why it failed.
+    """
+
+    __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
+
+    def __init__(self, root: Root, nbytes: int) -> None:
+        self.root = root
+        self.nbytes = nbytes
+        self.completion = Completion()
+        self.submitted = time.perf_counter()
+        self._seconds = 0.0
+
+    def done(self) -> bool:
+        return self.completion.event.is_set()
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _Job:
+    __slots__ = ('address', 'after', 'outward', 'space', 'transfer')
+
+    def __init__(
+        self,
+        transfer: HostTransfer,
+        space: Space,
+        address: int,
+        outward: bool,
+    ) -> None:
+        self.transfer = transfer
+        self.space = space
+        self.address = address
+        self.outward = outward
+        self.after = space.last
+        space.last = transfer.completion
+
+
+class CopyThread:
+    """Copies in one direction, one after the other.
+
+    Args:
+        name: Of the thread.
+        bandwidth: Bytes per second that no copy exceeds; None for no limit.
+        latency_seconds: What every copy takes on top.
+    """
+
+    def __init__(
+        self, name: str, bandwidth: float | None, latency_seconds: float
+    ) -> None:
+        self._name = name
+        self._bandwidth = bandwidth
+        self._latency = latency_seconds
+        self._throttled = bandwidth is not None or latency_seconds > 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._last: Completion | None = None
+        self._thread: threading.Thread | None = None
+        self._free_from = 0.0
+
+    def submit(
+        self, transfer: HostTransfer, space: Space, address: int, outward: bool
+    ) -> None:
+        """Queues a copy; it also waits for the space's former copy."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=self._name, daemon=True
+            )
+            self._thread.start()
+        self._last = transfer.completion
+        self._jobs.put(_Job(transfer, space, address, outward))
+
+    def drain(self) -> None:
+        """Waits until every copy queued so far has finished."""
+        if self._last is not None:
+            self._last.event.wait()
+
+    def close(self) -> None:
+        """Finishes what is queued and ends the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            completion = job.transfer.completion
+            try:
+                self._execute(job)
+            except BaseException as error:
+                completion.error = _failure(job.transfer.nbytes, job.outward, error)
+            # See Note: [frees in the main thread].
+            del job
+            completion.event.set()
+
+    def _execute(self, job: _Job) -> None:
+        transfer = job.transfer
+        start = max(transfer.submitted, self._free_from)
+        if job.after is not None and not job.after.event.is_set():
+            job.after.event.wait()
+            start = time.perf_counter()
+        if job.after is not None and job.after.error and not job.outward:
+            raise job.after.error
+        copy = job.space.write if job.outward else job.space.read
+        if self._throttled:
+            self._copy_throttled(copy, job.address, transfer.nbytes, start)
+        else:
+            start = time.perf_counter()
+            copy(0, job.address, transfer.nbytes)
+        transfer._seconds = time.perf_counter() - start
+
+    def _copy_throttled(
+        self, copy: _Copy, address: int, nbytes: int, start: float
+    ) -> None:
+        """Spreads a copy over the time that the link would take for it.
+
+        The link keeps its own clock, so that waking up late after one copy
+        does not slow the next ones down.
+        """
+        begin = start + self._latency
+        _sleep_until(begin)
+        due = begin
+        if self._bandwidth is None:
+            copy(0, address, nbytes)
+        else:
+            due += nbytes / self._bandwidth
+            self._copy_in_steps(copy, address, nbytes, begin, self._bandwidth)
+        self._free_from = max(due, time.perf_counter() - _STEP_SECONDS)
+
+    def _copy_in_steps(
+        self, copy: _Copy, address: int, nbytes: int, begin: float, bandwidth: float
+    ) -> None:
+        step = max(_LEAST_STEP_BYTES, int(bandwidth * _STEP_SECONDS))
+        for offset in range(0, nbytes, step):
+            size = min(step, nbytes - offset)
+            copy(offset, address + offset, size)
+            _sleep_until(begin + (offset + size) / bandwidth)
+
+
+def _sleep_until(moment: float) -> None:
+    remaining = moment - time.perf_counter()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+def _failure(nbytes: int, outward: bool, error: BaseException) -> SwapStoreError:
+    if isinstance(error, SwapStoreError):
+        return error.with_traceback(None)  # its frames keep the array alive
+    direction = 'to' if outward else 'from'
+    return SwapStoreError(
+        f'copying {nbytes} bytes of a feature map {direction} the swap store failed: '
+        f'{error}. Check the disk behind swap_dir, or leave swap_dir out to swap '
+        'to memory.'
+    )

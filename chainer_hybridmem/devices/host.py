@@ -1,0 +1,437 @@
+"""Training with NumPy inside a memory budget.
+
+All array data allocated in the context where the device is installed counts
+against the limit, whoever asks for it: Chainer, NumPy temporaries, the user's
+own code. Memory that libraries take for themselves (BLAS buffers, Python
+objects) is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.copies import CopyThread, HostTransfer
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Mark,
+    Root,
+    Transfer,
+    View,
+)
+from chainer_hybridmem.devices.store import FileStore, RamStore, Space, Store
+from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+
+_COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
+_UINT_OF_SIZE = {1: 'u1', 2: 'u2', 4: 'u4', 8: 'u8'}
+_LEAST_LINK_BYTES = 1 << 12
+_LINK_SECONDS = 0.1  # a throttled link is measured with copies of this length
+_LINK_REPEATS = 3
+
+
+class HostDevice(Device):
+    """NumPy behind the device protocol.
+
+    Args:
+        limit_bytes: Most bytes of array data that may be in use.
+        link_bandwidth: Bytes per second and direction that copies to and from
+            the swap store take at most; None for as fast as the machine can.
+        swap_dir: Folder for a temporary file that holds swapped feature maps;
+            None keeps them in memory outside the limit.
+        link_latency_seconds: Time every copy takes on top.
+
+    Attributes:
+        reclaim_error (BaseException or None): What ``reclaim`` raised last.
+
+    Raises:
+        OptionError: If a number is out of range.
+        SwapStoreError: If no file can be made in ``swap_dir``.
+    """
+
+    kind = 'host'
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        link_bandwidth: float | None = None,
+        swap_dir: str | None = None,
+        link_latency_seconds: float = 0.0,
+    ) -> None:
+        _check_options(limit_bytes, link_bandwidth, link_latency_seconds)
+        self.limit_bytes = limit_bytes
+        self._counter = numpy_memory.Counter(limit_bytes, self._call_reclaim)
+        self._reclaim: Callable[[int], None] | None = None
+        self._installed = False
+        self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
+        self._bandwidth = link_bandwidth
+        self._store: Store = RamStore() if swap_dir is None else FileStore(swap_dir)
+        self._d2h = CopyThread('hybridmem-d2h', link_bandwidth, link_latency_seconds)
+        self._h2d = CopyThread('hybridmem-h2d', link_bandwidth, link_latency_seconds)
+        self._stall_seconds = 0.0
+
+    # -- life ---------------------------------------------------------------
+    def install(self, reclaim: Callable[[int], None]) -> None:
+        """See :meth:`Device.install`.
+
+        Raises:
+            SessionError: If a host device is installed in this context.
+        """
+        if self._installed or numpy_memory.installed():
+            raise SessionError(
+                'a host device already counts the NumPy allocations of this thread; '
+                'leave the first session before entering another one.'
+            )
+        self._reclaim = reclaim
+        self._counter.install()
+        self._installed = True
+
+    def uninstall(self) -> None:
+        """See :meth:`Device.uninstall`.
+
+        Raises:
+            SessionError: If called in another context than :meth:`install`.
+        """
+        if not self._installed:
+            return
+        if not numpy_memory.installed():
+            raise SessionError(
+                'a host device must be uninstalled in the thread and context that '
+                'installed it.'
+            )
+        self._counter.uninstall()
+        self._reclaim = None
+        self._installed = False
+
+    def close(self) -> None:
+        self._d2h.close()
+        self._h2d.close()
+        self._store.close()
+        self._adopted.clear()
+
+    def adopt(self, arrays: Iterable[Array]) -> None:
+        for array in arrays:
+            root = self.root(array)
+            if root.flags.owndata and not self.allocation_id(root):
+                self._adopt_root(root)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            'kind': self.kind,
+            'name': _processor_name(),
+            'cores': _usable_cores(),
+            'numpy': numpy.__version__,
+            'python': platform.python_version(),
+            'link_bandwidth': self._bandwidth,
+            'swap_dir': self._store.kind,
+        }
+
+    # -- counting -----------------------------------------------------------
+    @property
+    def used_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._counter.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._counter.peak_bytes
+
+    @peak_bytes.setter
+    def peak_bytes(self, value: int) -> None:
+        self._counter.peak_bytes = value
+
+    @property
+    def window_peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._counter.window_peak_bytes
+
+    @window_peak_bytes.setter
+    def window_peak_bytes(self, value: int) -> None:
+        self._counter.window_peak_bytes = value
+
+    @property
+    def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._counter.last_failure
+
+    @property
+    def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._counter.error
+
+    def start_events(self) -> None:
+        self._counter.start_events()
+
+    @property
+    def event_count(self) -> int:
+        return self._counter.event_count
+
+    def take_events(self) -> list[tuple[int, int]]:
+        return self._counter.take_events()
+
+    def _call_reclaim(self, missing_bytes: int) -> None:
+        if self._reclaim is not None:
+            self._reclaim(missing_bytes)
+
+    @contextmanager
+    def _no_reclaim(self) -> Iterator[None]:
+        self._counter.pause_reclaim(True)
+        try:
+            yield
+        finally:
+            self._counter.pause_reclaim(False)
+
+    def _adopt_root(self, root: numpy.ndarray) -> None:
+        address = _address(root)
+        nbytes = root.nbytes
+        counter = self._counter
+
+        def died(_: Any) -> None:
+            # Runs before the memory is freed, so the address is not in use.
+            adopted = self._adopted.pop(address, None)
+            if adopted is not None:
+                counter.uncount_foreign(adopted[0], nbytes)
+
+        ident = counter.count_foreign(nbytes)
+        self._adopted[address] = (ident, nbytes, weakref.ref(root, died))
+
+    # -- memory -------------------------------------------------------------
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, numpy.ndarray)
+
+    def allocation_id(self, array: Array) -> int:
+        root = self.root(array)
+        address = _address(root)
+        if root.flags.owndata and numpy_memory.counted(root):
+            return self._counter.ident_at(address)
+        adopted = self._adopted.get(address)
+        return 0 if adopted is None else adopted[0]
+
+    def root(self, array: Array) -> Root:
+        """The array that owns the memory, or the last one before it.
+
+        Arrays over foreign memory (a file, bytes, another library) end in an
+        array that does not own its data; they are never counted.
+        """
+        base = array.base
+        while base is not None and isinstance(base, numpy.ndarray):
+            array, base = base, base.base
+        return array
+
+    def root_bytes(self, root: Root) -> int:
+        return int(root.nbytes)
+
+    def capture(self, array: Array) -> View:
+        root = self.root(array)
+        offset = _address(array) - _address(root)
+        return View(
+            offset_bytes=offset if array.size else 0,
+            shape=array.shape,
+            strides=array.strides,
+            dtype=array.dtype.str,
+        )
+
+    def restore(self, root: Root, view: View) -> Array:
+        if not isinstance(root, numpy.ndarray):
+            raise TypeError(f'not a NumPy array: {type(root).__name__}')
+        return numpy.ndarray(
+            view.shape,
+            view.dtype,
+            buffer=_flat(root),
+            offset=view.offset_bytes,
+            strides=view.strides,
+        )
+
+    def allocate(self, nbytes: int) -> Root:
+        try:
+            return numpy.empty(max(nbytes, 1), numpy.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} '
+                'bytes are in use. Raise the memory limit or use smaller batches.',
+                nbytes,
+                self.limit_bytes,
+                self.used_bytes,
+            ) from (self.reclaim_error or error)
+
+    def same_bits(self, left: Array, right: Array) -> bool:
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        if left.dtype.itemsize not in _UINT_OF_SIZE or left.dtype.hasobject:
+            return bool(left.tobytes() == right.tobytes())
+        integer = _UINT_OF_SIZE[left.dtype.itemsize]
+        return _all_equal(_as_type(left, integer), _as_type(right, integer))
+
+    # -- copies -------------------------------------------------------------
+    @property
+    def host_bytes(self) -> int:
+        return self._store.host_bytes
+
+    def reserve(self, nbytes: int) -> None:
+        self._store.reserve(nbytes)
+
+    def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
+        nbytes = self.root_bytes(root)
+        space = self._store.take(nbytes) if copy is None else _space(copy, nbytes)
+        transfer = HostTransfer(root, nbytes)
+        self._d2h.submit(transfer, space, _address(root), outward=True)
+        return space, transfer
+
+    def swap_in(self, copy: HostCopy, root: Root) -> Transfer:
+        space = _space(copy, self.root_bytes(root))
+        transfer = HostTransfer(root, space.nbytes)
+        self._h2d.submit(transfer, space, _address(root), outward=False)
+        return transfer
+
+    def wait(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, HostTransfer)
+        completion = transfer.completion
+        if not completion.event.is_set():
+            start = time.perf_counter()
+            completion.event.wait()
+            self._stall_seconds += time.perf_counter() - start
+        if completion.error is not None:
+            raise completion.error
+
+    # -- time ---------------------------------------------------------------
+    def mark(self) -> Mark:
+        return time.perf_counter()
+
+    def elapsed(self, start: Mark, end: Mark) -> float:
+        return float(end - start)
+
+    def synchronize(self) -> None:
+        self._d2h.drain()
+        self._h2d.drain()
+
+    def take_stall_seconds(self) -> float:
+        seconds, self._stall_seconds = self._stall_seconds, 0.0
+        return seconds
+
+    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
+        if self._bandwidth is not None:
+            nbytes = min(nbytes, int(self._bandwidth * _LINK_SECONDS))
+        with self._no_reclaim():
+            buffer = self._largest_buffer(max(nbytes, _LEAST_LINK_BYTES))
+            small = buffer[:_LEAST_LINK_BYTES].copy()
+            work = numpy.ones(_LEAST_LINK_BYTES, numpy.float32)
+            latency = min(self._time_copies(small, work))
+            outward, inward = self._time_copies(buffer, work)
+        size = self.root_bytes(buffer)
+        # A tiny copy can take longer than its share of a large one.
+        shortest = min(outward, inward)
+        latency = min(latency, shortest / 2)
+        return latency, size / (outward - latency), size / (inward - latency)
+
+    def _largest_buffer(self, nbytes: int) -> Root:
+        while True:
+            try:
+                return self.allocate(nbytes)
+            except OutOfMemoryError:
+                if nbytes <= _LEAST_LINK_BYTES:
+                    raise
+                nbytes = max(nbytes // 2, _LEAST_LINK_BYTES)
+
+    def _time_copies(self, root: Root, work: Array) -> tuple[float, float]:
+        """Median seconds of a copy out and in while the main thread computes."""
+        space: HostCopy | None = None
+        outward, inward = [], []
+        try:
+            for _ in range(_LINK_REPEATS + 1):  # the first touches new memory
+                space, transfer = self.swap_out(root, space)
+                outward.append(self._compute_during(transfer, work))
+                inward.append(self._compute_during(self.swap_in(space, root), work))
+        finally:
+            if space is not None:
+                space.close()
+        return statistics.median(outward[1:]), statistics.median(inward[1:])
+
+    def _compute_during(self, transfer: Transfer, work: Array) -> float:
+        while not transfer.done():
+            numpy.multiply(work, work, out=work)
+        self.wait(transfer)
+        return transfer.seconds()
+
+
+def _check_options(
+    limit_bytes: int, link_bandwidth: float | None, link_latency_seconds: float
+) -> None:
+    if limit_bytes <= 0:
+        raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
+    if link_bandwidth is not None and not link_bandwidth > 0:
+        raise OptionError(
+            f'link_bandwidth is {link_bandwidth}; it must be above zero bytes per '
+            'second, or None for no throttle.'
+        )
+    if not 0 <= link_latency_seconds < 3600:
+        raise OptionError(
+            f'link_latency_seconds is {link_latency_seconds}; it must be zero or more.'
+        )
+
+
+def _address(array: numpy.ndarray) -> int:
+    address: int = array.__array_interface__['data'][0]
+    return address
+
+
+def _flat(root: numpy.ndarray) -> numpy.ndarray:
+    """All bytes of an owning array in memory order, without a copy."""
+    return root if root.dtype == numpy.uint8 and root.ndim == 1 else _bytes_of(root)
+
+
+def _bytes_of(root: numpy.ndarray) -> numpy.ndarray:
+    return root.ravel(order='K').view(numpy.uint8)
+
+
+def _as_type(array: numpy.ndarray, dtype: str) -> numpy.ndarray:
+    return array.reshape(1).view(dtype) if array.ndim == 0 else array.view(dtype)
+
+
+def _all_equal(left: numpy.ndarray, right: numpy.ndarray) -> bool:
+    """Compares bounded pieces, so that little memory is needed for it."""
+    if left.size <= _COMPARED_ELEMENTS:
+        return bool((left == right).all())
+    rows = _COMPARED_ELEMENTS * len(left) // left.size
+    if not rows:
+        return all(_all_equal(left[i], right[i]) for i in range(len(left)))
+    return all(
+        _all_equal(left[i : i + rows], right[i : i + rows])
+        for i in range(0, len(left), rows)
+    )
+
+
+def _space(copy: HostCopy, nbytes: int) -> Space:
+    if not isinstance(copy, Space) or copy.nbytes != nbytes:
+        raise ValueError(
+            f'a host copy of {copy.nbytes} bytes cannot hold an allocation of '
+            f'{nbytes} bytes'
+        )
+    return copy
+
+
+def _processor_name() -> str:
+    try:
+        with open('/proc/cpuinfo', encoding='utf-8') as lines:
+            for line in lines:
+                if line.startswith('model name'):
+                    return line.split(':', 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,450 @@
+"""Where swapped feature maps live: RAM outside the budget, or one file.
+
+A store hands out :class:`Space` objects. Space comes from one slab of exactly
+the size a plan asked for; what does not fit the slab gets a block of its own.
+Freed space is merged with its free neighbours and given out first-fit.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+
+from chainer_hybridmem.devices.protocol import HostCopy
+from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.units import format_bytes
+
+_HUGE_BYTES = 1 << 22
+
+
+class Block(abc.ABC):
+    """Contiguous host memory or part of a file.
+
+    Attributes:
+        nbytes (int): Its size.
+        address (int): Of the first byte; 0 for a file.
+    """
+
+    nbytes: int
+    address: int = 0
+
+    @abc.abstractmethod
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        """Copies memory at ``address`` into the block."""
+
+    @abc.abstractmethod
+    def read(self, offset: int, address: int, nbytes: int) -> None:
+        """Copies from the block to memory at ``address``."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives the block back."""
+
+
+class Completion:
+    """When a copy has finished; holds no array alive.
+
+    Attributes:
+        event (threading.Event): Set once the copy has finished or failed.
+        error (Exception or None): Why it failed.
+    """
+
+    __slots__ = ('error', 'event')
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.error: BaseException | None = None
+
+
+class FreeList:
+    """First-fit space management with merging of free neighbours."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self._holes: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
+
+    def take(self, nbytes: int) -> int | None:
+        """Offset of the first hole that is large enough, or None."""
+        for index, (start, end) in enumerate(self._holes):
+            if end - start >= nbytes:
+                if end - start == nbytes:
+                    del self._holes[index]
+                else:
+                    self._holes[index] = (start + nbytes, end)
+                return start
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Makes a range free again."""
+        holes = sorted([*self._holes, (offset, offset + nbytes)])
+        merged = holes[:1]
+        for start, end in holes[1:]:
+            if start == merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+            else:
+                merged.append((start, end))
+        self._holes = merged
+
+    def cut_tail(self, end: int) -> int:
+        """Removes the hole that reaches ``end``; returns where it began."""
+        if self._holes and self._holes[-1][1] == end:
+            return self._holes.pop()[0]
+        return end
+
+    def tail(self, end: int) -> int:
+        """Where the hole that reaches ``end`` begins."""
+        if self._holes and self._holes[-1][1] == end:
+            return self._holes[-1][0]
+        return end
+
+
+class _Slab:
+    """A block and what is free in it; closed when retired and empty."""
+
+    def __init__(self, block: Block, retired: bool) -> None:
+        self.block = block
+        self.retired = retired
+        self.free = FreeList(block.nbytes)
+        self.spaces = 0
+
+
+class Space(HostCopy):
+    """A part of a store that holds one swapped feature map.
+
+    Attributes:
+        last (Completion or None): Of the latest copy to or from here.
+    """
+
+    __slots__ = ('_slab', '_store', 'last', 'nbytes', 'offset')
+
+    def __init__(self, store: Store, slab: _Slab, offset: int, nbytes: int) -> None:
+        self._store = store
+        self._slab: _Slab | None = slab
+        self.offset = offset
+        self.nbytes = nbytes
+        self.last: Completion | None = None
+
+    @property
+    def block(self) -> Block:
+        """The block this space is a part of."""
+        if self._slab is None:
+            raise SwapStoreError(
+                f'the host copy of {self.nbytes} bytes was closed before this use.'
+            )
+        return self._slab.block
+
+    @property
+    def address(self) -> int:
+        """Of the first byte, for stores in memory."""
+        return self.block.address + self.offset
+
+    def write(self, start: int, address: int, nbytes: int) -> None:
+        """Copies memory into the space, ``start`` bytes from its beginning."""
+        self.block.write(self.offset + start, address, nbytes)
+
+    def read(self, start: int, address: int, nbytes: int) -> None:
+        """Copies from the space to memory."""
+        self.block.read(self.offset + start, address, nbytes)
+
+    def close(self) -> None:
+        """Gives the space back after any copy that is under way."""
+        if self._slab is None:
+            return
+        if self.last is not None:
+            self.last.event.wait()
+        slab, self._slab = self._slab, None
+        self._store._give(slab, self.offset, self.nbytes)
+
+
+class Store:
+    """Space in blocks from a factory; see the module's description.
+
+    Args:
+        make_block: Makes a block of at least one byte. May raise
+            :class:`OSError`, :class:`MemoryError` or :class:`ValueError`.
+        kind: ``'ram'``, ``'file'`` or ``'pinned'``.
+    """
+
+    def __init__(self, make_block: Callable[[int], Block], kind: str) -> None:
+        self.kind = kind
+        self._make_block = make_block
+        self._slab: _Slab | None = None
+        self._slabs: set[_Slab] = set()
+        self._lock = threading.RLock()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes really held, whether in use or free."""
+        with self._lock:
+            return sum(slab.block.nbytes for slab in self._slabs)
+
+    def reserve(self, nbytes: int) -> None:
+        """Takes one slab of exactly this size for the copies to come.
+
+        A former slab goes when its last copy is closed.
+
+        Raises:
+            SwapStoreError: If the machine cannot give it.
+        """
+        with self._lock:
+            former = self._slab
+            if former is not None:
+                if former.block.nbytes == nbytes:
+                    return
+                self._slab = None
+                former.retired = True
+                self._close_if_empty(former)
+            if nbytes > 0:
+                self._slab = self._new_slab(nbytes, retired=False)
+
+    def take(self, nbytes: int) -> Space:
+        """Space for one copy.
+
+        Raises:
+            SwapStoreError: If the machine cannot give it.
+        """
+        with self._lock:
+            slab = self._slab
+            size = max(nbytes, 1)
+            offset = slab.free.take(size) if slab is not None else None
+            if slab is None or offset is None:
+                slab = self._new_slab(size, retired=True)
+                offset = slab.free.take(size)
+                assert offset is not None
+            slab.spaces += 1
+            return Space(self, slab, offset, nbytes)
+
+    def close(self) -> None:
+        """Closes every block, whoever still has space in it."""
+        with self._lock:
+            for slab in self._slabs:
+                slab.block.close()
+            self._slabs.clear()
+            self._slab = None
+
+    def _give(self, slab: _Slab, offset: int, nbytes: int) -> None:
+        with self._lock:
+            if slab not in self._slabs:
+                return
+            slab.free.give(offset, max(nbytes, 1))
+            slab.spaces -= 1
+            self._close_if_empty(slab)
+
+    def _close_if_empty(self, slab: _Slab) -> None:
+        if slab.retired and not slab.spaces:
+            self._slabs.discard(slab)
+            slab.block.close()
+
+    def _new_slab(self, nbytes: int, retired: bool) -> _Slab:
+        try:
+            block = self._make_block(nbytes)
+        except SwapStoreError:
+            raise
+        except (OSError, MemoryError, ValueError, OverflowError) as error:
+            raise SwapStoreError(
+                f'no host memory for {nbytes} bytes ({format_bytes(nbytes)}) of '
+                f'swapped feature maps, with {self.host_bytes} bytes held already: '
+                f'{error}. Free memory, raise the memory limit so that less is '
+                'swapped, or give swap_dir a folder on a disk.'
+            ) from error
+        slab = _Slab(block, retired)
+        self._slabs.add(slab)
+        return slab
+
+
+class RamBlock(Block):
+    """Anonymous memory that NumPy's handler never sees."""
+
+    def __init__(self, nbytes: int) -> None:
+        _check_available(nbytes)
+        self.nbytes = nbytes
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, nbytes, flags=flags)
+        if nbytes >= _HUGE_BYTES and hasattr(mmap, 'MADV_HUGEPAGE'):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._export = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._export)
+
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        ctypes.memmove(self.address + offset, address, nbytes)
+
+    def read(self, offset: int, address: int, nbytes: int) -> None:
+        ctypes.memmove(address, self.address + offset, nbytes)
+
+    def close(self) -> None:
+        # The memory goes with the last reference to it.
+        if self.address:
+            self.address = 0
+            del self._export, self._memory
+
+
+def available_ram() -> int | None:
+    """Bytes the machine can give without swapping, if it says so."""
+    try:
+        with open('/proc/meminfo', encoding='ascii') as lines:
+            for line in lines:
+                if line.startswith('MemAvailable:'):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _check_available(nbytes: int) -> None:
+    available = available_ram()
+    if available is not None and nbytes > available:
+        raise MemoryError(f'the machine has {available} bytes available')
+
+
+class FileBlock(Block):
+    """A part of the file of a :class:`SwapFile`."""
+
+    def __init__(self, file: SwapFile, offset: int, nbytes: int) -> None:
+        self._file = file
+        self._offset = offset
+        self.nbytes = nbytes
+
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        self._file.write(self._offset + offset, address, nbytes)
+
+    def read(self, offset: int, address: int, nbytes: int) -> None:
+        self._file.read(self._offset + offset, address, nbytes)
+
+    def close(self) -> None:
+        self._file.give(self._offset, self.nbytes)
+
+
+class SwapFile:
+    """One temporary file that only this process can reach.
+
+    It is removed from its folder while open, so that nothing stays behind
+    whatever happens to the process, and its space is taken when it grows, so
+    that a full disk is found before a copy starts.
+
+    Args:
+        swap_dir: Folder for the file.
+
+    Raises:
+        SwapStoreError: If no file can be made there.
+    """
+
+    def __init__(self, swap_dir: str) -> None:
+        self._dir = swap_dir
+        try:
+            self._fd, path = tempfile.mkstemp(prefix='hybridmem-', dir=swap_dir)
+        except OSError as error:
+            raise SwapStoreError(
+                f'swap_dir {swap_dir!r} cannot be used: {error}. Give a folder '
+                'that exists and that this user may write to.'
+            ) from error
+        os.unlink(path)
+        self.nbytes = 0
+        self._free = FreeList()
+        self._open = True
+
+    def make_block(self, nbytes: int) -> FileBlock:
+        """A block of the file, which grows if no hole is large enough."""
+        offset = self._free.take(nbytes)
+        if offset is None:
+            offset = self._free.tail(self.nbytes)
+            self._grow(offset + nbytes)
+            self._free.cut_tail(self.nbytes)
+            self.nbytes = offset + nbytes
+        return FileBlock(self, offset, nbytes)
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Frees a part; the file shrinks if it was the last one."""
+        if not self._open:
+            return
+        self._free.give(offset, nbytes)
+        end = self._free.cut_tail(self.nbytes)
+        if end < self.nbytes:
+            os.ftruncate(self._fd, end)
+            self.nbytes = end
+
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        """Writes memory to the file.
+
+        Raises:
+            OSError: If the file does not take it.
+        """
+        view = _memory(address, nbytes)
+        done = 0
+        while done < nbytes:
+            step = os.pwrite(self._fd, view[done:], offset + done)
+            if step <= 0:
+                raise OSError(errno.EIO, f'{done} of {nbytes} bytes were written')
+            done += step
+
+    def read(self, offset: int, address: int, nbytes: int) -> None:
+        """Reads from the file to memory.
+
+        Raises:
+            OSError: If the file does not have it all.
+        """
+        view = _memory(address, nbytes)
+        done = 0
+        while done < nbytes:
+            step = os.preadv(self._fd, [view[done:]], offset + done)
+            if step <= 0:
+                raise OSError(errno.EIO, f'{done} of {nbytes} bytes were read')
+            done += step
+
+    def close(self) -> None:
+        """Closes the file, which frees its space."""
+        if self._open:
+            self._open = False
+            self.nbytes = 0
+            os.close(self._fd)
+
+    def _grow(self, end: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, self.nbytes, end - self.nbytes)
+        except OSError as error:
+            # Some of it may have been taken.
+            os.ftruncate(self._fd, self.nbytes)
+            raise SwapStoreError(
+                f'swap_dir {self._dir!r} has no room for {end - self.nbytes} more '
+                f'bytes ({format_bytes(end - self.nbytes)}): it holds {self.nbytes} '
+                f'and has {_free_disk(self._fd)} free ({error}). Make room there, '
+                'give another swap_dir, or raise the memory limit so that less '
+                'is swapped.'
+            ) from error
+
+
+class FileStore(Store):
+    """Host copies in one temporary file under a folder."""
+
+    def __init__(self, swap_dir: str) -> None:
+        self._file = SwapFile(swap_dir)
+        super().__init__(self._file.make_block, 'file')
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of the file, holes included."""
+        return self._file.nbytes
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+
+class RamStore(Store):
+    """Host copies in memory outside the budget."""
+
+    def __init__(self) -> None:
+        super().__init__(RamBlock, 'ram')
+
+
+def _memory(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast('B')
+
+
+def _free_disk(fd: int) -> int:
+    status = os.fstatvfs(fd)
+    return status.f_bavail * status.f_frsize

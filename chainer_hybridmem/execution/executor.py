@@ -1,0 +1,366 @@
+"""Plan to actions on the live graph. The executor never decides.
+
+It knows every feature map of the running graph, with a plan or without. What the
+plan does not cover is passive mode: evict when an allocation does not fit,
+bring back before backward needs it.
+
+Note: [bounded replays]
+    A replay finds its inputs in the graph or among what the same chain has
+    made; it recomputes on its own only if a plan has gone wrong. So a
+    residual network never costs more than the plan says.
+
+Note: [iterations that change]
+    Maps stay known as long as any part of the graph that uses them lives, so a
+    second backward over an older graph finds them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
+from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.table import ActionTable
+from chainer_hybridmem.plan import Replay
+from chainer_hybridmem.profile import Recipe, SlotKind
+
+MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
+
+
+class Counters:
+    """What one iteration has moved.
+
+    Attributes:
+        swapped_out_bytes (int): Copied to the host.
+        swapped_in_bytes (int): Copied to the device.
+        recomputed_bytes (int): Made again by replays.
+        replays (int): Forward operations run again.
+        evictions (int): Maps evicted because memory was short.
+        restores (int): Maps brought back without a plan.
+    """
+
+    def __init__(self) -> None:
+        self.swapped_out_bytes = 0
+        self.swapped_in_bytes = 0
+        self.recomputed_bytes = 0
+        self.replays = 0
+        self.evictions = 0
+        self.restores = 0
+
+
+class Executor:
+    """Executes one plan after the other on the graphs of one session.
+
+    Args:
+        device (Device): Where the feature maps are.
+        minimum_map_bytes (int): Smaller maps are left alone.
+    """
+
+    def __init__(
+        self, device: Device, minimum_map_bytes: int = MINIMUM_MAP_BYTES
+    ) -> None:
+        self.device = device
+        self.minimum_map_bytes = minimum_map_bytes
+        self.counters = Counters()
+        self.permanent: set[int] = set()  # allocations that never leave
+        self._table: ActionTable | None = None
+        self._by_allocation: dict[int, LiveMap] = {}
+        self._by_function: weakref.WeakKeyDictionary[Any, list[LiveMap]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._by_storage: dict[int, LiveMap] = {}
+        self._by_node: weakref.WeakKeyDictionary[Any, LiveMap] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._copies: dict[int, HostCopy] = {}
+        self._functions: dict[int, Any] = {}  # weak references
+        self._pristine: weakref.WeakKeyDictionary[Any, Any] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._temporaries: dict[Any, Array] = {}
+        self._busy: set[LiveMap] = set()
+
+    # -- iterations -----------------------------------------------------------
+    def begin(self, table: ActionTable | None, copies: dict[int, HostCopy]) -> None:
+        """Starts an iteration.
+
+        Args:
+            table: What to do; None for passive mode.
+            copies: Host copies by storage id, reused from iteration to
+                iteration; new ones are added.
+        """
+        self._forget_dead()
+        self.counters = Counters()
+        self._table = table
+        self._copies = copies
+        self._by_storage = {}
+        self._functions = {}
+
+    def leave_plan(self) -> None:
+        """Ends guidance for the rest of the iteration: passive from here on."""
+        self._table = None
+
+    def _forget_dead(self) -> None:
+        reused = {id(copy) for copy in self._copies.values()}
+        for allocation, live in list(self._by_allocation.items()):
+            if live.alive():
+                if live.storage in self._copies and live.copy is not None:
+                    self._copies.pop(live.storage)  # still in use: not reusable
+                live.storage = -1
+                continue
+            live.forget()
+            del self._by_allocation[allocation]
+            if live.copy is not None and id(live.copy) not in reused:
+                live.copy.close()
+
+    def close(self) -> None:
+        """Brings back whatever a living graph may still ask for."""
+        self._table = None
+        for live in list(self._by_allocation.values()):
+            if live.alive() and live.state in (State.AWAY, State.COMING):
+                self._restore(live)
+
+    def abandon(self) -> None:
+        """Lets go of every feature map as it is."""
+        self._table = None
+        for live in self._by_allocation.values():
+            live.forget()
+        self._by_allocation.clear()
+        self._by_storage.clear()
+
+    # -- what the hooks call --------------------------------------------------
+    def before_forward(self, k: int, function: Any) -> None:
+        """Before forward operation k issues anything."""
+        if self._table is not None and not self._table.passive:
+            self._pristine[function] = graph.pristine(function)
+            self._act(k)
+
+    def complete(self, k: int, function: Any) -> None:
+        """After forward operation k: finds what it left in the graph."""
+        device, table = self.device, self._table
+        self._functions[k] = weakref.ref(function)
+        maps: list[LiveMap] = []
+        for slot, owner, array in graph.find_slots(function, k, device.owns):
+            allocation = device.allocation_id(array)
+            if allocation == 0 or allocation in self.permanent:
+                continue
+            live = self._by_allocation.get(allocation)
+            if live is None:
+                nbytes = device.root_bytes(device.root(array))
+                if nbytes < self.minimum_map_bytes:
+                    continue
+                live = LiveMap(device, allocation, nbytes)
+                self._by_allocation[allocation] = live
+            reference = graph.SlotRef(slot, owner, device.capture(array))
+            live.add(reference, device.root(array))
+            if reference.node is not None:
+                self._by_node[reference.node] = live
+            if live not in maps:
+                maps.append(live)
+            if table is not None and live.storage < 0:
+                storage = table.storage_of.get(slot, -1)
+                if storage >= 0:
+                    live.storage = storage
+                    live.copy = self._copies.get(storage)
+                    self._by_storage[storage] = live
+        if maps:
+            self._by_function[function] = maps
+
+    def before_backward(self, k: int, function: Any) -> None:
+        """Before backward operation k: acts, then makes sure nothing is missing."""
+        if self._table is not None:
+            self._act(k)
+        maps = self._by_function.get(function)
+        if maps:
+            self._busy = set(maps)
+            for live in maps:
+                if live.state not in (State.RESIDENT, State.LEAVING):
+                    self._restore(live)
+
+    def after_backward(self, k: int) -> None:
+        """After backward operation k: drops what is not needed any more.
+
+        Done here because Chainer's backward loop takes hold of the next
+        function's inputs before that function's hook runs.
+        """
+        self._busy = set()
+        if self._table is not None:
+            self._drop(k + 1)
+
+    def maps_of(self, function: Any) -> list[LiveMap]:
+        """Feature maps that a function's backward reads."""
+        return self._by_function.get(function) or []
+
+    # -- plan -----------------------------------------------------------------
+    def _act(self, k: int) -> None:
+        table, counters = self._table, self.counters
+        assert table is not None
+        if table.passive:
+            return
+        maps = self._by_storage
+        for storage in table.swap_outs.get(k, ()):
+            live = maps.get(storage)
+            if live is not None:
+                counters.swapped_out_bytes += live.start_swap_out()
+                if live.copy is not None:
+                    self._copies[storage] = live.copy
+        for storage in table.releases.get(k, ()):
+            if storage in maps:
+                maps[storage].release()
+        self._drop(k)
+        for storage in table.swap_ins.get(k, ()):
+            if storage in maps:
+                counters.swapped_in_bytes += maps[storage].start_swap_in()
+        for storage in table.needs.get(k, ()):
+            if storage in maps:
+                maps[storage].finish_swap_in()
+        replays = table.replays.get(k)
+        if replays:
+            self._replay_all(replays, table)
+
+    def _drop(self, k: int) -> None:
+        table = self._table
+        assert table is not None
+        for storage in table.drops.get(k, ()):
+            live = self._by_storage.get(storage)
+            if live is not None:
+                live.drop()
+
+    def _replay_all(self, replays: list[Replay], table: ActionTable) -> None:
+        products: dict[int, Array] = {}
+        try:
+            for replay in replays:
+                self._replay(replay, table.recipes[replay.operation], products)
+        finally:
+            self._temporaries.clear()
+
+    def _replay(
+        self, replay: Replay, recipe: Recipe, products: dict[int, Array]
+    ) -> None:
+        reference = self._functions.get(replay.operation)
+        function = reference() if reference is not None else None
+        if function is None:
+            return  # that part of the graph is gone: nobody needs it
+        outputs, owner = self._run(function, recipe)
+        for storage, source in zip(recipe.products, recipe.sources, strict=True):
+            if source.kind is SlotKind.ATTRIBUTE:
+                array = graph.read_attribute(owner, str(source.key))
+            else:
+                array = outputs[int(source.key)]
+            live = self._by_storage.get(storage)
+            if storage in replay.keeps and live is not None:
+                live.refill(self.device.root(array))
+                self.counters.recomputed_bytes += live.nbytes
+            else:
+                products[storage] = array
+        for node_reference, array in zip(function.outputs, outputs, strict=True):
+            node = node_reference()
+            if node is not None and node._data is None:
+                self._temporaries[node] = array
+        for storage in replay.frees:
+            self._free_product(products.pop(storage, None))
+
+    def _free_product(self, array: Array | None) -> None:
+        """Lets go of an array and of every view made of it."""
+        if array is None:
+            return
+        allocation = self.device.allocation_id(array)
+        for node, other in list(self._temporaries.items()):
+            if self.device.allocation_id(other) == allocation:
+                del self._temporaries[node]
+
+    def _run(self, function: Any, recipe: Recipe | None) -> tuple[Any, Any]:
+        before = self._pristine.get(function)
+        if before is None or (recipe is not None and not recipe.exact):
+            raise SessionError(
+                f'A feature map of {graph.function_name(function)} was dropped after '
+                f'its last planned use and cannot be recomputed; run the iteration '
+                f'that uses it twice from the start of the session.'
+            )
+        inputs = tuple(self._materialise(node) for node in function.inputs)
+        self.counters.replays += 1
+        attributes = recipe.attributes if recipe is not None else ()
+        return graph.replay(before, function, attributes, inputs, self.device)
+
+    def _materialise(self, node: Any) -> Array:
+        """The array of a node; see [bounded replays]."""
+        array = graph.node_array(node)
+        if array is None:
+            array = self._temporaries.get(node)
+        if array is not None:
+            return array
+        live = self._by_node.get(node)
+        if live is not None and live.state in (State.AWAY, State.COMING):
+            self._restore(live)
+            return node._data
+        function = node.creator_node
+        if function is None:
+            raise SessionError(
+                'An input of a recomputed function is not in memory any more; keep '
+                'a reference to it until backward has finished.'
+            )
+        outputs, _ = self._run(function, self._recipe_of(function))
+        for reference, output in zip(function.outputs, outputs, strict=True):
+            made = reference()
+            if made is not None and made._data is None:
+                self._temporaries[made] = output
+        return self._temporaries[node]
+
+    def _recipe_of(self, function: Any) -> Recipe | None:
+        if self._table is None:
+            return None
+        for k, reference in self._functions.items():
+            if reference() is function:
+                return self._table.recipes.get(k)
+        return None
+
+    # -- passive mode ---------------------------------------------------------
+    def _restore(self, live: LiveMap) -> None:
+        """Brings a map back now, whatever the plan said."""
+        if live.state is State.AWAY:
+            self.counters.restores += 1
+            self.counters.swapped_in_bytes += live.start_swap_in()
+        live.finish_swap_in()
+        if live.state is State.GONE:
+            self.counters.restores += 1
+            self._recreate(live)
+
+    def _recreate(self, live: LiveMap) -> None:
+        try:
+            for reference in live.slots:
+                node = reference.node
+                if node is not None and node.creator_node is not None:
+                    live.refill(self.device.root(self._materialise(node)))
+                    return
+        finally:
+            self._temporaries.clear()
+        raise SessionError(
+            f'A feature map of {live.nbytes} bytes was dropped after its last '
+            f'planned use and is asked for again; run the iteration that uses it '
+            f'twice from the start of the session.'
+        )
+
+    def reclaim(self, missing_bytes: int) -> None:
+        """Frees device memory because an allocation does not fit.
+
+        First releases what is being copied out anyway, then evicts resident
+        maps; the earliest produced is needed last.
+        """
+        device = self.device
+        goal = device.used_bytes - missing_bytes
+        for state in (State.LEAVING, State.RESIDENT):
+            for live in list(self._by_allocation.values()):
+                if device.used_bytes <= goal:
+                    return
+                if live.state is state and live not in self._busy and live.alive():
+                    self._evict(live)
+
+    def _evict(self, live: LiveMap) -> None:
+        self.counters.swapped_out_bytes += live.start_swap_out()
+        live.release()
+        if live.storage >= 0 and live.copy is not None:
+            self._copies[live.storage] = live.copy
+        self.counters.evictions += 1

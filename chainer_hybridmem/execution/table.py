@@ -1,0 +1,72 @@
+"""A plan as lists of actions per operation: what the executor looks up."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from chainer_hybridmem.plan import Action, Plan, Replay
+from chainer_hybridmem.profile import Profile, Recipe, Slot
+
+Lists = dict[int, list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionTable:
+    """Storage ids per position, in order of execution.
+
+    Attributes:
+        swap_outs (dict): Copies to the host that start before an operation.
+        releases (dict): Swapped maps whose memory must be free.
+        drops (dict): Maps that are dropped, for good or to be recomputed.
+        swap_ins (dict): Copies to the device that start.
+        needs (dict): Swapped maps that must be complete.
+        replays (dict): Replays that run.
+        storage_of (dict): Planned storage behind a slot.
+        recipes (dict): Recipe of each forward operation.
+        passive (bool): Whether there is nothing to do at all.
+    """
+
+    swap_outs: Lists
+    releases: Lists
+    drops: Lists
+    swap_ins: Lists
+    needs: Lists
+    replays: dict[int, list[Replay]]
+    storage_of: dict[Slot, int]
+    recipes: dict[int, Recipe]
+    passive: bool
+
+
+def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
+    """Sorts a plan's actions by position."""
+    lists: list[Lists] = [collections.defaultdict(list) for _ in range(5)]
+    swap_outs, releases, drops, swap_ins, needs = lists
+    replays: dict[int, list[Replay]] = collections.defaultdict(list)
+    # Copies are queued in order of need, as the simulator does.
+    for entry in sorted(plan.maps, key=lambda m: (m.needed_before, m.storage)):
+        if entry.action is Action.SWAP:
+            swap_ins[entry.swap_in_before].append(entry.storage)
+            needs[entry.needed_before].append(entry.storage)
+    for entry in sorted(plan.maps, key=lambda m: (m.swap_out_before, m.storage)):
+        if entry.action is Action.SWAP:
+            swap_outs[entry.swap_out_before].append(entry.storage)
+            releases[entry.release_before].append(entry.storage)
+        elif entry.action is Action.RECOMPUTE:
+            drops[entry.release_before].append(entry.storage)
+        if entry.drop_before >= 0:
+            drops[entry.drop_before].append(entry.storage)
+    for replay in plan.replays:
+        replays[replay.before].append(replay)
+    planned = {entry.storage for entry in plan.maps}
+    return ActionTable(
+        *(dict(actions) for actions in lists),
+        replays=dict(replays),
+        storage_of={
+            slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
+        },
+        recipes={recipe.operation: recipe for recipe in profile.recipes},
+        passive=all(
+            m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps
+        ),
+    )

@@ -1,0 +1,114 @@
+"""The Trainer extension."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+import chainer
+from chainer.training import extension
+
+from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.planners import DEFAULT
+from chainer_hybridmem.session import Session, optimize
+
+# Figures of the last iteration that are reported as observations.
+_OBSERVED = ('peak_bytes', 'stall_seconds', 'swapped_bytes', 'recomputed_bytes')
+
+
+class HybridMemory(extension.Extension):
+    """Keeps a Trainer's run inside a memory limit.
+
+    Starts a session when the trainer starts, ends it when the trainer ends,
+    and reports per iteration ``hybridmem/peak_bytes``,
+    ``hybridmem/stall_seconds``, ``hybridmem/swapped_bytes``,
+    ``hybridmem/recomputed_bytes``, ``hybridmem/iteration_seconds`` and, once a
+    plan is followed, ``hybridmem/overhead``.
+
+    Args:
+        memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
+        planner: Name of the planner.
+        model: The model; by default the target of the main optimizer.
+        device: As in :func:`chainer_hybridmem.optimize`.
+        swap_dir: As in :func:`chainer_hybridmem.optimize`.
+        link_bandwidth: As in :func:`chainer_hybridmem.optimize`.
+        progress: As in :func:`chainer_hybridmem.optimize`.
+        options: Options of the planner.
+
+    Attributes:
+        session (Session or None): The session, once training has started.
+    """
+
+    name = 'HybridMemory'
+    trigger = (1, 'iteration')
+    # After the update, before LogReport (100) and PrintReport collect.
+    priority = extension.PRIORITY_WRITER
+
+    def __init__(
+        self,
+        memory_limit: int | str,
+        planner: str = DEFAULT,
+        model: chainer.Link | None = None,
+        device: str | None = None,
+        swap_dir: str | None = None,
+        link_bandwidth: float | str | None = None,
+        progress: bool | TextIO = False,
+        **options: Any,
+    ) -> None:
+        self.session: Session | None = None
+        self._model = model
+        self._arguments = {
+            'memory_limit': memory_limit,
+            'planner': planner,
+            'device': device,
+            'swap_dir': swap_dir,
+            'link_bandwidth': link_bandwidth,
+            'progress': progress,
+            **options,
+        }
+
+    def initialize(self, trainer: Any) -> None:
+        """Starts the session."""
+        model = self._model
+        if model is None:
+            model = trainer.updater.get_optimizer('main').target
+        session = optimize(model, **self._arguments)
+        session.__enter__()
+        self.session = session
+
+    def __call__(self, trainer: Any) -> None:
+        """Reports the figures of the last finished iteration."""
+        session = self.session
+        if session is None:
+            return
+        figures = session.last_iteration()
+        observation = {
+            f'hybridmem/{name}': float(figures[name])
+            for name in _OBSERVED
+            if name in figures
+        }
+        if figures:
+            observation['hybridmem/iteration_seconds'] = figures['seconds']
+        plan = session.plan
+        if figures.get('guided') and plan is not None and plan.in_core_seconds > 0:
+            ratio = figures['seconds'] / plan.in_core_seconds
+            observation['hybridmem/overhead'] = ratio - 1
+        chainer.report(observation)
+
+    def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
+        """Ends the session; out of memory is explained with numbers.
+
+        The trainer raises the original error again, whatever happens here.
+        """
+        del trainer, tb
+        if self.session is None:
+            return
+        try:
+            self.session.__exit__(type(exc), exc, exc.__traceback__)
+        except HybridMemoryError as explained:
+            print(explained, file=sys.stderr, flush=True)
+
+    def finalize(self) -> None:
+        """Ends the session and restores allocator and hooks."""
+        if self.session is not None:
+            self.session.__exit__(None, None, None)

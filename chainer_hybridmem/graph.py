@@ -1,0 +1,225 @@
+"""Reading and writing Chainer's graph: the only place that knows its fields.
+
+A slot is one reference of the graph to an array. Chainer keeps feature maps in
+three places: ``VariableNode._data``, ``FunctionNode._retained_output_data``
+and plain attributes of functions (dropout masks, pooling indexes, softmax
+outputs).
+
+Note: [private data]
+    ``node.data = None`` erases the shape and type that backward needs, so the
+    private field is the one to clear.
+
+Note: [weak references]
+    Slots hold their owners weakly: whoever keeps a function node keeps the
+    whole graph, and with it every feature map.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.devices.protocol import Array, Device, View
+from chainer_hybridmem.profile import Slot, SlotKind
+
+# Attributes of function nodes that belong to Chainer, not to the function.
+_FRAMEWORK = frozenset(
+    {'inputs', 'outputs', '_retained_output_data', '_function', '_weak_function'}
+    | {'_chainerx_retained_inputs', '_chainerx_retained_outputs', '_local_hooks'}
+)
+
+
+def target(function: Any) -> Any:
+    """The object with the attributes: old-style functions are wrapped."""
+    return getattr(function, '_function', None) or function
+
+
+def function_name(function: Any) -> str:
+    """Name of the function's class, also for old-style functions."""
+    return str(type(target(function)).__name__)
+
+
+class SlotRef:
+    """A live slot: its owner (weakly), and how the array looks at its storage.
+
+    Attributes:
+        slot (Slot): Its name in the profile.
+        view (View): Layout of the array in its allocation.
+    """
+
+    __slots__ = ('_owner', 'slot', 'view')
+
+    def __init__(self, slot: Slot, owner: Any, view: View) -> None:
+        self.slot = slot
+        self.view = view
+        self._owner = weakref.ref(owner)
+
+    @property
+    def node(self) -> Any:
+        """The variable node, if it is one and still alive."""
+        owner = self._owner()
+        if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
+            return owner
+        return None
+
+    def put(self, array: Array | None) -> None:
+        """Fills or clears the slot; nothing happens if its owner is dead."""
+        owner = self._owner()
+        if owner is None:
+            return
+        kind, key = self.slot.kind, self.slot.key
+        if kind is SlotKind.RETAINED:
+            retained = list(owner._retained_output_data or ())
+            if isinstance(key, int) and key < len(retained):
+                retained[key] = array
+                owner._retained_output_data = tuple(retained)
+        elif kind is SlotKind.ATTRIBUTE:
+            _put_attribute(owner, str(key), array)
+        else:
+            owner._data = array  # Note: [private data]
+
+    def get(self) -> Array | None:
+        """The array in the slot; None if it is cleared or its owner dead."""
+        owner = self._owner()
+        if owner is None:
+            return None
+        kind, key = self.slot.kind, self.slot.key
+        if kind is SlotKind.RETAINED:
+            retained = owner._retained_output_data or ()
+            return retained[key] if int(key) < len(retained) else None
+        if kind is SlotKind.ATTRIBUTE:
+            return read_attribute(owner, str(key))
+        return owner._data
+
+    def alive(self) -> bool:
+        """Whether the owner is still part of a graph."""
+        return self._owner() is not None
+
+
+def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
+    name, _, index = key.partition('.')
+    if not index:
+        owner.__dict__[name] = array
+        return
+    values = list(owner.__dict__[name])
+    values[int(index)] = array
+    owner.__dict__[name] = type(owner.__dict__[name])(values)
+
+
+def read_attribute(owner: Any, key: str) -> Any:
+    """The value behind an attribute key, ``'name'`` or ``'name.index'``."""
+    name, _, index = key.partition('.')
+    value = getattr(owner, name)
+    return value[int(index)] if index else value
+
+
+def attribute_arrays(
+    function: Any, owns: Callable[[Any], bool]
+) -> Iterator[tuple[str, Array]]:
+    """Arrays kept as attributes, also inside one list or tuple."""
+    for name, value in vars(target(function)).items():
+        if name in _FRAMEWORK:
+            continue
+        if owns(value):
+            yield name, value
+        elif type(value) in (list, tuple):
+            for index, element in enumerate(value):
+                if owns(element):
+                    yield f'{name}.{index}', element
+
+
+def find_slots(
+    function: Any, operation: int, owns: Callable[[Any], bool]
+) -> Iterator[tuple[Slot, Any, Array]]:
+    """Every array that a function has left in the graph.
+
+    To be called after ``FunctionNode.apply`` has returned, at the next hook:
+    retained data is set only after the forward hooks have run.
+
+    Yields:
+        Slot, its owner and the array.
+    """
+    inputs = function.inputs or ()
+    for index in function._input_indexes_to_retain or ():
+        if index < len(inputs) and owns(inputs[index]._data):
+            yield Slot(operation, SlotKind.INPUT, index), inputs[index], inputs[
+                index
+            ]._data
+    retained = function._retained_output_data or ()
+    for position, index in enumerate(function._output_indexes_to_retain or ()):
+        if position >= len(retained):
+            break
+        if owns(retained[position]):
+            slot = Slot(operation, SlotKind.RETAINED, position)
+            yield slot, function, retained[position]
+        node = function.outputs[index]()
+        if node is not None and owns(node._data):
+            yield Slot(operation, SlotKind.OUTPUT, index), node, node._data
+    for key, array in attribute_arrays(function, owns):
+        yield Slot(operation, SlotKind.ATTRIBUTE, key), target(function), array
+
+
+def output_arrays(function: Any) -> list[Array | None]:
+    """Output arrays that are still reachable through the graph or the user."""
+    result = []
+    for reference in function.outputs or ():
+        node = reference()
+        result.append(None if node is None else node_array(node))
+    return result
+
+
+def node_array(node: Any) -> Array | None:
+    """The array of a variable node, from the node or its live Variable."""
+    if node._data is not None:
+        return node._data
+    variable = node.get_variable_or_none()
+    return None if variable is None else variable.array
+
+
+def pristine(function: Any) -> Any:
+    """A copy of a function as it is before its forward runs."""
+    result = copy.copy(function)
+    wrapped = getattr(function, '_function', None)
+    if wrapped is not None:
+        result._function = copy.copy(wrapped)
+    return result
+
+
+def replay(
+    before: Any, live: Any, attributes: tuple[str, ...], inputs: tuple[Array, ...],
+    device: Device,
+) -> tuple[tuple[Array, ...], Any]:  # fmt: skip
+    """Runs a forward again without touching the graph, hooks or statistics.
+
+    Arrays that the function had before its forward (running statistics) are
+    copied, so that updating them in place has no effect.
+
+    Args:
+        before: What :func:`pristine` returned.
+        live: The function in the graph.
+        attributes: Names taken over from ``live``, such as a dropout mask.
+        inputs: Input arrays.
+        device: Device of the arrays.
+
+    Returns:
+        Output arrays and the object with the attributes.
+    """
+    clone = pristine(before)
+    owner = target(clone)
+    if owner is not clone:
+        owner._node = weakref.ref(clone)
+    for key, array in list(attribute_arrays(clone, device.owns)):
+        _put_attribute(owner, key, array.copy())
+    for key in attributes:
+        _put_attribute(owner, key, read_attribute(target(live), key))
+    with (
+        chainer.using_config('in_recomputing', True),
+        chainer.using_config('enable_backprop', False),
+        chainer.using_device(chainer.get_device_from_array(*inputs)),
+    ):
+        outputs = clone.forward(inputs)
+    return outputs, owner

@@ -1,0 +1,157 @@
+"""What a session knows about one kind of iteration, and how it learns it.
+
+An iteration is a sequence of forward and backward functions with their shapes:
+its signature. Each signature goes through the same stages: one passive
+iteration gives a draft, profiling iterations swap every feature map of the
+draft, then a plan is made and followed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from chainer_hybridmem.devices.protocol import HostCopy
+from chainer_hybridmem.execution.table import ActionTable, compile_plan
+from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation.problem import Problem, make_problem
+
+Key = tuple[Any, ...]  # what one operation looks like
+PROFILING_RUNS = 2
+
+
+class Stage(enum.Enum):
+    """How much is known about a signature."""
+
+    WARM_UP = 'warm-up'
+    PROFILING = 'profiling'
+    GUIDED = 'guided'
+
+
+class Guide:
+    """One signature: its operations, profile, plan and host copies.
+
+    Attributes:
+        keys (list of Key): One per operation, in order.
+        stage (Stage): How much is known.
+        problem (Problem or None): Made of the profile.
+        plan (Plan or None): Once it is guided.
+        table (ActionTable or None): What to do in the next iteration.
+        copies (dict): Host copies by storage id.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.stage = Stage.WARM_UP
+        self.problem: Problem | None = None
+        self.plan: Plan | None = None
+        self.table: ActionTable | None = None
+        self.copies: dict[int, HostCopy] = {}
+        self.runs: list[Profile] = []
+
+    @property
+    def trial(self) -> bool:
+        """Whether the next iteration replays every function to verify it."""
+        return self.stage is Stage.PROFILING and not self.runs
+
+    def learn(self, profile: Profile, keys: list[Key]) -> None:
+        """Takes in the recording of one iteration that followed this guide."""
+        self.forget_copies()
+        if self.stage is Stage.WARM_UP:
+            self.stage = Stage.PROFILING
+            self.keys = keys
+        elif keys != self.keys:
+            self.runs.clear()
+            self.keys = keys
+        else:
+            self.runs.append(profile)
+        base = self.runs[0] if self.runs else profile
+        self.table = compile_plan(base, swap_everything(base))
+
+    @property
+    def profiled(self) -> bool:
+        """Whether enough has been recorded for a plan."""
+        return len(self.runs) >= PROFILING_RUNS
+
+    def make_problem(self) -> Problem:
+        """The profile with the best times of all runs, as a problem.
+
+        The fastest of several runs is the one least disturbed by other users
+        of the machine.
+        """
+        base = self.runs[0]
+        rows = zip(*(run.operations for run in self.runs), strict=True)
+        operations = tuple(
+            dataclasses.replace(
+                row[0],
+                device_seconds=min(op.device_seconds for op in row),
+                host_seconds=min(op.host_seconds for op in row),
+            )
+            for row in rows
+        )
+        # A replay is the forward function without Chainer around it.
+        recipes = tuple(
+            dataclasses.replace(
+                recipe,
+                seconds=min(
+                    recipe.seconds, operations[recipe.operation].device_seconds
+                ),
+            )
+            for recipe in base.recipes
+        )
+        profile = dataclasses.replace(base, operations=operations, recipes=recipes)
+        self.problem = make_problem(profile)
+        return self.problem
+
+    def follow(self, problem: Problem, plan: Plan) -> None:
+        """From now on iterations are guided by this plan."""
+        self.forget_copies()
+        self.problem, self.plan = problem, plan
+        self.stage = Stage.GUIDED
+        self.table = compile_plan(problem.profile, plan)
+
+    def forget_copies(self) -> None:
+        """Gives all host copies back: storage ids are about to change."""
+        for copy in self.copies.values():
+            copy.close()
+        self.copies.clear()
+
+
+def swap_everything(profile: Profile) -> Plan:
+    """The plan of profiling runs: everything out at once, back at need.
+
+    It needs no planning and no more memory than single operations do, so that
+    a profile can be made where in-core training is impossible.
+    """
+    maps = []
+    b0 = profile.first_backward
+    for storage in profile.feature_maps():
+        out = max((storage.producer, *storage.forward_uses)) + 1
+        need = storage.backward_uses[0]
+        if out > b0 or need < b0:
+            continue
+        maps.append(
+            MapPlan(
+                storage=storage.id,
+                action=Action.SWAP,
+                swap_out_before=out,
+                release_before=out,
+                swap_in_before=need,
+                needed_before=need,
+                drop_before=storage.backward_uses[-1] + 1,
+            )
+        )
+    return Plan(
+        planner='profiling',
+        options={},
+        profile_fingerprint=profile.fingerprint(),
+        memory_limit_bytes=0,
+        maps=tuple(maps),
+        replays=(),
+        predicted_seconds=0.0,
+        predicted_peak_bytes=0,
+        in_core_seconds=profile.compute_seconds,
+        lower_bound_seconds=profile.compute_seconds,
+    )

@@ -1,0 +1,48 @@
+"""Profiles and plans as files."""
+
+from __future__ import annotations
+
+import os
+
+from chainer_hybridmem import files
+from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.profile import Profile
+
+
+def load_profile(path: str) -> Profile:
+    """Reads a profile that :func:`save` has written.
+
+    Raises:
+        FormatError: If the file is missing, damaged or of another version.
+    """
+    return Profile.from_json(files.read_text(path))
+
+
+def load_plan(path: str) -> Plan:
+    """Reads a plan that :func:`save` has written.
+
+    Raises:
+        FormatError: If the file is missing, damaged or of another version.
+    """
+    return Plan.from_json(files.read_text(path))
+
+
+def save(item: Profile | Plan, path: str) -> None:
+    """Writes a profile or plan; an existing file is replaced whole.
+
+    Raises:
+        FormatError: If the file cannot be written.
+    """
+    write_text(path, item.to_json())
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes text so that a reader sees the old or the new file, never a part."""
+    partial = f'{path}.{os.getpid()}.partial'
+    try:
+        with open(partial, 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        raise FormatError(f'{path} cannot be written: {error}.') from error

@@ -1,0 +1,401 @@
+"""Hook and memory events of one iteration, turned into a profile.
+
+The session's hooks bracket everything they do with :meth:`Recorder.enter` and
+:meth:`Recorder.leave`, so that neither their time nor their allocations count
+as the program's. An operation lasts from the hook before it to the hook
+before the next one: what Chainer and the user do in between belongs to it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import time
+import weakref
+from typing import Any
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.execution.executor import Executor
+from chainer_hybridmem.profile import (
+    Category,
+    Link,
+    Operation,
+    Phase,
+    Profile,
+    Recipe,
+    Slot,
+    SlotKind,
+    Storage,
+)
+from chainer_hybridmem.recording.verification import Verdict, verify
+
+
+@dataclasses.dataclass
+class _Hook:
+    """One hook call: marks and positions in the raw event log."""
+
+    entered: Mark
+    left: Mark
+    entered_seconds: float
+    left_seconds: float
+    first_event: int
+    end_event: int
+
+
+@dataclasses.dataclass
+class _Step:
+    """One operation as it was seen."""
+
+    label: str
+    phase: Phase
+    hook: int  # the hook call before it
+    forward: int
+    specs: tuple[str, ...]
+    reads: tuple[int, ...] = ()  # allocation ids
+    products: tuple[tuple[int, Slot], ...] = ()
+    input_nodes: tuple[tuple[int, bool], ...] = ()  # allocation id, replayable
+    verdict: Verdict | None = None
+
+
+class Recorder:
+    """Records one iteration.
+
+    Args:
+        device (Device): Counts memory and tells time.
+        executor (Executor): Knows the feature maps of the running graph.
+        trial (bool): Whether every forward function is replayed once to see
+            if that is exact.
+        draft (bool): Whether the iteration runs without any plan: then nothing
+            is known about what the user holds, and everything counts as
+            releasable after its last use.
+    """
+
+    def __init__(
+        self, device: Device, executor: Executor, trial: bool, draft: bool
+    ) -> None:
+        self.device = device
+        self.executor = executor
+        self.trial = trial
+        self.draft = draft
+        self._hooks: list[_Hook] = []
+        self._steps: list[_Step] = []
+        self._graph_end = -1
+        self._held: tuple[int, Any, tuple[Array, ...]] | None = None
+        self._pristine: Any = None
+        self._watch: Any = None
+        self._functions: list[Any] = []  # weak references
+        self._slots: dict[int, list[Slot]] = {}  # by allocation id
+        self._uses: dict[int, list[int]] = {}  # backward, by allocation id
+        self._before: set[str] = set()
+        self._sizes: dict[int, int] = {}  # of what is read
+        device.start_events()
+        self.initial_bytes = device.used_bytes
+
+    # -- hooks ----------------------------------------------------------------
+    def enter(self) -> None:
+        """The session's hook begins."""
+        mark, now = self.device.mark(), time.perf_counter()
+        position = self.device.event_count
+        self._hooks.append(_Hook(mark, mark, now, now, position, position))
+
+    def leave(self) -> None:
+        """The session's hook ends."""
+        hook = self._hooks[-1]
+        hook.end_event = self.device.event_count
+        hook.left, hook.left_seconds = self.device.mark(), time.perf_counter()
+
+    def forward_starts(
+        self, label: str, function: Any, specs: tuple[str, ...], inputs: Any
+    ) -> None:
+        """Before a forward function runs."""
+        reads = tuple(self._identify(x) for x in inputs)
+        hook = len(self._hooks) - 1
+        self._steps.append(_Step(label, Phase.FORWARD, hook, -1, specs, reads))
+        self._pristine = graph.pristine(function) if self.trial else None
+        self._before = {
+            name for name, _ in graph.attribute_arrays(function, self.device.owns)
+        }
+
+    def _identify(self, array: Any) -> int:
+        device = self.device
+        if not device.owns(array):
+            return 0
+        allocation = device.allocation_id(array)
+        if allocation not in self._sizes:
+            self._sizes[allocation] = device.root_bytes(device.root(array))
+        return allocation
+
+    def forward_ran(self, function: Any, inputs: tuple[Array, ...]) -> None:
+        """After a forward function has run; its inputs are held for a trial."""
+        if self.trial:
+            self._held = (len(self._steps) - 1, self._pristine, inputs)
+
+    def forward_complete(self, k: int, function: Any) -> None:
+        """After the function has left its arrays in the graph."""
+        step, device = self._steps[k], self.device
+        self._functions.append(weakref.ref(function))
+        for live in self.executor.maps_of(function):
+            for reference in live.slots:
+                slots = self._slots.setdefault(live.allocation, [])
+                if reference.slot not in slots:
+                    slots.append(reference.slot)
+        made = {
+            name: array
+            for name, array in graph.attribute_arrays(function, device.owns)
+            if name not in self._before
+        }
+        step.products = tuple(self._products(k, function, made))
+        if self._held is not None and self._held[0] == k:
+            _, before, inputs = self._held
+            self._held = None
+            step.verdict = verify(before, function, inputs, made, device)
+
+    def _products(
+        self, k: int, function: Any, made: dict[str, Array]
+    ) -> list[tuple[int, Slot]]:
+        result, identify = [], self.device.allocation_id
+        for index, array in enumerate(graph.output_arrays(function)):
+            if array is not None and self.device.owns(array):
+                result.append((identify(array), Slot(k, SlotKind.OUTPUT, index)))
+        for name, array in made.items():
+            result.append((identify(array), Slot(k, SlotKind.ATTRIBUTE, name)))
+        return [(allocation, slot) for allocation, slot in result if allocation]
+
+    def backward_starts(self, label: str, function: Any, forward: int) -> None:
+        """Before a backward function runs."""
+        if not any(step.phase is Phase.BACKWARD for step in self._steps):
+            self._forward_ends(function)
+        hook = len(self._hooks) - 1
+        k = len(self._steps)
+        self._steps.append(_Step(label, Phase.BACKWARD, hook, forward, ()))
+        reads = [live.allocation for live in self.executor.maps_of(function)]
+        self._steps[-1].reads = tuple(reads)
+        for allocation in reads:
+            self._uses.setdefault(allocation, []).append(k)
+
+    def label_of(self, forward: int, otherwise: str) -> str:
+        """Label of a forward operation of this iteration."""
+        return self._steps[forward].label if forward >= 0 else otherwise
+
+    def _forward_ends(self, last: Any) -> None:
+        """Which inputs a replay will find, and when the graph dies."""
+        for step, reference in zip(self._steps, self._functions, strict=False):
+            function = reference()
+            if function is None or function.inputs is None:
+                continue
+            step.input_nodes = tuple(
+                (allocation, self._replayable(node))
+                for allocation, node in zip(step.reads, function.inputs, strict=False)
+            )
+        device = self.device
+
+        def graph_died(_: Any) -> None:
+            if self._graph_end < 0:
+                self._graph_end = device.event_count
+
+        self._watch = weakref.ref(last, graph_died)
+
+    @staticmethod
+    def _replayable(node: Any) -> bool:
+        return node.creator_node is not None or graph.node_array(node) is not None
+
+    # -- result ---------------------------------------------------------------
+    def build(self, link: Link, description: dict[str, Any]) -> Profile:
+        """The profile; to be called at the start of the next iteration.
+
+        Args:
+            link: The measured link.
+            description: Name, kind and versions of the device.
+        """
+        self._held = self._watch = None
+        entries = self.device.take_events()
+        sizes = {**self._sizes, **{abs(event): nbytes for event, nbytes in entries}}
+        raw = [event for event, _ in entries]
+        return _Builder(self, raw, sizes).build(link, description)
+
+
+class _Builder:
+    """Sorts a recording into a profile."""
+
+    def __init__(
+        self, recorder: Recorder, raw: list[int], sizes: dict[int, int]
+    ) -> None:
+        self.recorder = recorder
+        self.hooks = recorder._hooks
+        self.steps = list(recorder._steps)
+        self.raw = raw
+        self.sizes = sizes
+        # The last hook is the one that ended the iteration; the one before is
+        # the last backward's: the update runs between them.
+        update = _Step('update', Phase.UPDATE, len(self.hooks) - 2, -1, ())
+        self.steps.append(update)
+
+    def build(self, link: Link, description: dict[str, Any]) -> Profile:
+        self._sort_events()
+        self._make_storages()
+        operations = tuple(self._operation(k) for k in range(len(self.steps)))
+        return Profile(
+            operations=operations,
+            storages=tuple(self.storages),
+            events=tuple(self.events),
+            recipes=tuple(self._recipes()),
+            initial_bytes=self.recorder.initial_bytes,
+            graph_end_event=self.graph_end,
+            link=link,
+            device=description,
+        )
+
+    def _sort_events(self) -> None:
+        """Leaves out what the hooks themselves have allocated."""
+        managed: set[int] = set()
+        for hook in self.hooks:
+            for event in self.raw[hook.first_event : hook.end_event]:
+                if event > 0:
+                    managed.add(event)
+        end = self.hooks[-1].first_event
+        kept = [p for p, event in enumerate(self.raw[:end]) if abs(event) not in managed]
+        self.index = {}  # allocation id -> storage id
+        for position in kept:
+            self.index.setdefault(abs(self.raw[position]), len(self.index))
+        for allocation in (*self.recorder._slots, *self._read_ids()):
+            if allocation and allocation not in managed:
+                self.index.setdefault(allocation, len(self.index))
+        self.events = [
+            (1 if self.raw[p] > 0 else -1) * (self.index[abs(self.raw[p])] + 1)
+            for p in kept
+        ]
+        self.first_event = [
+            bisect.bisect_left(kept, self.hooks[step.hook].end_event)
+            for step in self.steps
+        ]
+        self.first_event[0] = 0
+        died = self.recorder._graph_end
+        self.graph_end = len(kept) if died < 0 else bisect.bisect_left(kept, died)
+
+    def _read_ids(self) -> list[int]:
+        return [a for step in self.steps for a in step.reads]
+
+    def _operation_at(self, position: int) -> int:
+        return bisect.bisect_right(self.first_event, position) - 1
+
+    def _make_storages(self) -> None:
+        n = len(self.index)
+        malloc, free = [-1] * n, [-1] * n
+        for position, event in enumerate(self.events):
+            (malloc if event > 0 else free)[abs(event) - 1] = position
+        reads: list[list[int]] = [[] for _ in range(n)]
+        for k, step in enumerate(self.steps):
+            if step.phase is Phase.FORWARD:
+                for allocation in set(step.reads):
+                    if allocation in self.index:
+                        reads[self.index[allocation]].append(k)
+        self.storages = []
+        for allocation, i in self.index.items():
+            producer = self._operation_at(malloc[i]) if malloc[i] >= 0 else -1
+            slots = tuple(self.recorder._slots.get(allocation, ()))
+            uses = tuple(self.recorder._uses.get(allocation, ()))
+            self.storages.append(
+                Storage(
+                    id=i,
+                    nbytes=self.sizes.get(allocation, 0),
+                    category=self._category(producer, slots, malloc[i], free[i]),
+                    label=self.steps[producer].label if producer >= 0 else 'input',
+                    producer=producer,
+                    allocated_at=malloc[i],
+                    freed_at=free[i],
+                    forward_uses=tuple(reads[i]),
+                    backward_uses=uses,
+                    releasable_from=self._releasable(producer, reads[i], free[i]),
+                    slots=slots,
+                )
+            )
+
+    def _category(
+        self, producer: int, slots: tuple[Slot, ...], malloc: int, free: int
+    ) -> Category:
+        if producer < 0:
+            return Category.INPUT
+        if slots:
+            return Category.FEATURE_MAP
+        if self.steps[producer].phase is Phase.BACKWARD and (
+            free < 0 or self._operation_at(free) > producer
+        ):
+            return Category.GRADIENT
+        if self.steps[producer].phase is Phase.UPDATE and free < 0:
+            return Category.OPTIMIZER_STATE
+        return Category.WORKSPACE
+
+    def _releasable(self, producer: int, reads: list[int], free: int) -> int:
+        last_use = max([producer, *reads]) + 1
+        if self.recorder.draft:
+            return last_use
+        if free < 0:
+            return -1
+        return max(last_use, self._operation_at(free) + 1)
+
+    def _operation(self, k: int) -> Operation:
+        step = self.steps[k]
+        end = self.steps[k + 1].hook if k + 1 < len(self.steps) else len(self.hooks) - 1
+        device = self.recorder.device
+        spans = [(self.hooks[h], self.hooks[h + 1]) for h in range(step.hook, end)]
+        last = self.first_event[k + 1] if k + 1 < len(self.steps) else len(self.events)
+        events = self.events[self.first_event[k] : last]
+        writes = {e - 1 for e in events if e > 0} - {-e - 1 for e in events if e < 0}
+        return Operation(
+            index=k,
+            label=step.label,
+            phase=step.phase,
+            device_seconds=sum(device.elapsed(a.left, b.entered) for a, b in spans),
+            host_seconds=sum(b.entered_seconds - a.left_seconds for a, b in spans),
+            reads=tuple(self.index[a] for a in step.reads if a in self.index),
+            writes=tuple(sorted(writes)),
+            workspace_bytes=self._workspace(events),
+            specs=step.specs,
+            forward=step.forward,
+            first_event=self.first_event[k],
+        )
+
+    def _workspace(self, events: list[int]) -> int:
+        load = peak = 0
+        for event in events:
+            nbytes = self.storages[abs(event) - 1].nbytes
+            load += nbytes if event > 0 else -nbytes
+            peak = max(peak, load)
+        return peak - max(load, 0)
+
+    def _recipes(self) -> list[Recipe]:
+        recipes = []
+        device = self.recorder.device
+        for k, step in enumerate(self.steps):
+            verdict = step.verdict
+            if verdict is None:
+                continue
+            made = {
+                self.index[allocation]: slot
+                for allocation, slot in reversed(step.products)
+                if allocation in self.index
+                and self.storages[self.index[allocation]].producer == k
+            }
+            inputs = {self.index[a] for a, _ in step.input_nodes if a in self.index}
+            inputs.update(
+                storage
+                for storage, slot in made.items()
+                if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
+            )
+            reachable = len(step.input_nodes) > 0 and all(
+                replayable for _, replayable in step.input_nodes
+            )
+            recipes.append(
+                Recipe(
+                    operation=k,
+                    inputs=tuple(sorted(inputs)),
+                    products=tuple(sorted(made)),
+                    sources=tuple(made[storage] for storage in sorted(made)),
+                    attributes=verdict.attributes,
+                    seconds=device.elapsed(verdict.start, verdict.end),
+                    peak_bytes=verdict.peak_bytes,
+                    exact=verdict.exact and reachable,
+                )
+            )
+        return recipes

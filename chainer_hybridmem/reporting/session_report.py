@@ -1,0 +1,93 @@
+"""The report at the end of a run: what was promised next to what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+
+def session_report(
+    statistics: dict[str, Any], plan: Plan | None, profile: Profile | None
+) -> str:
+    """Formats a session's statistics as a table.
+
+    Args:
+        statistics: From ``Session.statistics()``.
+        plan: The plan followed; None if there is none yet.
+        profile: The profile it was made from.
+
+    Returns:
+        str: Several lines, the last without a line break.
+    """
+    s = statistics
+    rows = [
+        ('state', f'{s["state"]} after {s["iterations"]} iterations'),
+        ('memory limit', _bytes(s['limit_bytes'])),
+        ('in-core peak', _bytes(s['in_core_peak_bytes'])),
+        (
+            'peak, predicted / measured',
+            f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',
+        ),
+    ]
+    if plan is not None and profile is not None:
+        rows += [(action.value, _maps(plan, profile, action)) for action in Action]
+        rows += _times(s)
+        rows.append(
+            (
+                'planning',
+                f'{plan.planner}, {format_seconds(plan.planning_seconds)}, '
+                f'{plan.simulations} simulations',
+            )
+        )
+    rows.append(('host memory for swapped maps', _bytes(s['host_bytes'])))
+    if s['deviations']:
+        rows.append(('iterations that differed', str(s['deviations'])))
+    width = max(len(name) for name, _ in rows)
+    title = f'chainer_hybridmem, planner {s["planner"]}'
+    lines = [title, '-' * len(title)]
+    return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+
+
+def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
+    measured = s['iteration_seconds'] if s['guided_iterations'] else None
+    predicted, in_core = s['predicted_seconds'], s['in_core_seconds']
+    error = ''
+    if measured:
+        error = f' (prediction {predicted / measured - 1:+.1%})'
+    rows = [
+        (
+            's / iteration, predicted / measured',
+            f'{_seconds(predicted)} / {_seconds(measured)}{error}',
+        ),
+        ('s / iteration in-core', _seconds(in_core)),
+        (
+            'overhead, predicted / measured',
+            f'{predicted / in_core - 1:+.1%} / '
+            + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
+        ),
+        ('lower bound of any plan', _seconds(s['lower_bound_seconds'])),
+    ]
+    if measured:
+        rows += [
+            ('stalled, measured', _seconds(s['stall_seconds'])),
+            ('copied / iteration', _bytes(s['swapped_bytes'])),
+            ('recomputed / iteration', _bytes(s['recomputed_bytes'])),
+        ]
+    return rows
+
+
+def _maps(plan: Plan, profile: Profile, action: Action) -> str:
+    chosen = [m for m in plan.maps if m.action is action]
+    nbytes = sum(profile.storages[m.storage].nbytes for m in chosen)
+    return f'{len(chosen)} feature maps, {format_bytes(nbytes)}'
+
+
+def _bytes(value: float | None) -> str:
+    return 'unknown' if value is None else format_bytes(value)
+
+
+def _seconds(value: float | None) -> str:
+    return 'not yet' if value is None else format_seconds(value)

@@ -1,0 +1,581 @@
+"""``optimize()``: warm-up, profile, plan, guided iterations, and deviations."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Any, TextIO
+
+import chainer
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.devices import open_device
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    OptionError,
+    OutOfMemoryError,
+    SessionError,
+)
+from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
+from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.reporting.session_report import session_report
+from chainer_hybridmem.units import (
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+)
+
+_active = threading.local()
+LARGEST_GUIDE_COUNT = 16
+
+
+def optimize(
+    model: chainer.Link,
+    memory_limit: int | str,
+    planner: str = DEFAULT,
+    device: str | None = None,
+    swap_dir: str | None = None,
+    link_bandwidth: float | str | None = None,
+    progress: bool | TextIO = False,
+    **options: Any,
+) -> Session:
+    """Trains a model inside a memory limit.
+
+    Args:
+        model: The model that is trained; its parameters are counted.
+        memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
+        planner: Name of the planner.
+        device: ``'cpu'`` or ``'cuda'``; by default the model's device.
+        swap_dir: Host device only: folder for swapped feature maps instead of
+            RAM.
+        link_bandwidth: Host device only: most bytes per second and direction
+            for swapping, such as ``'100MB/s'``.
+        progress: Whether to tell what the session does, or the file to tell.
+        options: Options of the planner.
+
+    Returns:
+        Session: To be used in a ``with`` statement around the training loop.
+
+    Raises:
+        UnknownNameError: If there is no such planner or device.
+        OptionError: If the limit or bandwidth cannot be read.
+    """
+    return Session(
+        model,
+        memory_limit,
+        planner,
+        device,
+        swap_dir,
+        link_bandwidth,
+        progress,
+        options,
+    )
+
+
+class Session(chainer.FunctionHook):
+    """One training run under a memory limit; made by :func:`optimize`.
+
+    Attributes:
+        plan (Plan or None): The plan followed now.
+        profile (Profile or None): The profile it was made from.
+    """
+
+    name = 'hybridmem'
+
+    def __init__(
+        self,
+        model: chainer.Link,
+        memory_limit: int | str,
+        planner: str,
+        device: str | None,
+        swap_dir: str | None,
+        link_bandwidth: float | str | None,
+        progress: bool | TextIO,
+        options: dict[str, Any],
+    ) -> None:
+        if not isinstance(model, chainer.Link):
+            raise OptionError(
+                f'model is a {type(model).__name__}; a chainer.Link is needed.'
+            )
+        self.model = model
+        self.planner = check_name(planner)
+        self.planner_options = options
+        self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
+        bandwidth = (
+            None
+            if link_bandwidth is None
+            else parse_bandwidth(link_bandwidth, 'link_bandwidth')
+        )
+        self.device: Device = open_device(
+            _device_name(model, device), self.limit_bytes, bandwidth, swap_dir
+        )
+        self._progress = sys.stderr if progress is True else progress or None
+        self._link_hook = _LinkPath(model)
+        self._executor = Executor(self.device)
+        self._guides: list[Guide] = []
+        self._guide: Guide | None = None
+        self._recorder: Recorder | None = None
+        self._link: Link | None = None
+        self._open = False
+        self._reset_iteration()
+        self._history: list[dict[str, float]] = []
+        self.iterations = 0
+        self.deviations = 0
+
+    # -- with -----------------------------------------------------------------
+    def __enter__(self) -> Session:
+        if getattr(_active, 'session', None) is not None:
+            raise SessionError(
+                'A hybridmem session is already active in this thread; leave it '
+                'before starting another one.'
+            )
+        self.device.adopt(_permanent_arrays(self.model))
+        self.device.install(self._executor.reclaim)
+        try:
+            super().__enter__()
+            self._link_hook.__enter__()
+        except BaseException:
+            self.device.uninstall()
+            raise
+        _active.session = self
+        self._open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if not self._open:
+            return
+        self._open = False
+        _active.session = None
+        message = self._explain(error)
+        self._link_hook.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
+        if self._recorder is not None:
+            self.device.take_events()
+            self._recorder = None
+        self.device.uninstall()
+        try:
+            if error is None:
+                self._finish_statistics()
+                self._executor.close()
+        finally:
+            self._executor.abandon()
+            self.device.close()
+        if message is not None:
+            raise message from error
+
+    def _explain(self, error: BaseException | None) -> OutOfMemoryError | None:
+        """NumPy's and CuPy's own errors know neither limit nor operation."""
+        if not isinstance(error, MemoryError) or isinstance(error, HybridMemoryError):
+            return None
+        failure = self.device.last_failure
+        if failure is None:
+            return None
+        return self.out_of_memory(*failure)
+
+    def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
+        """The error for an allocation that did not fit, with numbers."""
+        where = f'operation {self._position - 1}' if self._position else 'the start'
+        return OutOfMemoryError(
+            f'{format_bytes(requested)} ({requested} bytes) asked for at {where} '
+            f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
+            f'use and nothing more can be swapped. The smallest limit that would '
+            f'work here is about {used + requested} bytes; raise memory_limit or '
+            f'lower the batch size.',
+            requested,
+            self.limit_bytes,
+            used,
+        )
+
+    # -- hooks ----------------------------------------------------------------
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Before a forward function: complete the last one, act on the plan."""
+        if self._in_backward or not chainer.config.enable_backprop:
+            return
+        if self._recorder is not None:
+            self._recorder.enter()
+        self._complete_last()
+        if self._backward_seen or not self._started:
+            self._end_iteration()
+            self._begin_iteration(_forward_key(function, in_data))
+        k = self._position
+        self._position += 1
+        name = graph.function_name(function)
+        self._label = f'{self._link_hook.path}/{name}'
+        self._check(k, _forward_key(function, in_data))
+        self._executor.before_forward(k, function)
+        self._index[function] = k
+        self._last = (k, weakref.ref(function))
+        if self._recorder is not None:
+            specs = tuple(_spec(x) for x in in_data)
+            self._recorder.forward_starts(self._label, function, specs, in_data)
+            self._recorder.leave()
+
+    def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """After a forward function has computed."""
+        recorder = self._recorder
+        if recorder is None or self._in_backward:
+            return
+        if self._last is not None and self._last[1]() is function:
+            recorder.enter()
+            recorder.forward_ran(function, in_data)
+            recorder.leave()
+
+    def backward_preprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """Before a backward function: everything it reads must be there."""
+        del in_data, out_grad
+        if self._recorder is not None:
+            self._recorder.enter()
+        self._complete_last()
+        self._in_backward = self._backward_seen = True
+        k = self._position
+        self._position += 1
+        forward = self._index.get(function, -1)
+        self._label = f'backward of {graph.function_name(function)}'
+        self._check(k, ('backward', forward))
+        self._executor.before_backward(k, function)
+        if self._recorder is not None:
+            self._recorder.backward_starts(
+                self._recorder.label_of(forward, self._label), function, forward
+            )
+            self._recorder.leave()
+
+    def backward_postprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """After a backward function: drop what is not needed any more."""
+        del function, in_data, out_grad
+        if self._recorder is not None:
+            self._recorder.enter()
+        self._executor.after_backward(self._position - 1)
+        self._in_backward = False
+        if self._recorder is not None:
+            self._recorder.leave()
+
+    def _complete_last(self) -> None:
+        if self._last is None:
+            return
+        k, reference = self._last
+        self._last = None
+        function = reference()
+        if function is None:
+            return
+        self._executor.complete(k, function)
+        if self._recorder is not None:
+            self._recorder.forward_complete(k, function)
+
+    # -- iterations -----------------------------------------------------------
+    def _reset_iteration(self) -> None:
+        self._started = False
+        self._position = 0
+        self._label = 'no operation yet'
+        self._last: tuple[int, Any] | None = None
+        self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._in_backward = False
+        self._backward_seen = False
+        self._matching = False
+        self._keys: list[Key] = []
+        self._start_seconds = 0.0
+
+    def _check(self, k: int, key: Key) -> None:
+        """Compares an operation with the guide's; deviations go passive."""
+        if self._recorder is not None:
+            self._keys.append(key)
+        if not self._matching:
+            return
+        guide = self._guide
+        if guide is None or k >= len(guide.keys) or guide.keys[k] != key:
+            self._deviate()
+
+    def _deviate(self) -> None:
+        """The iteration is not the one the guide knows: passive from here."""
+        self._matching = False
+        self._executor.leave_plan()
+        self.deviations += 1
+        if self._recorder is None:
+            self._guides = [g for g in self._guides if g is not self._guide][-1:]
+        self._tell(f'iteration {self.iterations + 1} differs: passive, then profiled')
+
+    def _begin_iteration(self, key: Key) -> None:
+        index = self._index
+        self._reset_iteration()
+        self._index = index  # older graphs may still be asked for
+        guide = next((g for g in self._guides if g.keys[:1] == [key]), None)
+        if guide is None:
+            guide = Guide()
+        self._guide = guide
+        self._matching = guide.table is not None
+        self._refresh_permanent()
+        self._executor.begin(guide.table, guide.copies)
+        if guide.stage is not Stage.GUIDED:
+            self._recorder = Recorder(
+                self.device,
+                self._executor,
+                trial=guide.trial,
+                draft=guide.stage is Stage.WARM_UP,
+            )
+            self._recorder.enter()
+        self.device.reset_peak()
+        self._started = True
+        self._start_seconds = time.perf_counter()
+
+    def _end_iteration(self) -> None:
+        if not self._started:
+            return
+        seconds = time.perf_counter() - self._start_seconds
+        self._record_statistics(seconds)
+        recorder, guide = self._recorder, self._guide
+        self._recorder = None
+        assert guide is not None
+        if self._matching and self._position != len(guide.keys):
+            self._deviate()
+        if recorder is None:
+            return
+        self.device.synchronize()
+        profile = recorder.build(self._measured_link(), self.device.describe())
+        guide.learn(profile, self._keys)
+        if guide not in self._guides:
+            self._guides = [guide, *self._guides][:LARGEST_GUIDE_COUNT]
+        if guide.profiled and guide.stage is not Stage.GUIDED:
+            self._plan(guide)
+
+    def _plan(self, guide: Guide) -> None:
+        problem = guide.make_problem()
+        plan = make_plan(
+            problem, self.limit_bytes, self.planner, **self.planner_options
+        )
+        guide.follow(problem, plan)
+        self.device.reserve(swap_bytes(problem.profile, plan))
+        self._tell(
+            f'planned in {format_seconds(plan.planning_seconds)} '
+            f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '
+            f'{plan.count(Action.SWAP)} swap, {plan.count(Action.RECOMPUTE)} '
+            f'recompute; predicted {format_seconds(plan.predicted_seconds)} per '
+            f'iteration, peak {format_bytes(plan.predicted_peak_bytes)}'
+        )
+
+    def _measured_link(self) -> Link:
+        if self._link is None:
+            latency, d2h, h2d = self.device.measure_link()
+            self._link = Link(latency, d2h, h2d)
+        return self._link
+
+    def _refresh_permanent(self) -> None:
+        identify = self.device.allocation_id
+        arrays = _permanent_arrays(self.model)
+        self._executor.permanent = {identify(a) for a in arrays if self.device.owns(a)}
+
+    # -- results --------------------------------------------------------------
+    @property
+    def state(self) -> str:
+        """``'warm-up'``, ``'profiling'``, ``'guided'`` or ``'passive'``."""
+        if self._guide is None or self._guide.stage is Stage.WARM_UP:
+            return Stage.WARM_UP.value
+        if self._started and not self._matching and self._guide.stage is Stage.GUIDED:
+            return 'passive'
+        return self._guide.stage.value
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan followed now."""
+        guide = self._planned_guide()
+        return None if guide is None else guide.plan
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile the plan was made from."""
+        guide = self._planned_guide()
+        if guide is None or guide.problem is None:
+            return None
+        return guide.problem.profile
+
+    def _planned_guide(self) -> Guide | None:
+        if self._guide is not None and self._guide.plan is not None:
+            return self._guide
+        return next((g for g in self._guides if g.plan is not None), None)
+
+    def _record_statistics(self, seconds: float) -> None:
+        self.iterations += 1
+        guided = (
+            self._matching
+            and self._guide is not None
+            and self._guide.stage is Stage.GUIDED
+        )
+        counters = self._executor.counters
+        self._history.append(
+            {
+                'guided': float(guided),
+                'seconds': seconds,
+                'stall_seconds': self.device.take_stall_seconds(),
+                'peak_bytes': self.device.peak_bytes,
+                'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
+                'recomputed_bytes': counters.recomputed_bytes,
+                'evictions': counters.evictions,
+                'restores': counters.restores,
+            }
+        )
+        self._tell(
+            f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '
+            f'peak {format_bytes(self.device.peak_bytes)}'
+        )
+
+    def _finish_statistics(self) -> None:
+        """Counts the last iteration, which no other one has ended."""
+        if self._started and self._backward_seen:
+            self._complete_last()
+            self._record_statistics(time.perf_counter() - self._start_seconds)
+            self._started = False
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of the run so far.
+
+        Returns:
+            dict: Bytes as int, seconds as float, None where nothing is known
+            yet. Medians are over guided iterations.
+        """
+        guided = [entry for entry in self._history if entry['guided']]
+        recent = guided or self._history
+
+        def median(name: str) -> float | None:
+            if not recent:
+                return None
+            return statistics.median(entry[name] for entry in recent)
+
+        plan, guide = self.plan, self._planned_guide()
+        problem = guide.problem if guide is not None else None
+        seconds = median('seconds')
+        in_core = plan.in_core_seconds if plan is not None else None
+        return {
+            'state': self.state,
+            'planner': self.planner,
+            'iterations': self.iterations,
+            'guided_iterations': len(guided),
+            'deviations': self.deviations,
+            'limit_bytes': self.limit_bytes,
+            'peak_bytes': int(max((e['peak_bytes'] for e in self._history), default=0)),
+            'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
+            'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
+            'host_bytes': self.device.host_bytes,
+            'iteration_seconds': seconds,
+            'predicted_seconds': plan.predicted_seconds if plan else None,
+            'in_core_seconds': in_core,
+            'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
+            'overhead': seconds / in_core - 1 if seconds and in_core else None,
+            'stall_seconds': median('stall_seconds'),
+            'swapped_bytes': _as_int(median('swapped_bytes')),
+            'recomputed_bytes': _as_int(median('recomputed_bytes')),
+            'evictions': _as_int(median('evictions')),
+            'restores': _as_int(median('restores')),
+            'keep': plan.count(Action.KEEP) if plan else None,
+            'swap': plan.count(Action.SWAP) if plan else None,
+            'recompute': plan.count(Action.RECOMPUTE) if plan else None,
+            'planning_seconds': plan.planning_seconds if plan else None,
+            'simulations': plan.simulations if plan else None,
+            'guided_peak_bytes': (
+                int(max(e['peak_bytes'] for e in guided)) if guided else None
+            ),
+        }
+
+    def report(self) -> str:
+        """The statistics as a table for people."""
+        return session_report(self.statistics(), self.plan, self.profile)
+
+    def last_iteration(self) -> dict[str, float]:
+        """Figures of the last finished iteration; empty before the first."""
+        return dict(self._history[-1]) if self._history else {}
+
+    def _tell(self, message: str) -> None:
+        if self._progress is not None:
+            print(f'hybridmem: {message}', file=self._progress, flush=True)
+
+
+class _LinkPath(chainer.LinkHook):
+    """Knows the path of the link that runs now."""
+
+    name = 'hybridmem-path'
+
+    def __init__(self, model: chainer.Link) -> None:
+        self._paths = {id(link): name for name, link in model.namedlinks()}
+        self._stack: list[str] = []
+
+    @property
+    def path(self) -> str:
+        return self._stack[-1] if self._stack else ''
+
+    def forward_preprocess(self, args: Any) -> None:
+        name = self._paths.get(id(args.link), args.link.name or '')
+        self._stack.append('' if name == '/' else name)
+
+    def forward_postprocess(self, args: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+
+def swap_bytes(profile: Profile, plan: Plan) -> int:
+    """Bytes of all feature maps a plan swaps: what the host must hold."""
+    return sum(
+        profile.storages[m.storage].nbytes
+        for m in plan.maps
+        if m.action is Action.SWAP
+    )
+
+
+def _permanent_arrays(model: chainer.Link) -> list[Any]:
+    """Parameters, gradients, optimizer state and persistent arrays."""
+    arrays: list[Any] = []
+    for parameter in model.params():
+        arrays.append(parameter.array)
+        arrays.append(parameter._grad)  # the property raises where there is none
+        rule = parameter.update_rule
+        if rule is not None and rule.state:
+            arrays.extend(rule.state.values())
+    for link in model.links():
+        arrays.extend(link.__dict__.get(name) for name in link._persistent)
+    kinds = chainer.get_array_types()
+    return [array for array in arrays if isinstance(array, kinds)]
+
+
+def _device_name(model: chainer.Link, device: str | None) -> str:
+    of_model = 'cuda' if model.device.xp is not __import__('numpy') else 'cpu'
+    if device is None or device == 'auto':
+        if of_model == 'cuda':
+            return f'cuda:{model.device.device.id}'
+        return of_model
+    wanted = 'cpu' if device in ('cpu', 'host', '@numpy') else 'cuda'
+    if wanted != of_model:
+        raise OptionError(
+            f'device is {device!r} but the model is on {model.device}; move one of '
+            f'them, for example with model.to_device.'
+        )
+    return device
+
+
+def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:
+    return (
+        type(graph.target(function)).__name__,
+        *[(x.shape, x.dtype.char) for x in in_data],
+    )
+
+
+def _spec(array: Any) -> str:
+    return f'{array.dtype.name}[{",".join(map(str, array.shape))}]'
+
+
+def _as_int(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,408 @@
+"""Chainer is imported and repaired, and nothing else changes."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+import types
+import warnings
+
+import numpy
+import pytest
+
+from chainer_hybridmem import compat
+
+chainer = compat.import_chainer()
+F = chainer.functions
+
+# What an interpreter does that has never seen chainer_hybridmem. Blocks real
+# modules in the way that a missing installation does.
+BLOCK = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname, path, target=None):
+        if fullname in {names!r}:
+            raise ModuleNotFoundError('No module named ' + repr(fullname))
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_python(code, *options, missing=(), **environment):
+    """Runs code in a new interpreter; returns what it printed, stderr included."""
+    blocked = BLOCK.format(names=set(missing)) if missing else ''
+    result = subprocess.run(
+        [sys.executable, *options, '-c', blocked + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout.strip()
+
+
+GONE = ('pkg_resources', 'numpy.distutils', 'numpy.distutils.system_info')
+PRINT_STAND_INS = """
+import sys, numpy
+present = [name for name in ('pkg_resources', 'numpy.distutils') if name in sys.modules]
+print(chainer.__version__, present, 'distutils' in vars(numpy))
+"""
+
+
+class TestImport:
+    def test_package_first_prints_nothing(self):
+        code = 'import chainer_hybridmem, chainer; print(chainer.__version__)'
+        assert run_python(code) == '7.8.1'
+
+    def test_install_does_not_import_chainer(self):
+        code = """
+        import sys
+        from chainer_hybridmem import compat
+        sys.modules.pop('chainer', None)
+        compat.install()
+        print('chainer' in sys.modules)
+        """
+        assert run_python(code) == 'False'
+
+    def test_warnings_as_errors(self):
+        code = 'import chainer_hybridmem, chainer, chainer.testing'
+        assert run_python(code, '-W', 'error') == ''
+
+    def test_stand_ins_are_gone_after_the_import(self):
+        code = 'import chainer_hybridmem, chainer\n' + PRINT_STAND_INS
+        assert run_python(code, missing=GONE) == '7.8.1 [] False'
+
+    def test_chainer_testing_without_pkg_resources(self):
+        code = """
+        import chainer_hybridmem, chainer
+        import chainer.testing, chainer.gradient_check
+        assert chainer.testing.with_requires('no-such-package')(lambda: 0)
+        """
+        code = textwrap.dedent(code) + PRINT_STAND_INS
+        assert run_python(code, missing=GONE) == '7.8.1 [] False'
+
+    def test_real_modules_stay(self):
+        code = """
+        import sys, types
+        real = types.ModuleType('pkg_resources')
+        class Error(Exception): pass
+        real.require = lambda *names: (_ for _ in ()).throw(Error())
+        real.DistributionNotFound = real.VersionConflict = Error
+        sys.modules['pkg_resources'] = real
+        import chainer_hybridmem, chainer
+        assert sys.modules['pkg_resources'] is real
+        assert sys.modules['chainer._environment_check'].pkg_resources is real
+        """
+        run_python(code)
+
+    def test_chainer_first(self):
+        # A user's own repairs make chainer importable before this package is.
+        code = """
+        import chainer_hybridmem.compat as compat
+        import sys, warnings
+        sys.meta_path[:] = [
+            f for f in sys.meta_path if not isinstance(f, compat._ImportWrapper)]
+        for name in [n for n in sys.modules if n.partition('.')[0] == 'chainer']:
+            del sys.modules[name]
+        warnings.simplefilter('ignore')
+        compat.prepare()
+        import chainer
+        compat._end_preparation()
+        add = chainer.reporter.Summary.add
+        compat.install()
+        assert chainer.reporter.Summary.add is not add
+        compat.prepare()
+        compat.patch_chainer()
+        """
+        assert run_python(code) == ''
+
+    def test_after_a_failed_import(self):
+        code = """
+        import sys
+        sys.modules['chainer.links'] = None  # fails late, as for want of a module
+        try:
+            import chainer
+        except Exception:
+            pass
+        assert 'chainer.functions' in sys.modules or 'chainer.backends' in sys.modules
+        del sys.modules['chainer.links']
+        import chainer_hybridmem, chainer
+        print(chainer.__version__)
+        """
+        assert run_python(code, '-W', 'ignore') == '7.8.1'
+
+    def test_user_filters_are_kept(self):
+        code = """
+        import warnings, numpy
+        warnings.simplefilter('error', UserWarning)
+        filters = list(warnings.filters)
+        import chainer_hybridmem, chainer
+        assert warnings.filters == filters
+        """
+        run_python(code)
+
+    def test_missing_chainer_is_an_import_error(self):
+        code = """
+        from chainer_hybridmem import compat
+        try:
+            compat.import_chainer()
+        except ImportError as error:
+            print(error.name or error)
+        """
+        assert 'chainer' in run_python(code, missing=['chainer'])
+
+    def test_numpy_is_left_as_it_was(self):
+        code = """
+        import numpy
+        before = set(vars(numpy))
+        import chainer_hybridmem, chainer
+        added = set(vars(numpy)) - before
+        print(added & {'sctypes', 'float'})
+        """
+        assert run_python(code) == 'set()'
+
+    def test_patching_before_the_import_is_refused(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, 'chainer')
+        with pytest.raises(RuntimeError, match='import_chainer'):
+            compat.patch_chainer()
+
+    def test_patching_twice_changes_nothing(self):
+        patched = (
+            chainer.reporter.Summary.add,
+            F.array.resize_images.compute_indices_and_weights,
+            F.array.pad_sequence.PadSequence.forward,
+            F.loss.mean_squared_error.MeanSquaredError.forward_cpu,
+        )
+        compat.patch_chainer()
+        assert patched == (
+            chainer.reporter.Summary.add,
+            F.array.resize_images.compute_indices_and_weights,
+            F.array.pad_sequence.PadSequence.forward,
+            F.loss.mean_squared_error.MeanSquaredError.forward_cpu,
+        )
+
+
+class TestRequire:
+    @pytest.fixture(autouse=True)
+    def installed(self, monkeypatch):
+        def version(name):
+            if name != 'tool':
+                raise importlib.metadata.PackageNotFoundError(name)
+            return '2.0.0.post3'
+
+        monkeypatch.setattr(importlib.metadata, 'version', version)
+
+    @pytest.mark.parametrize(
+        'requirement', ['tool', 'tool>=2,<3', 'tool>=2.0.0.post3, <2.1', 'tool!=2.0']
+    )
+    def test_met(self, requirement):
+        compat.require(requirement)
+        compat.WorkingSet().require(requirement)
+
+    @pytest.mark.parametrize('requirement', ['tool<2.0', 'tool>=2.0.1', 'tool==2.0'])
+    def test_other_version(self, requirement):
+        with pytest.raises(compat.VersionConflict, match=r'2\.0\.0\.post3'):
+            compat.require(requirement)
+
+    def test_not_installed(self):
+        with pytest.raises(compat.DistributionNotFound, match='other'):
+            compat.require('tool', 'other>=1')
+
+
+class TestSummary:
+    def summarize(self, values, weights=None):
+        summary = chainer.reporter.Summary()
+        for value, weight in zip(values, weights or [1] * len(values), strict=True):
+            summary.add(value, weight)
+        return summary.make_statistics()
+
+    @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+    @pytest.mark.parametrize('as_array', [False, True])
+    def test_float_mean_is_accumulated_in_double(self, dtype, as_array):
+        values = numpy.linspace(1000, 1000.2, 20000).astype(dtype)
+        mean, std = self.summarize([numpy.array(v) if as_array else v for v in values])
+        exact = values.astype('float64')
+        assert mean == pytest.approx(exact.mean(), rel=1e-12)
+        assert std == pytest.approx(exact.std(), rel=1e-3, abs=1e-6)
+        assert numpy.asarray(mean).dtype == numpy.float64
+
+    @pytest.mark.parametrize('dtype', ['int8', 'uint8', 'int32', 'uint64', 'bool'])
+    def test_integers_do_not_overflow(self, dtype):
+        top = 1 if dtype == 'bool' else min(numpy.iinfo(dtype).max, 2**31 - 1)
+        values = numpy.array([top, 0, top], dtype)
+        mean, std = self.summarize(list(values))
+        assert mean == pytest.approx(values.astype('float64').mean())
+        assert std == pytest.approx(values.astype('float64').std())
+
+    def test_weights_do_not_overflow(self):
+        values = [numpy.float32(1), numpy.float32(2)]
+        mean, _ = self.summarize(values, [numpy.int8(100), numpy.int8(100)])
+        assert mean == 1.5
+
+    def test_python_numbers_pass_unchanged(self):
+        assert self.summarize([1, 2.0, 3])[0] == 2
+
+    def test_dict_summary_is_repaired_too(self):
+        summary = chainer.reporter.DictSummary()
+        for _ in range(20000):
+            summary.add({'loss': chainer.Variable(numpy.array(1000.1, 'f'))})
+        expected = float(numpy.float32(1000.1))
+        assert summary.compute_mean()['loss'] == pytest.approx(expected, rel=1e-12)
+
+
+class TestMicroAverage:
+    def average(self, numerators, denominators):
+        """Feeds observations, with a trigger that fires at the last one."""
+        triggers = iter([False] * (len(numerators) - 1) + [True])
+        extension = chainer.training.extensions.MicroAverage(
+            'n', 'd', 'average', trigger=lambda trainer: next(triggers)
+        )
+        for n, d in zip(numerators, denominators, strict=True):
+            extension(types.SimpleNamespace(observation={'n': n, 'd': d}))
+        return chainer.get_current_reporter().observation['average']
+
+    @pytest.fixture(autouse=True)
+    def reporter(self):
+        with chainer.Reporter():
+            yield
+
+    def test_float_sums_are_double(self):
+        values = numpy.full(20000, 1000.1, 'f')
+        expected = pytest.approx(float(values[0]), rel=1e-12)
+        assert self.average(values, [1] * 20000) == expected
+
+    def test_integer_sums_do_not_overflow(self):
+        counts = numpy.full(4, 2**30, 'int32')
+        assert self.average(counts, counts) == 1.0
+
+
+class TestFunctions:
+    @pytest.mark.parametrize('mode', ['bilinear', 'nearest'])
+    @pytest.mark.parametrize('align_corners', [False, True])
+    def test_resize_images(self, mode, align_corners):
+        x = chainer.Variable(numpy.arange(8, dtype='f').reshape(1, 2, 2, 2))
+        y = F.resize_images(x, (4, 4), mode=mode, align_corners=align_corners)
+        assert y.shape == (1, 2, 4, 4)
+        assert y.array[0, :, 0, 0].tolist() == [0, 4]
+        y.grad = numpy.ones_like(y.array)
+        y.backward()
+        assert x.grad.sum() == pytest.approx(32)
+
+    def test_as_strided_backward(self):
+        x = chainer.Variable(numpy.arange(4, dtype='f'))
+        y = F.as_strided(x, (3, 2), (1, 1), 0)
+        y.grad = numpy.ones((3, 2), 'f')
+        y.backward()
+        assert x.grad.tolist() == [1, 2, 2, 1]
+
+    def test_as_strided_refuses_integer_gradients(self):
+        module = F.array.as_strided
+        assert numpy.dtype('f') in module.np.sctypes['float']
+        assert numpy.dtype('i') not in module.np.sctypes['float']
+
+    def test_categorical_log_prob(self):
+        p = numpy.array([[0.25, 0.75], [0.5, 0.5]], 'f')
+        log_p = chainer.distributions.Categorical(p=p).log_prob(numpy.array([1, 0]))
+        assert numpy.exp(log_p.array) == pytest.approx([0.75, 0.5])
+
+    @pytest.mark.parametrize('dtype', ['uint8', 'uint32', 'int8', 'int64', 'float32'])
+    @pytest.mark.parametrize('padding', [-1, 300, 0])
+    def test_pad_sequence(self, dtype, padding):
+        xs = [numpy.ones(2, dtype), numpy.ones(1, dtype)]
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            y = F.pad_sequence(xs, padding=padding).array
+        assert y.dtype == dtype
+        assert y.tolist() == [[1, 1], [1, numpy.array(padding).astype(dtype)]]
+
+    @pytest.mark.parametrize('size', [3, 65504, 70000])
+    def test_mean_squared_error_in_float16(self, size):
+        x = numpy.full(size, 0.5, 'float16')
+        y = F.mean_squared_error(chainer.Variable(x), numpy.zeros_like(x))
+        assert y.dtype == numpy.float16
+        assert float(y.array) == pytest.approx(0.25, rel=1e-2)
+
+    def test_mean_squared_error_in_float32_is_chainers(self):
+        x0, x1 = numpy.random.RandomState(0).randn(2, 1001).astype('f')
+        difference = x0 - x1
+        expected = numpy.array(difference.dot(difference) / 1001, 'f')
+        assert F.mean_squared_error(x0, x1).array == expected
+
+    def test_mean_squared_error_backward_in_float16(self):
+        x = chainer.Variable(numpy.full(8, 0.5, 'float16'))
+        F.mean_squared_error(x, numpy.zeros(8, 'float16')).backward()
+        assert x.grad.tolist() == [0.125] * 8
+
+    def test_training_with_warnings_as_errors(self, tmp_path):
+        code = """
+        import os, chainer_hybridmem, chainer, numpy
+        model = chainer.links.Classifier(chainer.Sequential(
+            chainer.links.Convolution2D(1, 4, 3), chainer.links.BatchNormalization(4),
+            chainer.functions.relu, chainer.links.Linear(None, 3)))
+        optimizer = chainer.optimizers.MomentumSGD().setup(model)
+        data = chainer.datasets.TupleDataset(
+            numpy.random.rand(12, 1, 6, 6).astype('f'), numpy.arange(12) % 3)
+        iterator = chainer.iterators.SerialIterator(data, 4)
+        updater = chainer.training.updaters.StandardUpdater(iterator, optimizer)
+        trainer = chainer.training.Trainer(updater, (2, 'epoch'), out=os.environ['OUT'])
+        log = chainer.training.extensions.LogReport(filename=None)
+        trainer.extend(log)
+        trainer.run()
+        print(type(log.log[-1]['main/loss']).__name__)
+        """
+        assert run_python(code, '-W', 'error', OUT=str(tmp_path)) in (
+            'float',
+            'float64',
+        )
+
+
+class TestCuda:
+    def test_no_cupy(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, 'cupy', None)
+        assert compat.cuda_available() is False
+
+    @pytest.mark.parametrize('answer', [True, False])
+    def test_answer_of_cupy(self, monkeypatch, answer):
+        cuda = types.SimpleNamespace(is_available=lambda: answer)
+        monkeypatch.setitem(sys.modules, 'cupy', types.SimpleNamespace(cuda=cuda))
+        assert compat.cuda_available() is answer
+
+    def test_cupy_that_raises(self, monkeypatch):
+        def is_available():
+            raise RuntimeError('CUDA driver is insufficient')
+
+        cuda = types.SimpleNamespace(is_available=is_available)
+        monkeypatch.setitem(sys.modules, 'cupy', types.SimpleNamespace(cuda=cuda))
+        assert compat.cuda_available() is False
+
+    @pytest.fixture
+    def cupy(self, monkeypatch, tmp_path):
+        """A CuPy without cuDNN, as Chainer sees it."""
+        cupy = types.ModuleType('cupy')
+        cupy.__path__ = [str(tmp_path)]
+        monkeypatch.setitem(sys.modules, 'cupy', cupy)
+        monkeypatch.delitem(sys.modules, 'cupy.cudnn', raising=False)
+        monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+        cuda = chainer.backends.cuda
+        monkeypatch.setattr(cuda, 'available', True)
+        monkeypatch.setattr(cuda, '_cudnn_disabled_by_user', False, raising=False)
+        return tmp_path
+
+    def test_cupy_without_cudnn_gives_no_advice(self, cupy):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            compat.patch_chainer()
+            chainer.backends.cuda.check_cuda_available()
+        assert 'CHAINER_CUDNN' not in os.environ
+
+    def test_cupy_with_cudnn_is_left_alone(self, cupy):
+        (cupy / 'cudnn.py').touch()
+        compat.patch_chainer()
+        assert chainer.backends.cuda._cudnn_disabled_by_user is False
+
+    def test_the_users_choice_is_left_alone(self, cupy, monkeypatch):
+        monkeypatch.setenv('CHAINER_CUDNN', '1')
+        compat.patch_chainer()
+        assert chainer.backends.cuda._cudnn_disabled_by_user is False
