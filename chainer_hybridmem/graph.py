@@ -219,7 +219,7 @@ def replay(
     with (
         chainer.using_config('in_recomputing', True),
         chainer.using_config('enable_backprop', False),
-        chainer.using_device(chainer.get_device_from_array(*inputs)),
+        chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
     ):
         outputs = clone.forward(inputs)
     return outputs, owner

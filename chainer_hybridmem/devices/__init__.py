@@ -1,3 +1,47 @@
+"""The devices a session can run on, behind one protocol."""
+
+from __future__ import annotations
+
+import re
+
 from chainer_hybridmem.devices.host import HostDevice
-def open_device(spec, limit_bytes, link_bandwidth, swap_dir):
-    return HostDevice(limit_bytes, link_bandwidth, swap_dir)
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import UnknownNameError
+
+_HOST_NAMES = ('cpu', 'host', '@numpy')
+_CUDA_PATTERN = re.compile(r'(?:@cupy|cuda|gpu)(?::(\d+))?|(\d+)')
+
+
+def open_device(
+    spec: str | int | None,
+    limit_bytes: int,
+    link_bandwidth: float | None = None,
+    swap_dir: str | None = None,
+) -> Device:
+    """Opens a device by name.
+
+    Args:
+        spec: ``'cpu'``, ``'host'``, ``'@numpy'`` or None for NumPy; ``'cuda'``,
+            ``'cuda:1'``, ``'@cupy:1'`` or ``'1'`` for CUDA.
+        limit_bytes: Most bytes that may be in use.
+        link_bandwidth: Throttle of the host device in bytes per second.
+        swap_dir: Folder for swapped feature maps of the host device.
+
+    Raises:
+        UnknownNameError: If no device has this name.
+    """
+    name = 'host' if spec is None else str(spec).strip().lower()
+    if name in _HOST_NAMES:
+        return HostDevice(limit_bytes, link_bandwidth, swap_dir)
+    match = _CUDA_PATTERN.fullmatch(name)
+    if match is None:
+        raise UnknownNameError(
+            f"device {spec!r} is not known; use 'cpu' for NumPy, 'cuda' for the "
+            "current GPU, or 'cuda:N' for GPU number N."
+        )
+    # CuPy is looked for only here: most machines that plan have none.
+    from chainer_hybridmem.devices.cuda import CudaDevice
+
+    number = match.group(1) or match.group(2)
+    device_id = None if number is None else int(number)
+    return CudaDevice(limit_bytes, device_id, link_bandwidth, swap_dir)

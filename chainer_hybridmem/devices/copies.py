@@ -130,7 +130,7 @@ class CopyThread:
             job.after.event.wait()
             start = time.perf_counter()
         if job.after is not None and job.after.error and not job.outward:
-            raise job.after.error
+            raise SwapStoreError(str(job.after.error))
         copy = job.space.write if job.outward else job.space.read
         if self._throttled:
             self._copy_throttled(copy, job.address, transfer.nbytes, start)

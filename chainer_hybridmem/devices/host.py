@@ -8,6 +8,7 @@ objects) is not seen.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import statistics
@@ -31,7 +32,12 @@ from chainer_hybridmem.devices.protocol import (
     View,
 )
 from chainer_hybridmem.devices.store import FileStore, RamStore, Space, Store
-from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+from chainer_hybridmem.errors import (
+    OptionError,
+    OutOfMemoryError,
+    SessionError,
+    SwapStoreError,
+)
 
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
 _UINT_OF_SIZE = {1: 'u1', 2: 'u2', 4: 'u4', 8: 'u8'}
@@ -143,7 +149,7 @@ class HostDevice(Device):
         return self._counter.used_bytes
 
     @property
-    def peak_bytes(self) -> int:  # type: ignore[override]
+    def peak_bytes(self) -> int:
         """See :class:`Device`."""
         return self._counter.peak_bytes
 
@@ -152,7 +158,7 @@ class HostDevice(Device):
         self._counter.peak_bytes = value
 
     @property
-    def window_peak_bytes(self) -> int:  # type: ignore[override]
+    def window_peak_bytes(self) -> int:
         """See :class:`Device`."""
         return self._counter.window_peak_bytes
 
@@ -214,7 +220,9 @@ class HostDevice(Device):
         root = self.root(array)
         address = _address(root)
         if root.flags.owndata and numpy_memory.counted(root):
-            return self._counter.ident_at(address)
+            ident = self._counter.ident_at(address)
+            if ident:
+                return ident
         adopted = self._adopted.get(address)
         return 0 if adopted is None else adopted[0]
 
@@ -255,7 +263,7 @@ class HostDevice(Device):
 
     def allocate(self, nbytes: int) -> Root:
         try:
-            return numpy.empty(max(nbytes, 1), numpy.uint8)
+            return numpy.empty(nbytes, numpy.uint8)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} '
@@ -302,7 +310,9 @@ class HostDevice(Device):
             completion.event.wait()
             self._stall_seconds += time.perf_counter() - start
         if completion.error is not None:
-            raise completion.error
+            # A new error each time: the kept one would hold its own traceback,
+            # and with it the array, until the next garbage collection.
+            raise SwapStoreError(str(completion.error))
 
     # -- time ---------------------------------------------------------------
     def mark(self) -> Mark:
@@ -323,9 +333,9 @@ class HostDevice(Device):
         if self._bandwidth is not None:
             nbytes = min(nbytes, int(self._bandwidth * _LINK_SECONDS))
         with self._no_reclaim():
+            small = self.allocate(_LEAST_LINK_BYTES)
+            work = numpy.ones(_LEAST_LINK_BYTES // 4, numpy.float32)
             buffer = self._largest_buffer(max(nbytes, _LEAST_LINK_BYTES))
-            small = buffer[:_LEAST_LINK_BYTES].copy()
-            work = numpy.ones(_LEAST_LINK_BYTES, numpy.float32)
             latency = min(self._time_copies(small, work))
             outward, inward = self._time_copies(buffer, work)
         size = self.root_bytes(buffer)
@@ -380,9 +390,17 @@ def _check_options(
         )
 
 
+_capsule_pointer = ctypes.PYFUNCTYPE(
+    ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p
+)(('PyCapsule_GetPointer', ctypes.pythonapi))
+_size_at = ctypes.c_size_t.from_address
+_DATA_OFFSET = 16 + 3 * ctypes.sizeof(ctypes.c_void_p)  # in PyArrayInterface
+
+
 def _address(array: numpy.ndarray) -> int:
-    address: int = array.__array_interface__['data'][0]
-    return address
+    """Of the first element, by the array interface's C side, which is fast."""
+    capsule = array.__array_struct__
+    return _size_at(_capsule_pointer(capsule, None) + _DATA_OFFSET).value
 
 
 def _flat(root: numpy.ndarray) -> numpy.ndarray:

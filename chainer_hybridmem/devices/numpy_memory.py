@@ -15,6 +15,13 @@ Note: [headers]
     address the C library knows. So the id of any live array is one read away,
     and nothing has to be looked up when it dies.
 
+Note: [kept blocks]
+    A new large block costs a page fault for every page, up to a fifth of an
+    iteration. Freed large blocks are therefore kept for the next request of
+    exactly their size, as training makes the same ones again and again. They
+    count: blocks in use and kept ones together never exceed the limit, and the
+    oldest go back to the system when space is short.
+
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
     counters and the name of its capsule live in C memory that is never freed.
@@ -65,7 +72,11 @@ _FIRST_LOG_ENTRIES = 1 << 14
 _LIMIT, _USED, _PEAK, _WINDOW, _NEXT_ID = 0, 8, 16, 24, 32
 _LOGGING, _LOG, _LOG_LENGTH, _LOG_CAPACITY = 40, 48, 56, 64
 _RECLAIMING, _FAILED_BYTES, _FAILED_USED, _LIMITED = 72, 80, 88, 96
+_KEPT_BYTES, _KEPT_COUNT, _KEPT = 104, 112, 120
 _FIELDS = 16
+_LEAST_KEPT_BYTES = 1 << 20
+_MOST_KEPT = 256  # blocks
+_ID_BITS = 40  # of an id; the counter's number is above them
 _UNLIMITED = 2**62
 
 
@@ -122,6 +133,7 @@ _c_malloc = types.ExternalFunction('malloc', _i64(_i64))
 _c_calloc = types.ExternalFunction('calloc', _i64(_i64, _i64))
 _c_realloc = types.ExternalFunction('realloc', _i64(_i64, _i64))
 _c_free = types.ExternalFunction('free', types.void(_i64))
+_c_memset = types.ExternalFunction('memset', _i64(_i64, types.int32, _i64))
 _c_memcpy = types.ExternalFunction('memcpy', _i64(_i64, _i64, _i64))
 _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int32))
 _reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
@@ -143,22 +155,102 @@ def _log(counter: int, ident: int, size: int) -> None:
     _store(counter + _LOG_LENGTH, length + 1)
 
 
+@numba.njit(types.void(_i64, _i64), cache=True)
+def _remove_kept(counter: int, index: int) -> None:
+    """Takes one kept block out of the list, which stays in order of age."""
+    kept, count = _load(counter + _KEPT), _load(counter + _KEPT_COUNT)
+    size = _load(_load(kept + 8 * index) - _HEADER + 8)
+    _store(counter + _KEPT_BYTES, _load(counter + _KEPT_BYTES) - size)
+    for i in range(index, count - 1):
+        _store(kept + 8 * i, _load(kept + 8 * (i + 1)))
+    _store(counter + _KEPT_COUNT, count - 1)
+
+
+@numba.njit(types.void(_i64, _i64), cache=True)
+def _shrink_kept(counter: int, most: int) -> None:
+    """Gives the oldest kept blocks back until at most so many bytes stay."""
+    while _load(counter + _KEPT_COUNT) > 0 and _load(counter + _KEPT_BYTES) > most:
+        base = _load(_load(_load(counter + _KEPT)) - _HEADER + 16)
+        _remove_kept(counter, 0)
+        _c_free(base)
+
+
+@numba.njit(_i64(_i64, _i64), cache=True)
+def _reuse(counter: int, size: int) -> int:
+    """A kept block of exactly this size, the youngest first; else 0."""
+    kept = _load(counter + _KEPT)
+    for i in range(_load(counter + _KEPT_COUNT) - 1, -1, -1):
+        address = _load(kept + 8 * i)
+        if _load(address - _HEADER + 8) == size:
+            _remove_kept(counter, i)
+            return address
+    return 0
+
+
 @numba.njit(types.boolean(_i64, _i64), cache=True)
 def _admit(counter: int, size: int) -> bool:
     """Whether a block fits, after asking for space if need be."""
     used, limit = _load(counter + _USED), _load(counter + _LIMIT)
-    if used + size <= limit or _load(counter + _LIMITED) == 0:
+    if _load(counter + _LIMITED) == 0:
         return True
-    if _load(counter + _RECLAIMING) == 0:
+    if used + size > limit and _load(counter + _RECLAIMING) == 0:
         _store(counter + _RECLAIMING, 1)
         _reclaim(counter, used + size - limit)
         _store(counter + _RECLAIMING, 0)
         used = _load(counter + _USED)
-    if used + size <= _load(counter + _LIMIT):
-        return True
-    _store(counter + _FAILED_BYTES, size)
-    _store(counter + _FAILED_USED, used)
-    return False
+    if used + size > limit:
+        _store(counter + _FAILED_BYTES, size)
+        _store(counter + _FAILED_USED, used)
+        return False
+    return True
+
+
+@numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
+def _new_block(counter: int, size: int, zeroed: bool) -> int:
+    """Memory with room for a header; see Note: [headers] and [kept blocks]."""
+    if size >= _LEAST_KEPT_BYTES:
+        address = _reuse(counter, size)
+        if address != 0:
+            if zeroed:
+                _c_memset(address, 0, size)
+            return address
+    if _load(counter + _LIMITED) != 0:
+        _shrink_kept(counter, _load(counter + _LIMIT) - _load(counter + _USED) - size)
+    total = size + _HEADER + _ALIGNMENT
+    base = _c_calloc(1, total) if zeroed else _c_malloc(total)
+    if base == 0 and _load(counter + _KEPT_COUNT) > 0:
+        _shrink_kept(counter, 0)
+        base = _c_calloc(1, total) if zeroed else _c_malloc(total)
+    if base == 0:
+        return 0
+    address = (base + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
+    if size >= _HUGE_BYTES:
+        start = (base + 4095) & -4096
+        _c_madvise(start, base + total - start, _MADV_HUGEPAGE)
+    _store(address - _HEADER + 16, base)
+    return address
+
+
+@numba.njit(_i64(_i64, _i64), cache=True)
+def _count(counter: int, size: int) -> int:
+    """Counts bytes in use; returns a new id."""
+    ident = _load(counter + _NEXT_ID)
+    _store(counter + _NEXT_ID, ident + 1)
+    used = _load(counter + _USED) + size
+    _store(counter + _USED, used)
+    if used > _load(counter + _PEAK):
+        _store(counter + _PEAK, used)
+    if used > _load(counter + _WINDOW):
+        _store(counter + _WINDOW, used)
+    return ident
+
+
+@numba.njit(types.void(_i64, _i64, _i64), cache=True)
+def _uncount(counter: int, ident: int, size: int) -> None:
+    """Takes counted bytes back."""
+    _store(counter + _USED, _load(counter + _USED) - size)
+    if _load(counter + _LOGGING) != 0:
+        _log(counter, -ident, size)
 
 
 @numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
@@ -166,25 +258,12 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     """Address of a new block; 0 if it does not fit."""
     if not _admit(counter, size):
         return 0
-    total = size + _HEADER + _ALIGNMENT
-    base = _c_calloc(1, total) if zeroed else _c_malloc(total)
-    if base == 0:
+    address = _new_block(counter, size, zeroed)
+    if address == 0:
         return 0
-    address = (base + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
-    if size >= _HUGE_BYTES:
-        start = (base + 4095) & -4096
-        _c_madvise(start, base + total - start, _MADV_HUGEPAGE)
-    ident = _load(counter + _NEXT_ID)
-    _store(counter + _NEXT_ID, ident + 1)
+    ident = _count(counter, size)
     _store(address - _HEADER, ident)
     _store(address - _HEADER + 8, size)
-    _store(address - _HEADER + 16, base)
-    used = _load(counter + _USED) + size
-    _store(counter + _USED, used)
-    if used > _load(counter + _PEAK):
-        _store(counter + _PEAK, used)
-    if used > _load(counter + _WINDOW):
-        _store(counter + _WINDOW, used)
     if _load(counter + _LOGGING) != 0:
         _log(counter, ident, size)
     return address
@@ -192,12 +271,21 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
 
 @numba.njit(types.void(_i64, _i64), cache=True)
 def _give(counter: int, address: int) -> None:
-    """Frees a block."""
+    """Takes a block back, to be kept or freed."""
     ident, size = _load(address - _HEADER), _load(address - _HEADER + 8)
-    _store(counter + _USED, _load(counter + _USED) - size)
-    if _load(counter + _LOGGING) != 0:
-        _log(counter, -ident, size)
-    _c_free(_load(address - _HEADER + 16))
+    _uncount(counter, ident, size)
+    count = _load(counter + _KEPT_COUNT)
+    if size < _LEAST_KEPT_BYTES or _load(counter + _LIMITED) == 0:
+        _c_free(_load(address - _HEADER + 16))
+        return
+    if count == _MOST_KEPT:
+        base = _load(_load(_load(counter + _KEPT)) - _HEADER + 16)
+        _remove_kept(counter, 0)
+        _c_free(base)
+        count -= 1
+    _store(_load(counter + _KEPT) + 8 * count, address)
+    _store(counter + _KEPT_COUNT, count + 1)
+    _store(counter + _KEPT_BYTES, _load(counter + _KEPT_BYTES) + size)
 
 
 @numba.cfunc(_i64(_i64, _i64), cache=True)
@@ -278,9 +366,11 @@ class Counter:
         self._words = (ctypes.c_int64 * _FIELDS).from_address(address)
         self._address = address
         self._set(_LIMIT, limit_bytes)
-        self._set(_NEXT_ID, (len(_handlers) << 40) + 1)  # never used twice
+        self._number = len(_handlers)
+        self._set(_NEXT_ID, (self._number << _ID_BITS) + 1)  # never used twice
         self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
         self._set(_LOG, _immortal(16 * _FIRST_LOG_ENTRIES))
+        self._set(_KEPT, _immortal(8 * _MOST_KEPT))
         self._previous: Any = None
         self._capsule = _make_capsule(_make_handler(address))
         _counters[address] = weakref.ref(self)
@@ -321,20 +411,16 @@ class Counter:
         return (nbytes, self._get(_FAILED_USED)) if nbytes else None
 
     def count_foreign(self, nbytes: int) -> int:
-        """Counts memory the handler has not given out; returns its id."""
-        ident = self._get(_NEXT_ID)
-        self._set(_NEXT_ID, ident + 1)
-        used = self._get(_USED) + nbytes
-        self._set(_USED, used)
-        self._set(_PEAK, max(self._get(_PEAK), used))
-        self._set(_WINDOW, max(self._get(_WINDOW), used))
-        return ident
+        """Counts memory the handler has not given out; returns its id.
+
+        In one native step: between two Python statements a garbage collection
+        may free arrays.
+        """
+        return int(_count(self._address, nbytes))
 
     def uncount_foreign(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count_foreign` has counted."""
-        self._set(_USED, self._get(_USED) - nbytes)
-        if self._get(_LOGGING):
-            _log(self._address, -ident, nbytes)
+        _uncount(self._address, ident, nbytes)
 
     # -- events ---------------------------------------------------------------
     def start_events(self) -> None:
@@ -364,6 +450,7 @@ class Counter:
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
         self._set(_LIMITED, 0)
+        _shrink_kept(self._address, 0)
         _set_handler(self._previous)
         self._previous = None
 
@@ -372,8 +459,9 @@ class Counter:
         self._set(_RECLAIMING, int(paused))
 
     def ident_at(self, address: int) -> int:
-        """Id of the block at an address this handler has given out."""
-        return int(ctypes.c_int64.from_address(address - _HEADER).value)
+        """Id of a block one of our handlers has given out; 0 if another did."""
+        ident = ctypes.c_int64.from_address(address - _HEADER).value
+        return ident if ident >> _ID_BITS == self._number else 0
 
 
 def counted(array: numpy.ndarray) -> bool:
@@ -417,7 +505,7 @@ def _find_set_handler() -> Callable[[Any], Any]:
         get(_multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p)
     )
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
-    return prototype(table[_SET_HANDLER_SLOT])  # type: ignore[arg-type]
+    return prototype(table[_SET_HANDLER_SLOT])
 
 
 _set_handler = _find_set_handler()

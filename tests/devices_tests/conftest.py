@@ -1,0 +1,77 @@
+"""One fixture: every device that this machine has."""
+
+import numpy
+import pytest
+
+from chainer_hybridmem.devices.host import HostDevice
+
+LIMIT = 16 << 20
+
+
+class Opened:
+    """A device, its array module and the bytes ``reclaim`` was asked for."""
+
+    def __init__(self, device, xp):
+        self.device = device
+        self.xp = xp
+        self.asked = []
+        self.give_up = lambda: None
+
+    def reclaim(self, nbytes):
+        self.asked.append(nbytes)
+        self.give_up()
+
+
+def _has_gpu():
+    try:
+        import cupy
+
+        return bool(cupy.cuda.is_available())
+    except Exception:
+        return False
+
+
+def _open(name, tmp_path):
+    if name == 'cuda':
+        if not _has_gpu():
+            pytest.skip('no CUDA GPU')
+        import cupy
+
+        from chainer_hybridmem.devices.cuda import CudaDevice
+
+        return Opened(CudaDevice(LIMIT), cupy)
+    swap_dir = str(tmp_path) if name == 'file' else None
+    return Opened(HostDevice(LIMIT, swap_dir=swap_dir), numpy)
+
+
+@pytest.fixture(params=['ram', 'file', pytest.param('cuda', marks=pytest.mark.gpu)])
+def opened(request, tmp_path):
+    """An installed device; uninstalled and closed afterwards."""
+    opened = _open(request.param, tmp_path)
+    opened.device.install(opened.reclaim)
+    yield opened
+    opened.device.uninstall()
+    opened.device.close()
+
+
+@pytest.fixture
+def open_host():
+    """Opens and installs host devices; closes them afterwards."""
+    devices = []
+
+    def open_one(limit_bytes=LIMIT, install=True, **options):
+        devices.append(HostDevice(limit_bytes, **options))
+        if install:
+            devices[-1].install(lambda nbytes: None)
+        return devices[-1]
+
+    yield open_one
+    for device in devices:
+        device.uninstall()
+        device.close()
+
+
+@pytest.fixture
+def host(open_host):
+    """An installed host device that swaps to memory."""
+    return open_host()

@@ -1,0 +1,312 @@
+"""What every device must do, whichever it is."""
+
+import gc
+
+import numpy
+import pytest
+
+from chainer_hybridmem.errors import OutOfMemoryError
+
+_MIB = 1 << 20
+
+
+def _views(xp):
+    base = xp.arange(2 * 3 * 4 * 5, dtype='f4').reshape(2, 3, 4, 5)
+    return {
+        'whole': base,
+        'transposed': base.transpose(0, 3, 1, 2),
+        'offset': base[1, 1:],
+        'stepped': base[:, ::2, ::3],
+        'reversed': base[:, ::-1, :, ::-1],
+        'broadcast': xp.broadcast_to(base[0, 0], (7, 4, 5)),
+        'empty': base[:, 3:],
+        'no-rows': xp.empty((0, 3), 'f4'),
+        'scalar': xp.array(3.5, 'f8'),
+        'half': base.astype('f2'),
+        'bool': base > 3,
+        'fortran': xp.asfortranarray(base),
+    }
+
+
+VIEWS = list(_views(numpy))
+
+
+@pytest.mark.parametrize('name', VIEWS)
+def test_view_survives_swap(opened, name):
+    device, xp = opened.device, opened.xp
+    array = _views(xp)[name]
+    expected = array.copy()
+    view, root = device.capture(array), device.root(array)
+    strides, nbytes = array.strides, device.root_bytes(root)
+    copy, out = device.swap_out(root, None)
+    device.wait(out)
+    del array, root, out
+    target = device.allocate(nbytes)
+    target[...] = 255
+    device.wait(device.swap_in(copy, target))
+    restored = device.restore(target, view)
+    assert restored.shape == expected.shape
+    assert restored.dtype == expected.dtype
+    assert restored.strides == strides
+    assert device.same_bits(restored, expected)
+    assert device.root(restored) is device.root(target)
+    assert device.allocation_id(restored) == device.allocation_id(target)
+    copy.close()
+
+
+@pytest.mark.parametrize('name', VIEWS)
+def test_capture_and_restore_on_same_root(opened, name):
+    array = _views(opened.xp)[name]
+    device = opened.device
+    again = device.restore(device.root(array), device.capture(array))
+    assert device.same_bits(again, array)
+    assert device.allocation_id(again) == device.allocation_id(array)
+    assert device.capture(again) == device.capture(array)
+
+
+def test_counts_what_is_live(opened):
+    device, xp = opened.device, opened.xp
+    before = device.used_bytes
+    array = xp.zeros(_MIB, 'u1')
+    assert device.used_bytes == before + _MIB
+    view = array[5:].reshape(1, -1)
+    del array
+    assert device.used_bytes == before + _MIB
+    del view
+    assert device.used_bytes == before
+
+
+def test_peaks(opened):
+    device, xp = opened.device, opened.xp
+    first = xp.empty(4 * _MIB, 'u1')
+    del first
+    device.reset_window()
+    second = xp.empty(_MIB, 'u1')
+    assert device.peak_bytes >= 4 * _MIB
+    assert _MIB <= device.window_peak_bytes < 4 * _MIB
+    device.reset_peak()
+    assert device.peak_bytes == device.used_bytes
+    del second
+
+
+def test_views_share_an_id_that_is_never_used_twice(opened):
+    device, xp = opened.device, opened.xp
+    seen = set()
+    for _ in range(20):
+        array = xp.empty(_MIB, 'u1')
+        ident = device.allocation_id(array)
+        assert ident and ident not in seen
+        assert device.allocation_id(array[7:].T) == ident
+        seen.add(ident)
+        del array
+
+
+def test_events(opened):
+    device, xp = opened.device, opened.xp
+    device.start_events()
+    first = xp.empty(_MIB, 'u1')
+    second = xp.empty(2 * _MIB, 'u1')
+    one, two = device.allocation_id(first), device.allocation_id(second)
+    del first
+    assert device.event_count == 3
+    sizes = [(one, _MIB), (two, 2 * _MIB), (-one, _MIB)]
+    assert device.take_events() == sizes
+    del second
+    assert device.event_count == 0
+
+
+def test_refuses_what_does_not_fit(opened):
+    device, xp = opened.device, opened.xp
+    kept = xp.empty(10 * _MIB, 'u1')
+    with pytest.raises(MemoryError):
+        xp.empty(7 * _MIB, 'u1')
+    assert opened.asked == [device.used_bytes + 7 * _MIB - device.limit_bytes]
+    assert device.last_failure == (7 * _MIB, device.used_bytes)
+    with pytest.raises(OutOfMemoryError) as caught:
+        device.allocate(7 * _MIB)
+    assert caught.value.requested_bytes == 7 * _MIB
+    assert str(device.limit_bytes) in str(caught.value)
+    assert xp.empty(5 * _MIB, 'u1').nbytes == 5 * _MIB
+    del kept
+
+
+def test_reclaim_makes_room(opened):
+    xp = opened.xp
+    kept = [xp.empty(10 * _MIB, 'u1')]
+    opened.give_up = kept.clear
+    assert xp.empty(12 * _MIB, 'u1').nbytes == 12 * _MIB
+    assert len(opened.asked) == 1
+
+
+def test_reclaim_is_not_called_from_reclaim(opened):
+    xp = opened.xp
+    kept = [xp.empty(10 * _MIB, 'u1')]
+
+    def allocate_too_much():
+        with pytest.raises(MemoryError):
+            xp.empty(8 * _MIB, 'u1')
+        kept.clear()
+
+    opened.give_up = allocate_too_much
+    xp.empty(8 * _MIB, 'u1')
+    assert len(opened.asked) == 1
+
+
+def test_reclaim_error_is_kept(opened):
+    xp = opened.xp
+    kept = xp.empty(10 * _MIB, 'u1')
+
+    def fail():
+        raise RuntimeError('lost')
+
+    opened.give_up = fail
+    with pytest.raises(MemoryError):
+        xp.empty(8 * _MIB, 'u1')
+    assert str(opened.device.reclaim_error) == 'lost'
+    del kept
+
+
+def test_arrays_outlive_uninstall(opened):
+    device, xp = opened.device, opened.xp
+    array = xp.ones(_MIB, 'u1')
+    device.uninstall()
+    xp.empty(64 * _MIB, 'u1')  # no limit any more
+    assert int(array.sum()) == _MIB
+    del array
+    assert device.used_bytes == 0
+
+
+def test_adopted_arrays_count_until_they_die(opened):
+    device, xp = opened.device, opened.xp
+    device.uninstall()
+    array = xp.zeros((4, _MIB // 16), 'f4')
+    other = xp.zeros(8, 'f4')
+    device.install(opened.reclaim)
+    before = device.used_bytes
+    device.adopt([array, array[1:], array.T])
+    assert device.used_bytes == before + _MIB
+    assert device.allocation_id(array.T) != 0
+    assert device.allocation_id(other) == 0
+    ident = device.allocation_id(array)
+    device.start_events()
+    del array
+    gc.collect()
+    assert device.used_bytes == before
+    assert device.take_events() == [(-ident, _MIB)]
+
+
+def test_host_bytes_follow_copies(opened):
+    device = opened.device
+    device.reserve(3 * _MIB)
+    assert device.host_bytes == 3 * _MIB
+    roots = [device.allocate(_MIB) for _ in range(4)]
+    pairs = [device.swap_out(root, None) for root in roots]
+    for _, transfer in pairs:
+        device.wait(transfer)
+    assert device.host_bytes == 4 * _MIB
+    device.synchronize()
+    for copy, _ in pairs:
+        copy.close()
+        copy.close()
+    assert device.host_bytes == 3 * _MIB
+
+
+def test_copy_is_written_again(opened):
+    device = opened.device
+    root = device.allocate(1000)
+    copy = None
+    for value in (3, 4):
+        root[...] = value
+        copy, transfer = device.swap_out(root, copy)
+        device.wait(transfer)
+    root[...] = 0
+    transfer = device.swap_in(copy, root)
+    device.wait(transfer)
+    device.synchronize()
+    assert transfer.done() and transfer.seconds() >= 0
+    assert int(root.sum()) == 4000
+    copy.close()
+
+
+def test_swap_in_waits_for_its_swap_out(opened):
+    device = opened.device
+    root, target = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
+    root[...] = 9
+    target[...] = 0
+    copy, out = device.swap_out(root, None)
+    inward = device.swap_in(copy, target)
+    device.wait(inward)
+    device.wait(out)
+    assert bool((target == 9).all())
+    copy.close()
+
+
+def test_freed_host_space_is_not_used_while_a_copy_reads_it(opened):
+    device = opened.device
+    device.reserve(4 * _MIB)
+    first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
+    first[...], second[...] = 1, 2
+    copy, out = device.swap_out(first, None)
+    device.wait(out)
+    first[...] = 0
+    inward = device.swap_in(copy, first)
+    copy.close()
+    copy, out = device.swap_out(second, None)
+    device.wait(inward)
+    device.wait(out)
+    assert bool((first == 1).all())
+    copy.close()
+
+
+def test_same_bits(opened):
+    device, xp = opened.device, opened.xp
+    nan = xp.full((3, 5), numpy.nan, 'f4')
+    assert device.same_bits(nan, nan.copy())
+    assert not device.same_bits(xp.zeros(3), -xp.zeros(3))
+    assert not device.same_bits(xp.zeros(3), xp.zeros(4))
+    assert not device.same_bits(xp.zeros(3, 'f4'), xp.zeros(3, 'i4'))
+    for shape in ((1, 700_000), (700_000, 1), (3, 1, 300_000)):
+        left = xp.arange(numpy.prod(shape), dtype='f4').reshape(shape)
+        right = left.copy()
+        assert device.same_bits(left, right)
+        assert device.same_bits(left.T, right.T)
+        right[..., -1] = -1
+        assert not device.same_bits(left, right)
+
+
+def test_owns(opened):
+    assert opened.device.owns(opened.xp.zeros(3))
+    assert not opened.device.owns([1.0])
+    assert not opened.device.owns(None)
+
+
+def test_stalls_and_marks(opened):
+    device = opened.device
+    root = device.allocate(8 * _MIB)
+    start = device.mark()
+    copy, transfer = device.swap_out(root, None)
+    device.wait(transfer)
+    end = device.mark()
+    device.synchronize()
+    assert 0 <= device.take_stall_seconds() <= device.elapsed(start, end) + 1e-3
+    assert device.take_stall_seconds() == 0
+    copy.close()
+
+
+def test_measured_link_leaves_nothing_behind(opened):
+    device = opened.device
+    before = device.used_bytes
+    latency, outward, inward = device.measure_link(_MIB)
+    assert 0 <= latency < 0.1
+    assert outward > 1e6 and inward > 1e6
+    assert device.used_bytes == before
+    assert device.host_bytes == 0
+    assert not opened.asked
+
+
+def test_description_is_plain(opened):
+    import json
+
+    described = opened.device.describe()
+    assert described['kind'] == opened.device.kind
+    json.dumps(described)

@@ -1,0 +1,337 @@
+"""What is particular to NumPy: threads, throttle, exit and foreign memory."""
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy
+import pytest
+
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+
+_MIB = 1 << 20
+
+
+def _nothing(nbytes):
+    pass
+
+
+def test_second_device_in_the_same_thread_is_refused(host, open_host):
+    other = open_host(install=False)
+    with pytest.raises(SessionError):
+        other.install(_nothing)
+    with pytest.raises(SessionError):
+        host.install(_nothing)
+
+
+def test_uninstall_in_another_thread_is_refused(host):
+    caught = []
+
+    def uninstall():
+        try:
+            host.uninstall()
+        except SessionError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=uninstall)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
+    assert numpy.empty(_MIB, 'u1').nbytes and host.peak_bytes >= _MIB
+
+
+def test_later_device_counts_what_an_earlier_one_gave_out(open_host):
+    first, second = open_host(), open_host(install=False)
+    array = numpy.zeros(_MIB, 'u1')
+    old = first.allocation_id(array)
+    first.uninstall()
+    second.install(_nothing)
+    assert second.allocation_id(array) == 0
+    second.adopt([array])
+    assert second.used_bytes == _MIB
+    assert second.allocation_id(array) not in (0, old)
+    del array
+    assert first.used_bytes == second.used_bytes == 0
+
+
+def test_frees_from_another_thread_are_counted(host):
+    arrays = [numpy.empty(_MIB, 'u1') for _ in range(4)]
+    thread = threading.Thread(target=arrays.clear)
+    thread.start()
+    thread.join()
+    assert host.used_bytes == 0
+
+
+def test_other_threads_are_not_limited(host):
+    sizes = []
+    thread = threading.Thread(
+        target=lambda: sizes.append(numpy.empty(64 * _MIB, 'u1').nbytes)
+    )
+    thread.start()
+    thread.join()
+    assert sizes == [64 * _MIB]
+    assert host.peak_bytes < _MIB
+
+
+def test_adoption_during_collection_keeps_the_count(host):
+    """Frees between two steps of counting must not be lost."""
+    host.uninstall()
+    arrays = [numpy.zeros(1000, 'u1') for _ in range(200)]
+    host.install(_nothing)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            cycle = [numpy.empty(1000, 'u1')]
+            cycle.append(cycle)
+            del cycle
+            host.adopt(arrays[:10])
+            del arrays[:10]
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert host.used_bytes == 0
+
+
+def test_frees_while_an_exception_is_on_its_way(host):
+    def fail():
+        kept = numpy.empty(_MIB, 'u1')
+        raise KeyError(kept.nbytes)
+
+    for _ in range(100):
+        with pytest.raises(KeyError) as caught:
+            fail()
+        assert caught.value.args == (_MIB,)
+        del caught
+    gc.collect()
+    assert host.used_bytes == 0
+
+
+def test_exceptions_of_signal_handlers_leave_the_count_whole(host):
+    """An interrupt may come at any moment, during allocations too."""
+    import signal
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(number, frame):
+        raise Interrupted
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    data = numpy.ones(1 << 14)
+    before = host.used_bytes
+    interrupted = 0
+    end = time.monotonic() + 0.5
+    try:
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                for _ in range(300):
+                    data * data
+            except Interrupted:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert interrupted > 10
+    assert host.used_bytes == before
+
+
+@pytest.mark.parametrize('size', [0, 1, 100, 4097, 5 * _MIB])
+def test_memory_is_aligned_and_zeroed(host, size):
+    numpy.full(size, 7, 'u1')
+    zeros = numpy.zeros(size, 'u1')
+    assert not zeros.any()
+    assert zeros.ctypes.data % 64 == 0
+    assert numpy.empty(size, 'u1').ctypes.data % 64 == 0
+
+
+def test_resized_array_keeps_its_contents_and_count(host):
+    array = numpy.arange(1000, dtype='i4')
+    array.resize(5000, refcheck=False)
+    assert array[:1000].tolist() == list(range(1000))
+    assert not array[1000:].any()
+    assert host.used_bytes == 20000
+    with pytest.raises(MemoryError):
+        array.resize(10**8, refcheck=False)
+    del array
+    assert host.used_bytes == 0
+
+
+@pytest.mark.parametrize('kind', ['bytes', 'mmap', 'file'])
+def test_foreign_memory_is_not_counted(host, kind, tmp_path):
+    if kind == 'bytes':
+        array = numpy.frombuffer(b'x' * 64, 'u1')
+    elif kind == 'mmap':
+        array = numpy.frombuffer(mmap.mmap(-1, 4096), 'u1')
+    else:
+        array = numpy.memmap(tmp_path / 'a', 'u1', 'w+', shape=(64,))
+    host.adopt([array])
+    assert host.used_bytes == 0
+    assert host.allocation_id(array[3:]) == 0
+
+
+def test_unowned_allocation_is_refused_with_all_figures(host):
+    with pytest.raises(OutOfMemoryError) as caught:
+        host.allocate(1 << 30)
+    assert caught.value.limit_bytes == host.limit_bytes
+    assert caught.value.requested_bytes == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ('limit', 'bandwidth', 'latency'),
+    [(0, None, 0.0), (-1, None, 0.0), (1, 0.0, 0.0), (1, -1.0, 0.0), (1, None, -1.0)],
+)
+def test_impossible_options(limit, bandwidth, latency):
+    with pytest.raises(OptionError):
+        HostDevice(limit, bandwidth, None, latency)
+
+
+# -- copies -----------------------------------------------------------------
+@pytest.mark.parametrize('nbytes', [_MIB, 4 * _MIB])
+def test_throttle(open_host, nbytes):
+    device = open_host(64 * _MIB, link_bandwidth=100e6, link_latency_seconds=0.002)
+    root = device.allocate(nbytes)
+    copy, transfer = device.swap_out(root, None)
+    device.wait(transfer)
+    seconds = []
+    for _ in range(3):
+        transfer = device.swap_in(copy, root)
+        device.wait(transfer)
+        seconds.append(transfer.seconds())
+    expected = 0.002 + nbytes / 100e6
+    assert min(seconds) >= expected * 0.99
+    assert min(seconds) <= expected * 1.15
+
+
+def test_queued_copies_take_the_link_one_after_the_other(open_host):
+    device = open_host(64 * _MIB, link_bandwidth=100e6)
+    roots = [device.allocate(_MIB) for _ in range(8)]
+    start = time.perf_counter()
+    pairs = [device.swap_out(root, None) for root in roots]
+    for _, transfer in pairs:
+        device.wait(transfer)
+    seconds = time.perf_counter() - start
+    stalled = device.take_stall_seconds()
+    expected = 8 * _MIB / 100e6
+    assert expected * 0.97 <= seconds <= expected * 1.25
+    assert stalled == pytest.approx(seconds, rel=0.1)
+
+
+def test_both_directions_run_at_once(open_host):
+    device = open_host(64 * _MIB, link_bandwidth=100e6)
+    first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
+    copy, transfer = device.swap_out(first, None)
+    device.wait(transfer)
+    start = time.perf_counter()
+    _, out = device.swap_out(second, None)
+    inward = device.swap_in(copy, first)
+    device.wait(out)
+    device.wait(inward)
+    seconds = time.perf_counter() - start
+    assert seconds < 1.6 * 4 * _MIB / 100e6
+
+
+def test_throttled_link_is_measured(open_host):
+    device = open_host(64 * _MIB, link_bandwidth=50e6, link_latency_seconds=0.003)
+    latency, outward, inward = device.measure_link()
+    assert latency == pytest.approx(0.003, rel=0.3)
+    assert outward == pytest.approx(50e6, rel=0.15)
+    assert inward == pytest.approx(50e6, rel=0.15)
+
+
+def test_link_is_measured_with_what_fits(open_host):
+    device = open_host(_MIB)
+    kept = device.allocate(_MIB - 40_000)
+    _, outward, inward = device.measure_link()
+    assert outward > 0 and inward > 0
+    del kept
+
+
+def test_memory_of_a_slow_copy_is_not_reused_before_wait(open_host):
+    """Hazard 1: poisoned memory must not reach the host copy."""
+    device = open_host(64 * _MIB, link_bandwidth=50e6)
+    root = device.allocate(2 * _MIB)
+    root[...] = 5
+    address = root.ctypes.data
+    copy, transfer = device.swap_out(root, None)
+    del root  # the transfer alone keeps it now
+    poison = [numpy.full(2 * _MIB, 255, 'u1') for _ in range(8)]
+    assert address not in [array.ctypes.data for array in poison]
+    device.wait(transfer)
+    del poison
+    target = numpy.full(2 * _MIB, 255, 'u1')
+    device.wait(device.swap_in(copy, target))
+    assert bool((target == 5).all())
+    del transfer
+
+
+def test_worker_does_not_keep_a_finished_copy_alive(host):
+    for _ in range(50):
+        root = host.allocate(_MIB)
+        copy, transfer = host.swap_out(root, None)
+        host.wait(transfer)
+        del root, transfer
+        assert host.used_bytes == 0
+        copy.close()
+
+
+# -- processes --------------------------------------------------------------
+_EXIT = """
+import threading, weakref
+import numpy
+from chainer_hybridmem.devices.host import HostDevice
+device = HostDevice(1 << 26)
+device.install(lambda nbytes: None)
+kept = [numpy.ones(n, 'u1') for n in (1, 1000, 1 << 20, 1 << 23)]
+cycle = [numpy.ones(1 << 20, 'u1')]
+cycle.append(cycle)
+class Late:
+    array = numpy.ones(1000)
+    def __del__(self):
+        numpy.zeros(100000).sum()
+        self.array * 2
+late = Late()
+numpy.kept_for_ever = [numpy.ones(5000), late]
+threading.kept_for_ever = numpy.ones(5000)
+copy, transfer = device.swap_out(device.allocate(1 << 22), None)
+{end}
+print('alive', device.used_bytes > 0)
+"""
+
+
+@pytest.mark.parametrize('end', ['', 'device.uninstall()', 'raise SystemExit(0)'])
+def test_exit_with_live_arrays(end):
+    finished = subprocess.run(
+        [sys.executable, '-X', 'faulthandler', '-c', _EXIT.format(end=end)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ''
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_forked_child_is_not_limited(host):
+    kept = numpy.ones(_MIB)
+    root = host.allocate(1000)
+    _, transfer = host.swap_out(root, None)
+    host.wait(transfer)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            large = numpy.zeros(64 * _MIB, 'u1')
+            del large, kept
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert host.used_bytes >= 8 * _MIB

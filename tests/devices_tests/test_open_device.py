@@ -1,0 +1,19 @@
+import pytest
+
+from chainer_hybridmem.devices import open_device
+from chainer_hybridmem.errors import UnknownNameError
+
+
+@pytest.mark.parametrize('name', ['cpu', 'host', '@numpy', 'CPU', None])
+def test_host_names(name):
+    device = open_device(name, 1000, 5e6)
+    assert device.kind == 'host'
+    assert device.limit_bytes == 1000
+    assert device.describe()['link_bandwidth'] == 5e6
+    device.close()
+
+
+@pytest.mark.parametrize('name', ['tpu', 'cuda:', 'cuda:x', '-1', ''])
+def test_unknown_names(name):
+    with pytest.raises(UnknownNameError, match='cuda:N'):
+        open_device(name, 1000)

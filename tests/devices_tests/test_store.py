@@ -1,0 +1,214 @@
+"""Space management of host copies, and what happens when there is none."""
+
+import errno
+import mmap
+import os
+import stat
+
+import hypothesis
+import numpy
+import pytest
+from hypothesis import strategies
+
+from chainer_hybridmem.devices import store
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.errors import SwapStoreError
+
+_MIB = 1 << 20
+
+
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(strategies.booleans(), strategies.integers(1, 40))
+    )
+)
+def test_free_list_never_hands_out_a_byte_twice(steps):
+    free = store.FreeList(100)
+    taken = []
+    for take, number in steps:
+        if take:
+            offset = free.take(number)
+            if offset is not None:
+                new = range(offset, offset + number)
+                assert new.stop <= 100
+                assert all(new.start >= r.stop or new.stop <= r.start for r in taken)
+                taken.append(new)
+        elif taken:
+            old = taken.pop(number % len(taken))
+            free.give(old.start, len(old))
+    for old in taken:
+        free.give(old.start, len(old))
+    assert free.take(100) == 0
+
+
+@pytest.fixture(params=['ram', 'file'])
+def opened(request, tmp_path):
+    made = (
+        store.RamStore() if request.param == 'ram' else store.FileStore(str(tmp_path))
+    )
+    yield made
+    made.close()
+
+
+def test_slab_is_shared_and_the_rest_gets_blocks(opened):
+    opened.reserve(1000)
+    first, second = opened.take(600), opened.take(400)
+    assert opened.host_bytes == 1000
+    third = opened.take(300)
+    assert opened.host_bytes == 1300
+    third.close()
+    assert opened.host_bytes == 1000
+    first.close()
+    opened.take(500)
+    assert opened.host_bytes == 1000
+    second.close()
+
+
+def test_new_slab_replaces_the_old_one_when_that_is_empty(opened):
+    opened.reserve(1000)
+    space = opened.take(10)
+    opened.reserve(1000)
+    assert opened.host_bytes == 1000
+    opened.reserve(500)
+    assert opened.host_bytes == 1500
+    space.close()
+    fits = opened.take(500)
+    assert opened.host_bytes <= 1500
+    fits.close()
+    opened.reserve(0)
+    assert opened.host_bytes == 0
+
+
+def test_contents_are_kept_apart(opened):
+    opened.reserve(3000)
+    data = [numpy.full(1500, value, 'u1') for value in range(4)]
+    spaces = [opened.take(1500) for _ in data]
+    for space, array in zip(spaces, data, strict=True):
+        space.write(0, array.ctypes.data, 1500)
+    for value, space in enumerate(spaces):
+        back = numpy.empty(1500, 'u1')
+        space.read(0, back.ctypes.data, 1500)
+        assert (back == value).all()
+
+
+def test_closed_space_cannot_be_used(opened):
+    space = opened.take(10)
+    space.close()
+    with pytest.raises(SwapStoreError):
+        space.write(0, 0, 10)
+
+
+@pytest.mark.parametrize(
+    'error', [OSError(errno.ENOMEM, 'no'), MemoryError('no'), ValueError('no')]
+)
+def test_refused_memory_is_a_store_error(monkeypatch, error):
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(mmap, 'mmap', refuse)
+    with pytest.raises(SwapStoreError, match='12345') as caught:
+        store.RamStore().reserve(12345)
+    assert isinstance(caught.value, OSError)
+
+
+def test_more_than_the_machine_has_is_refused():
+    with pytest.raises(SwapStoreError, match='available'):
+        store.RamStore().reserve(1 << 50)
+
+
+def test_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(SwapStoreError, match='missing'):
+        HostDevice(_MIB, swap_dir=str(tmp_path / 'missing'))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='root may write everywhere')
+def test_folder_that_may_not_be_written(tmp_path):
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(SwapStoreError, match='cannot be used'):
+        HostDevice(_MIB, swap_dir=str(tmp_path))
+
+
+def test_folder_that_is_a_file(tmp_path):
+    path = tmp_path / 'file'
+    path.write_text('')
+    with pytest.raises(SwapStoreError, match='cannot be used'):
+        HostDevice(_MIB, swap_dir=str(path))
+
+
+def test_nothing_is_left_in_the_folder(tmp_path):
+    opened = store.FileStore(str(tmp_path))
+    opened.reserve(_MIB)
+    assert list(tmp_path.iterdir()) == []
+    opened.close()
+
+
+def test_full_disk_is_found_before_copying(monkeypatch, tmp_path):
+    def full(fd, offset, length):
+        os.ftruncate(fd, offset + 100)  # some of it was taken
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    opened = store.FileStore(str(tmp_path))
+    opened.reserve(1000)
+    monkeypatch.setattr(os, 'posix_fallocate', full)
+    with pytest.raises(SwapStoreError) as caught:
+        opened.take(5000)
+    assert str(tmp_path) in str(caught.value)
+    assert '5000' in str(caught.value) and 'free' in str(caught.value)
+    assert opened.host_bytes == 1000
+    assert opened.take(1000).nbytes == 1000
+    opened.close()
+
+
+@pytest.mark.parametrize('broken', ['pwrite', 'preadv'])
+@pytest.mark.parametrize('how', ['error', 'short'])
+def test_broken_disk_is_reported_by_wait(host_on_disk, monkeypatch, broken, how):
+    def break_down(*args):
+        if how == 'short':
+            return 0
+        raise OSError(errno.EIO, 'Input/output error')
+
+    root = host_on_disk.allocate(1000)
+    copy, transfer = host_on_disk.swap_out(root, None)
+    host_on_disk.wait(transfer)
+    monkeypatch.setattr(os, broken, break_down)
+    if broken == 'pwrite':
+        copy, transfer = host_on_disk.swap_out(root, copy)
+    else:
+        transfer = host_on_disk.swap_in(copy, root)
+    with pytest.raises(SwapStoreError, match='1000'):
+        host_on_disk.wait(transfer)
+    del root, transfer
+    assert host_on_disk.used_bytes == 0
+    copy.close()
+
+
+def test_copy_whose_swap_out_failed_cannot_come_back(host_on_disk, monkeypatch):
+    def break_down(*args):
+        raise OSError(errno.EIO, 'Input/output error')
+
+    root = host_on_disk.allocate(1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'pwrite', break_down)
+        copy, transfer = host_on_disk.swap_out(root, None)
+        with pytest.raises(SwapStoreError):
+            host_on_disk.wait(transfer)
+    with pytest.raises(SwapStoreError):
+        host_on_disk.wait(host_on_disk.swap_in(copy, root))
+
+
+def test_short_writes_and_reads_are_continued(host_on_disk, monkeypatch):
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, 'pwrite', lambda f, d, at: pwrite(f, d[:7], at))
+    monkeypatch.setattr(os, 'preadv', lambda f, d, at: preadv(f, [d[0][:7]], at))
+    root = host_on_disk.allocate(100)
+    root[...] = numpy.arange(100)
+    copy, transfer = host_on_disk.swap_out(root, None)
+    host_on_disk.wait(transfer)
+    root[...] = 0
+    host_on_disk.wait(host_on_disk.swap_in(copy, root))
+    assert (root == numpy.arange(100)).all()
+
+
+@pytest.fixture
+def host_on_disk(open_host, tmp_path):
+    return open_host(swap_dir=str(tmp_path))
