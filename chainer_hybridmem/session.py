@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
 import statistics
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
 import chainer
 
 from chainer_hybridmem import graph
-from chainer_hybridmem.devices import open_device
+from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
     HybridMemoryError,
@@ -27,6 +29,7 @@ from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
 from chainer_hybridmem.profile import Link, Profile
 from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.units import (
     format_bytes,
@@ -128,7 +131,7 @@ class Session(chainer.FunctionHook):
         self._link: Link | None = None
         self._open = False
         self._reset_iteration()
-        self._history: list[dict[str, float]] = []
+        self._history: list[dict[str, Any]] = []
         self.iterations = 0
         self.deviations = 0
 
@@ -178,10 +181,13 @@ class Session(chainer.FunctionHook):
         if message is not None:
             raise message from error
 
-    def _explain(self, error: BaseException | None) -> OutOfMemoryError | None:
+    def _explain(self, error: BaseException | None) -> BaseException | None:
         """NumPy's and CuPy's own errors know neither limit nor operation."""
         if not isinstance(error, MemoryError) or isinstance(error, HybridMemoryError):
             return None
+        reason = self.device.reclaim_error
+        if reason is not None:
+            return reason  # Ctrl-C, or a swap file that is full
         failure = self.device.last_failure
         if failure is None:
             return None
@@ -347,19 +353,68 @@ class Session(chainer.FunctionHook):
             self._deviate()
         if recorder is None:
             return
+        self._executor.settle()
         self.device.synchronize()
-        profile = recorder.build(self._measured_link(), self.device.describe())
-        guide.learn(profile, self._keys)
+        link = self._measured_link()
+        profile = _uncounted(recorder.build, link, self.device.describe())
+        _uncounted(guide.learn, profile, self._keys)
         if guide not in self._guides:
             self._guides = [guide, *self._guides][:LARGEST_GUIDE_COUNT]
         if guide.profiled and guide.stage is not Stage.GUIDED:
-            self._plan(guide)
+            _uncounted(self._plan, guide)
+
+    def replan(self, planner: str, **options: Any) -> Plan:
+        """Makes a new plan from the profile; it is followed from the next iteration.
+
+        To be called between iterations.
+
+        Args:
+            planner: Name of the planner.
+            options: Options of that planner.
+
+        Returns:
+            Plan: The new plan.
+
+        Raises:
+            SessionError: If there is no profile yet, or an iteration is under way.
+            InfeasibleError: If the planner does not fit; the old plan stays.
+        """
+        guide = self._planned_guide()
+        if guide is None or guide.problem is None:
+            raise SessionError(
+                f'There is no profile after {self.iterations} iterations; train '
+                f'until session.profile is not None.'
+            )
+        if self._in_backward or (self._started and not self._backward_seen):
+            raise SessionError('An iteration is under way; replan between iterations.')
+        plan = _uncounted(
+            make_plan, guide.problem, self.limit_bytes, planner, **options
+        )
+        self._finish_iteration()
+        self.planner, self.planner_options = planner, options
+        _uncounted(self._follow, guide, guide.problem, plan)
+        return plan
+
+    def _finish_iteration(self) -> None:
+        """Ends the iteration now instead of at the start of the next one."""
+        if self._started:
+            self._complete_last()
+            self._end_iteration()
+            self._started = False
+        self._executor.settle()
 
     def _plan(self, guide: Guide) -> None:
         problem = guide.make_problem()
+        self.observe_problem(problem)
         plan = make_plan(
             problem, self.limit_bytes, self.planner, **self.planner_options
         )
+        self._follow(guide, problem, plan)
+
+    def observe_problem(self, problem: Problem) -> None:
+        """Called with every finished profile, before it is planned."""
+
+    def _follow(self, guide: Guide, problem: Problem, plan: Plan) -> None:
         guide.follow(problem, plan)
         self.device.reserve(swap_bytes(problem.profile, plan))
         self._tell(
@@ -421,6 +476,8 @@ class Session(chainer.FunctionHook):
         self._history.append(
             {
                 'guided': float(guided),
+                'host_bytes': self.device.host_bytes,
+                'plan': id(self._guide.plan) if self._guide is not None else 0,
                 'seconds': seconds,
                 'stall_seconds': self.device.take_stall_seconds(),
                 'peak_bytes': self.device.peak_bytes,
@@ -438,7 +495,6 @@ class Session(chainer.FunctionHook):
     def _finish_statistics(self) -> None:
         """Counts the last iteration, which no other one has ended."""
         if self._started and self._backward_seen:
-            self._complete_last()
             self._record_statistics(time.perf_counter() - self._start_seconds)
             self._started = False
 
@@ -449,7 +505,11 @@ class Session(chainer.FunctionHook):
             dict: Bytes as int, seconds as float, None where nothing is known
             yet. Medians are over guided iterations.
         """
-        guided = [entry for entry in self._history if entry['guided']]
+        guided = [
+            entry
+            for entry in self._history
+            if entry['guided'] and entry['plan'] == id(self.plan)
+        ]
         recent = guided or self._history
 
         def median(name: str) -> float | None:
@@ -471,7 +531,9 @@ class Session(chainer.FunctionHook):
             'peak_bytes': int(max((e['peak_bytes'] for e in self._history), default=0)),
             'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
             'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
-            'host_bytes': self.device.host_bytes,
+            'host_bytes': int(
+                max((e['host_bytes'] for e in guided or self._history), default=0)
+            ),
             'iteration_seconds': seconds,
             'predicted_seconds': plan.predicted_seconds if plan else None,
             'in_core_seconds': in_core,
@@ -496,7 +558,7 @@ class Session(chainer.FunctionHook):
         """The statistics as a table for people."""
         return session_report(self.statistics(), self.plan, self.profile)
 
-    def last_iteration(self) -> dict[str, float]:
+    def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""
         return dict(self._history[-1]) if self._history else {}
 
@@ -527,6 +589,15 @@ class _LinkPath(chainer.LinkHook):
             self._stack.pop()
 
 
+def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function whose NumPy arrays are ours and do not count.
+
+    The host device counts the allocations of a context; a fresh one has
+    NumPy's own handler.
+    """
+    return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
 def swap_bytes(profile: Profile, plan: Plan) -> int:
     """Bytes of all feature maps a plan swaps: what the host must hold."""
     return sum(
@@ -552,18 +623,25 @@ def _permanent_arrays(model: chainer.Link) -> list[Any]:
 
 
 def _device_name(model: chainer.Link, device: str | None) -> str:
-    of_model = 'cuda' if model.device.xp is not __import__('numpy') else 'cpu'
+    """The device to open; the model must be on it already.
+
+    Raises:
+        OptionError: If it is not.
+        UnknownNameError: If there is no such device.
+    """
+    on_gpu = isinstance(model.device, chainer.backend.GpuDevice)
     if device is None or device == 'auto':
-        if of_model == 'cuda':
-            return f'cuda:{model.device.device.id}'
-        return of_model
-    wanted = 'cpu' if device in ('cpu', 'host', '@numpy') else 'cuda'
-    if wanted != of_model:
+        return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
+    kind, number = parse_device(device)
+    same = kind == ('cuda' if on_gpu else 'host')
+    if same and number is not None:
+        same = number == model.device.device.id
+    if not same:
         raise OptionError(
             f'device is {device!r} but the model is on {model.device}; move one of '
             f'them, for example with model.to_device.'
         )
-    return device
+    return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
 
 
 def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:

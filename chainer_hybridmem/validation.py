@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.plan import Action, MapPlan, Plan
-from chainer_hybridmem.profile import Phase, Profile, Recipe
+from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
 
 
 def check_plan(
@@ -29,6 +29,7 @@ def check_plan(
         PlanError: Naming the rule, the position and the values.
     """
     _check_order(profile, plan)
+    _check_replays(profile, plan)
     loads = _Walk(profile, plan).run()
     if limit_bytes is not None:
         for index, load in enumerate(loads):
@@ -42,19 +43,35 @@ def check_plan(
 
 
 def _check_order(profile: Profile, plan: Plan) -> None:
+    n = len(profile.operations)
+    decided: set[int] = set()
     for entry in plan.maps:
         if not 0 <= entry.storage < len(profile.storages):
             raise PlanError(f'The plan names storage {entry.storage}: not there.')
         storage = profile.storages[entry.storage]
         if not storage.plannable:
             raise PlanError(f'Storage {entry.storage} is not a feature map to plan.')
+        if entry.storage in decided:
+            raise PlanError(f'The plan decides twice about storage {entry.storage}.')
+        decided.add(entry.storage)
+        for name in _unused_fields(entry.action):
+            if getattr(entry, name) != -1:
+                raise PlanError(
+                    f'Feature map {entry.storage}: {name} is {getattr(entry, name)}, '
+                    f'but action {entry.action.value!r} has none; -1 was expected.'
+                )
+        if not -1 <= entry.drop_before <= n:
+            raise PlanError(
+                f'Feature map {entry.storage}: drop_before ({entry.drop_before}) lies '
+                f'outside the {n} operations.'
+            )
         if entry.action is Action.KEEP:
             continue
         steps: list[tuple[str, int]] = [
             ('last forward use', max((storage.producer, *storage.forward_uses))),
             ('release_before', entry.release_before - 1),
             ('needed_before', entry.needed_before - 1),
-            ('first backward use', storage.backward_uses[0] - 1),
+            ('first backward use', min(storage.backward_uses) - 1),
             ('drop_before', entry.drop_before - 1),
         ]
         if entry.action is Action.SWAP:
@@ -66,6 +83,41 @@ def _check_order(profile: Profile, plan: Plan) -> None:
                     f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
                     f'after {right} ({b + 1}).'
                 )
+
+
+def _unused_fields(action: Action) -> tuple[str, ...]:
+    copies = ('swap_out_before', 'swap_in_before')
+    if action is Action.KEEP:
+        return (*copies, 'release_before', 'needed_before')
+    return copies if action is Action.RECOMPUTE else ()
+
+
+def _check_replays(profile: Profile, plan: Plan) -> None:
+    n, b0 = len(profile.operations), profile.first_backward
+    recipes = {recipe.operation: recipe for recipe in profile.recipes}
+    decided = {entry.storage for entry in plan.maps}
+    for replay in plan.replays:
+        if not b0 <= replay.before < n:
+            raise PlanError(
+                f'Operation {replay.operation} is replayed before operation '
+                f'{replay.before}; backward runs from {b0} to {n - 1}.'
+            )
+        recipe = recipes.get(replay.operation)
+        if recipe is None or not recipe.exact:
+            raise PlanError(
+                f'Operation {replay.operation} is replayed but not repeatable.'
+            )
+        for storage in replay.keeps:
+            if storage not in decided or storage not in _made_by(recipe):
+                raise PlanError(
+                    f'The replay of operation {replay.operation} before operation '
+                    f'{replay.before} keeps storage {storage}, which it does not make.'
+                )
+
+
+def _made_by(recipe: Recipe) -> list[int]:
+    """What a replay allocates; what it starts with (a mask) it does not make."""
+    return [s for s in recipe.products if s not in recipe.inputs]
 
 
 class _Walk:
@@ -81,7 +133,7 @@ class _Walk:
         self.passing: set[int] = set()  # made by a replay, to be freed soon
         self.load = profile.initial_bytes
         self.gone: set[int] = set()
-        self.graph_held = 0  # left to the graph's own lifetime
+        self.graph_held: set[int] = set()  # freed once the graph has died
 
     def run(self) -> list[int]:
         loads = []
@@ -123,14 +175,10 @@ class _Walk:
         """What the plan does before operation k; the highest load on the way."""
         for entry in self.entries.values():
             if entry.release_before == k and entry.action is not Action.KEEP:
-                released_from = self.profile.storages[entry.storage].releasable_from
-                if k < released_from:
-                    raise PlanError(
-                        f'Feature map {entry.storage} is released before operation '
-                        f'{k}, but the program holds it until {released_from}.'
-                    )
+                self._check_not_held(entry.storage, k)
                 self._leave(entry.storage)
             if entry.drop_before == k:
+                self._check_not_held(entry.storage, k)
                 self._leave(entry.storage)
         for entry in self.entries.values():
             if entry.swap_in_before == k and entry.action is Action.SWAP:
@@ -140,24 +188,30 @@ class _Walk:
                 self.complete.add(entry.storage)
         return self._replay(k)
 
+    def _check_not_held(self, storage: int, k: int) -> None:
+        released_from = self.profile.storages[storage].releasable_from
+        if k < released_from:
+            raise PlanError(
+                f'Feature map {storage} is released before operation {k}, but the '
+                f'program holds it until {released_from}.'
+            )
+
     def _replay(self, k: int) -> int:
         highest = self.load
         for replay in self.replays:
             if replay.before != k:
                 continue
-            recipe = self.recipes.get(replay.operation)
-            if recipe is None or not recipe.exact:
-                raise PlanError(
-                    f'Operation {replay.operation} is replayed but not repeatable.'
-                )
+            recipe = self.recipes[replay.operation]
             self._check_sources(recipe, k)
             highest = max(highest, self.load + recipe.peak_bytes)
-            for storage in recipe.products:
+            for storage in _made_by(recipe):
                 if storage in replay.keeps:
                     self._keep_product(self.entries[storage], k)
-                elif storage not in self.present and self._freed_later(storage, k):
-                    self.passing.add(storage)
-                    self.load += self._nbytes(storage)
+                    continue
+                if storage in self.passing:
+                    raise PlanError(f'Storage {storage} is made twice in one chain.')
+                self.passing.add(storage)
+                self.load += self._nbytes(storage)
             for storage in replay.frees:
                 if storage not in self.passing:
                     raise PlanError(f'Storage {storage} is freed but not there.')
@@ -169,9 +223,6 @@ class _Walk:
                 f'before operation {k}.'
             )
         return highest
-
-    def _freed_later(self, storage: int, k: int) -> bool:
-        return any(r.before == k and storage in r.frees for r in self.replays)
 
     def _keep_product(self, entry: MapPlan, k: int) -> None:
         if entry.needed_before != k or entry.action is not Action.RECOMPUTE:
@@ -211,12 +262,28 @@ class _Walk:
                     self.present.add(storage)
                     self.complete.add(storage)
             elif storage not in self.entries:
-                self.load -= self._nbytes(storage)
-                self.gone.add(storage)
+                graph_lives = position < self.profile.graph_end_event
+                if graph_lives and self._left_to_graph(storage):
+                    self.graph_held.add(storage)
+                else:
+                    self.load -= self._nbytes(storage)
+                    self.gone.add(storage)
             highest = max(highest, self.load)
         return highest
+
+    def _left_to_graph(self, storage: int) -> bool:
+        """Whether only the recording's swapping has freed it this early."""
+        item, b0 = self.profile.storages[storage], self.profile.first_backward
+        if item.category is not Category.FEATURE_MAP or item.producer < 0:
+            return False
+        last = max((item.producer, *item.forward_uses))
+        return bool(item.backward_uses) and last < b0 <= min(item.backward_uses)
 
     def _graph_dies(self) -> None:
         for storage in list(self.present):
             if self.entries[storage].drop_before < 0:
                 self._leave(storage)
+        for storage in self.graph_held:
+            self.load -= self._nbytes(storage)
+        self.gone |= self.graph_held
+        self.graph_held = set()

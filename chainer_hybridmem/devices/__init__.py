@@ -12,6 +12,32 @@ _HOST_NAMES = ('cpu', 'host', '@numpy')
 _CUDA_PATTERN = re.compile(r'(?:@cupy|cuda|gpu)(?::(\d+))?|(\d+)')
 
 
+def parse_device(spec: str | int | None) -> tuple[str, int | None]:
+    """Kind and number of a device by name.
+
+    Args:
+        spec: ``'cpu'``, ``'host'``, ``'@numpy'`` or None for NumPy; ``'cuda'``,
+            ``'cuda:1'``, ``'@cupy:1'`` or ``'1'`` for CUDA.
+
+    Returns:
+        tuple: ``'host'`` or ``'cuda'``, and the GPU's number or None.
+
+    Raises:
+        UnknownNameError: If no device has this name.
+    """
+    name = 'host' if spec is None else str(spec).strip().lower()
+    if name in _HOST_NAMES:
+        return 'host', None
+    match = _CUDA_PATTERN.fullmatch(name)
+    if match is None:
+        raise UnknownNameError(
+            f"device {spec!r} is not known; use 'cpu' for NumPy, 'cuda' for the "
+            "current GPU, or 'cuda:N' for GPU number N."
+        )
+    number = match.group(1) or match.group(2)
+    return 'cuda', None if number is None else int(number)
+
+
 def open_device(
     spec: str | int | None,
     limit_bytes: int,
@@ -21,8 +47,7 @@ def open_device(
     """Opens a device by name.
 
     Args:
-        spec: ``'cpu'``, ``'host'``, ``'@numpy'`` or None for NumPy; ``'cuda'``,
-            ``'cuda:1'``, ``'@cupy:1'`` or ``'1'`` for CUDA.
+        spec: As in :func:`parse_device`.
         limit_bytes: Most bytes that may be in use.
         link_bandwidth: Throttle of the host device in bytes per second.
         swap_dir: Folder for swapped feature maps of the host device.
@@ -30,18 +55,10 @@ def open_device(
     Raises:
         UnknownNameError: If no device has this name.
     """
-    name = 'host' if spec is None else str(spec).strip().lower()
-    if name in _HOST_NAMES:
+    kind, device_id = parse_device(spec)
+    if kind == 'host':
         return HostDevice(limit_bytes, link_bandwidth, swap_dir)
-    match = _CUDA_PATTERN.fullmatch(name)
-    if match is None:
-        raise UnknownNameError(
-            f"device {spec!r} is not known; use 'cpu' for NumPy, 'cuda' for the "
-            "current GPU, or 'cuda:N' for GPU number N."
-        )
     # CuPy is looked for only here: most machines that plan have none.
     from chainer_hybridmem.devices.cuda import CudaDevice
 
-    number = match.group(1) or match.group(2)
-    device_id = None if number is None else int(number)
     return CudaDevice(limit_bytes, device_id, link_bandwidth, swap_dir)

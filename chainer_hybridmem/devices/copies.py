@@ -23,11 +23,29 @@ _LEAST_STEP_BYTES = 1 << 16
 _Copy = Callable[[int, int, int], None]
 
 
+class HostCompletion(Completion):
+    """When a worker has finished a copy.
+
+    Attributes:
+        event (threading.Event): Set once the copy has finished or failed.
+        error (Exception or None): Why it failed.
+    """
+
+    __slots__ = ('error', 'event')
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self.event.is_set()
+
+
 class HostTransfer(Transfer):
     """One copy of a :class:`CopyThread`; keeps its root alive.
 
     Attributes:
-        completion (Completion): When it has finished, and why it failed.
+        completion (HostCompletion): When it has finished, and why it failed.
     """
 
     __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
@@ -35,7 +53,7 @@ class HostTransfer(Transfer):
     def __init__(self, root: Root, nbytes: int) -> None:
         self.root = root
         self.nbytes = nbytes
-        self.completion = Completion()
+        self.completion = HostCompletion()
         self.submitted = time.perf_counter()
         self._seconds = 0.0
 
@@ -47,7 +65,7 @@ class HostTransfer(Transfer):
 
 
 class _Job:
-    __slots__ = ('address', 'after', 'outward', 'space', 'transfer')
+    __slots__ = ('address', 'after', 'block', 'offset', 'outward', 'transfer')
 
     def __init__(
         self,
@@ -57,10 +75,11 @@ class _Job:
         outward: bool,
     ) -> None:
         self.transfer = transfer
-        self.space = space
+        self.block = space.block  # the space may be closed before the copy runs
+        self.offset = space.offset
         self.address = address
         self.outward = outward
-        self.after = space.last
+        self.after = space.last if isinstance(space.last, HostCompletion) else None
         space.last = transfer.completion
 
 
@@ -81,7 +100,7 @@ class CopyThread:
         self._latency = latency_seconds
         self._throttled = bandwidth is not None or latency_seconds > 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._last: Completion | None = None
+        self._last: HostCompletion | None = None
         self._thread: threading.Thread | None = None
         self._free_from = 0.0
 
@@ -131,40 +150,39 @@ class CopyThread:
             start = time.perf_counter()
         if job.after is not None and job.after.error and not job.outward:
             raise SwapStoreError(str(job.after.error))
-        copy = job.space.write if job.outward else job.space.read
+        copy = job.block.write if job.outward else job.block.read
         if self._throttled:
-            self._copy_throttled(copy, job.address, transfer.nbytes, start)
+            self._copy_throttled(copy, job, start)
         else:
             start = time.perf_counter()
-            copy(0, job.address, transfer.nbytes)
+            copy(job.offset, job.address, transfer.nbytes)
         transfer._seconds = time.perf_counter() - start
 
-    def _copy_throttled(
-        self, copy: _Copy, address: int, nbytes: int, start: float
-    ) -> None:
+    def _copy_throttled(self, copy: _Copy, job: _Job, start: float) -> None:
         """Spreads a copy over the time that the link would take for it.
 
         The link keeps its own clock, so that waking up late after one copy
         does not slow the next ones down.
         """
+        nbytes = job.transfer.nbytes
         begin = start + self._latency
         _sleep_until(begin)
         due = begin
         if self._bandwidth is None:
-            copy(0, address, nbytes)
+            copy(job.offset, job.address, nbytes)
         else:
             due += nbytes / self._bandwidth
-            self._copy_in_steps(copy, address, nbytes, begin, self._bandwidth)
+            _copy_in_steps(copy, job, begin, self._bandwidth)
         self._free_from = max(due, time.perf_counter() - _STEP_SECONDS)
 
-    def _copy_in_steps(
-        self, copy: _Copy, address: int, nbytes: int, begin: float, bandwidth: float
-    ) -> None:
-        step = max(_LEAST_STEP_BYTES, int(bandwidth * _STEP_SECONDS))
-        for offset in range(0, nbytes, step):
-            size = min(step, nbytes - offset)
-            copy(offset, address + offset, size)
-            _sleep_until(begin + (offset + size) / bandwidth)
+
+def _copy_in_steps(copy: _Copy, job: _Job, begin: float, bandwidth: float) -> None:
+    nbytes = job.transfer.nbytes
+    step = max(_LEAST_STEP_BYTES, int(bandwidth * _STEP_SECONDS))
+    for start in range(0, nbytes, step):
+        size = min(step, nbytes - start)
+        copy(job.offset + start, job.address + start, size)
+        _sleep_until(begin + (start + size) / bandwidth)
 
 
 def _sleep_until(moment: float) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 
 from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.copies import CopyThread, HostTransfer
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -40,7 +41,6 @@ from chainer_hybridmem.errors import (
 )
 
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
-_UINT_OF_SIZE = {1: 'u1', 2: 'u2', 4: 'u4', 8: 'u8'}
 _LEAST_LINK_BYTES = 1 << 12
 _LINK_SECONDS = 0.1  # a throttled link is measured with copies of this length
 _LINK_REPEATS = 3
@@ -274,12 +274,7 @@ class HostDevice(Device):
             ) from (self.reclaim_error or error)
 
     def same_bits(self, left: Array, right: Array) -> bool:
-        if left.shape != right.shape or left.dtype != right.dtype:
-            return False
-        if left.dtype.itemsize not in _UINT_OF_SIZE or left.dtype.hasobject:
-            return bool(left.tobytes() == right.tobytes())
-        integer = _UINT_OF_SIZE[left.dtype.itemsize]
-        return _all_equal(_as_type(left, integer), _as_type(right, integer))
+        return same_bits(left, right, _COMPARED_ELEMENTS)
 
     # -- copies -------------------------------------------------------------
     @property
@@ -410,23 +405,6 @@ def _flat(root: numpy.ndarray) -> numpy.ndarray:
 
 def _bytes_of(root: numpy.ndarray) -> numpy.ndarray:
     return root.ravel(order='K').view(numpy.uint8)
-
-
-def _as_type(array: numpy.ndarray, dtype: str) -> numpy.ndarray:
-    return array.reshape(1).view(dtype) if array.ndim == 0 else array.view(dtype)
-
-
-def _all_equal(left: numpy.ndarray, right: numpy.ndarray) -> bool:
-    """Compares bounded pieces, so that little memory is needed for it."""
-    if left.size <= _COMPARED_ELEMENTS:
-        return bool((left == right).all())
-    rows = _COMPARED_ELEMENTS * len(left) // left.size
-    if not rows:
-        return all(_all_equal(left[i], right[i]) for i in range(len(left)))
-    return all(
-        _all_equal(left[i : i + rows], right[i : i + rows])
-        for i in range(0, len(left), rows)
-    )
 
 
 def _space(copy: HostCopy, nbytes: int) -> Space:

@@ -47,19 +47,12 @@ class Block(abc.ABC):
         """Gives the block back."""
 
 
-class Completion:
-    """When a copy has finished; holds no array alive.
+class Completion(abc.ABC):
+    """When a copy has finished; holds no array alive."""
 
-    Attributes:
-        event (threading.Event): Set once the copy has finished or failed.
-        error (Exception or None): Why it failed.
-    """
-
-    __slots__ = ('error', 'event')
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.error: BaseException | None = None
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether the copy has finished or failed; never blocks."""
 
 
 class FreeList:
@@ -143,22 +136,11 @@ class Space(HostCopy):
         """Of the first byte, for stores in memory."""
         return self.block.address + self.offset
 
-    def write(self, start: int, address: int, nbytes: int) -> None:
-        """Copies memory into the space, ``start`` bytes from its beginning."""
-        self.block.write(self.offset + start, address, nbytes)
-
-    def read(self, start: int, address: int, nbytes: int) -> None:
-        """Copies from the space to memory."""
-        self.block.read(self.offset + start, address, nbytes)
-
     def close(self) -> None:
-        """Gives the space back after any copy that is under way."""
-        if self._slab is None:
-            return
-        if self.last is not None:
-            self.last.event.wait()
-        slab, self._slab = self._slab, None
-        self._store._give(slab, self.offset, self.nbytes)
+        """Gives the space back, once any copy that is under way has finished."""
+        if self._slab is not None:
+            slab, self._slab = self._slab, None
+            self._store._give(slab, self.offset, self.nbytes, self.last)
 
 
 class Store:
@@ -175,12 +157,14 @@ class Store:
         self._make_block = make_block
         self._slab: _Slab | None = None
         self._slabs: set[_Slab] = set()
+        self._closing: list[tuple[_Slab, int, int, Completion]] = []
         self._lock = threading.RLock()
 
     @property
     def host_bytes(self) -> int:
         """Bytes really held, whether in use or free."""
         with self._lock:
+            self._finish_closing()
             return sum(slab.block.nbytes for slab in self._slabs)
 
     def reserve(self, nbytes: int) -> None:
@@ -192,6 +176,7 @@ class Store:
             SwapStoreError: If the machine cannot give it.
         """
         with self._lock:
+            self._finish_closing()
             former = self._slab
             if former is not None:
                 if former.block.nbytes == nbytes:
@@ -209,6 +194,7 @@ class Store:
             SwapStoreError: If the machine cannot give it.
         """
         with self._lock:
+            self._finish_closing()
             slab = self._slab
             size = max(nbytes, 1)
             offset = slab.free.take(size) if slab is not None else None
@@ -225,15 +211,26 @@ class Store:
             for slab in self._slabs:
                 slab.block.close()
             self._slabs.clear()
+            self._closing.clear()
             self._slab = None
 
-    def _give(self, slab: _Slab, offset: int, nbytes: int) -> None:
+    def _give(
+        self, slab: _Slab, offset: int, nbytes: int, last: Completion | None
+    ) -> None:
         with self._lock:
-            if slab not in self._slabs:
-                return
-            slab.free.give(offset, max(nbytes, 1))
-            slab.spaces -= 1
-            self._close_if_empty(slab)
+            if last is not None and not last.done():
+                self._closing.append((slab, offset, nbytes, last))
+            elif slab in self._slabs:
+                slab.free.give(offset, max(nbytes, 1))
+                slab.spaces -= 1
+                self._close_if_empty(slab)
+
+    def _finish_closing(self) -> None:
+        """Frees spaces that were closed while a copy was under way."""
+        if self._closing:
+            closing, self._closing = self._closing, []
+            for slab, offset, nbytes, last in closing:
+                self._give(slab, offset, nbytes, last)
 
     def _close_if_empty(self, slab: _Slab) -> None:
         if slab.retired and not slab.spaces:
@@ -257,11 +254,21 @@ class Store:
         return slab
 
 
-class RamBlock(Block):
+class MemoryBlock(Block):
+    """A block that has an address."""
+
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        ctypes.memmove(self.address + offset, address, nbytes)
+
+    def read(self, offset: int, address: int, nbytes: int) -> None:
+        ctypes.memmove(address, self.address + offset, nbytes)
+
+
+class RamBlock(MemoryBlock):
     """Anonymous memory that NumPy's handler never sees."""
 
     def __init__(self, nbytes: int) -> None:
-        _check_available(nbytes)
+        check_available(nbytes)
         self.nbytes = nbytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, nbytes, flags=flags)
@@ -269,12 +276,6 @@ class RamBlock(Block):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._export = ctypes.c_char.from_buffer(self._memory)
         self.address = ctypes.addressof(self._export)
-
-    def write(self, offset: int, address: int, nbytes: int) -> None:
-        ctypes.memmove(self.address + offset, address, nbytes)
-
-    def read(self, offset: int, address: int, nbytes: int) -> None:
-        ctypes.memmove(address, self.address + offset, nbytes)
 
     def close(self) -> None:
         # The memory goes with the last reference to it.
@@ -295,7 +296,12 @@ def available_ram() -> int | None:
     return None
 
 
-def _check_available(nbytes: int) -> None:
+def check_available(nbytes: int) -> None:
+    """Refuses what would make the machine swap.
+
+    Raises:
+        MemoryError: If so many bytes are not available.
+    """
     available = available_ram()
     if available is not None and nbytes > available:
         raise MemoryError(f'the machine has {available} bytes available')
@@ -427,7 +433,9 @@ class FileStore(Store):
     @property
     def host_bytes(self) -> int:
         """Size of the file, holes included."""
-        return self._file.nbytes
+        with self._lock:
+            self._finish_closing()
+            return self._file.nbytes
 
     def close(self) -> None:
         super().close()

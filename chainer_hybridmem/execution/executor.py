@@ -92,7 +92,7 @@ class Executor:
             copies: Host copies by storage id, reused from iteration to
                 iteration; new ones are added.
         """
-        self._forget_dead()
+        self.settle()
         self.counters = Counters()
         self._table = table
         self._copies = copies
@@ -103,17 +103,23 @@ class Executor:
         """Ends guidance for the rest of the iteration: passive from here on."""
         self._table = None
 
-    def _forget_dead(self) -> None:
-        reused = {id(copy) for copy in self._copies.values()}
+    def settle(self) -> None:
+        """Ends an iteration: forgets the maps of graphs that have died.
+
+        A host copy that a living graph still needs is taken out of the plan's
+        copies, so that the next iteration does not write over it.
+        """
+        self._table = None
         for allocation, live in list(self._by_allocation.items()):
+            planned = live.storage >= 0
             if live.alive():
-                if live.storage in self._copies and live.copy is not None:
-                    self._copies.pop(live.storage)  # still in use: not reusable
+                if planned and self._copies.get(live.storage) is live.copy:
+                    self._copies.pop(live.storage, None)
                 live.storage = -1
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if live.copy is not None and id(live.copy) not in reused:
+            if not planned and live.copy is not None:
                 live.copy.close()
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def _stage_one(search: Search, node_budget: int) -> tuple[Candidate, bool]:
     if base.times is None:
         return base, True
     exposed = _by_exposure(base)
-    best = _Tree(search, node_budget).run(base, exposed)
+    best = _Tree(search, node_budget - search.simulations).run(base, exposed)
     if best.complete:
         return best.candidate, True
     while search.simulations < node_budget:
@@ -121,8 +121,11 @@ class _Tree:
             assert times is not None
             if not (times.release_stall > 0).any():
                 break
-            if action[m] != SWAP or self.search.simulations >= self.last:
+            if action[m] != SWAP:
                 continue
+            if self.search.simulations >= self.last:
+                self.complete = False
+                break
             action[m] = KEEP
             trimmed = self.search.evaluate(action)
             if not trimmed.fits:

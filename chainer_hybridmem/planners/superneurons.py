@@ -3,6 +3,10 @@
 Feature maps are kept from the output side while they fit. Of the rest, outputs of
 convolutions are swapped and all others recomputed. A swap-in starts with the
 convolution before the operation that needs it (Ito et al., section 5.2).
+
+Where the paper is silent: a chain of recomputes may need more memory than there is.
+Then recomputed maps are swapped after all, those needed nearest to the worst
+operation first, until the rest fits; the plan's options say how many.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Candidate, Search
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -20,8 +24,8 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
     search = Search(problem, limit_bytes, lead=_preceding_convolution(problem.profile))
     if search.in_core_fits():
         return search.finish_in_core('superneurons')
-    action = _static_actions(problem)
-    best = search.evaluate(action)
+    best, given_up = _give_up_recomputes(search, _static_actions(problem))
+    action = best.action.copy()
     for m in range(len(action) - 1, -1, -1):
         before, action[m] = action[m], KEEP
         candidate = search.evaluate(action)
@@ -29,7 +33,22 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
             action[m] = before
             break
         best = candidate
-    return search.finish('superneurons', best)
+    return search.finish('superneurons', best, given_up_recomputes=given_up)
+
+
+def _give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, int]:
+    """Swaps recomputed maps until it fits; how many that takes."""
+    arrays = search.problem.arrays
+    current, given_up = search.evaluate(action), 0
+    while not current.fits and current.positions.worst >= arrays.first_backward:
+        recomputed = np.nonzero(current.action == RECOMPUTE)[0]
+        if len(recomputed) == 0:
+            break
+        distance = np.abs(arrays.first_use[recomputed] - current.positions.worst)
+        action = current.action.copy()
+        action[recomputed[np.argmin(distance)]] = SWAP
+        current, given_up = search.evaluate(action), given_up + 1
+    return current, given_up
 
 
 def _static_actions(problem: Problem) -> np.ndarray:

@@ -14,7 +14,8 @@ Notation as in :mod:`chainer_hybridmem.simulation.problem`; ``-1`` is "never".
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -24,6 +25,16 @@ from chainer_hybridmem.simulation.problem import Arrays
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
+
+Function = TypeVar('Function', bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compiles a function, with a cache on disk where one can be written."""
+    try:
+        return cast(Function, numba.njit(cache=True)(function))
+    except RuntimeError:  # a read-only installation and no home directory
+        return cast(Function, numba.njit(function))
 
 
 class Positions(NamedTuple):
@@ -53,14 +64,14 @@ class Times(NamedTuple):
     in_end: np.ndarray  # (M,)
 
 
-@numba.njit(cache=True)
+@compiled
 def _order_by(keys: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Indices of chosen entries, by ascending key, ties by index."""
     picked = np.nonzero(chosen)[0]
     return picked[np.argsort(keys[picked], kind='mergesort')]
 
 
-@numba.njit(cache=True)
+@compiled
 def _forward(a: Arrays, action: np.ndarray, limit: int, release: np.ndarray) -> Any:
     """Release positions during forward; highest load and its operation.
 
@@ -102,7 +113,7 @@ def _forward(a: Arrays, action: np.ndarray, limit: int, release: np.ndarray) -> 
     return peak, worst
 
 
-@numba.njit(cache=True)
+@compiled
 def _chain(
     a: Arrays,
     n_maps: int,
@@ -148,7 +159,7 @@ def _chain(
     return length
 
 
-@numba.njit(cache=True)
+@compiled
 def schedule(
     a: Arrays,
     action: np.ndarray,
@@ -194,7 +205,7 @@ def schedule(
     program = np.empty((64, 3), np.int64)
     written = 0
     mark = np.full(n, -1, np.int64)
-    available = np.zeros(n_items, np.bool_)
+    available = a.present.copy()
     count = np.zeros(n_items, np.int64)
     stays = np.zeros(n_items, np.bool_)
     made = np.zeros(n_maps, np.bool_)
@@ -293,6 +304,9 @@ def schedule(
                         written += 1
                     elif count[item] > 0 and not available[item]:
                         now += a.size[item]
+                    else:  # nobody needs it, or it is there already
+                        program[written] = (k, FREE, item)
+                        written += 1
                 for j in range(a.input_ptr[op], a.input_ptr[op + 1]):
                     item = a.inputs[j]
                     count[item] -= 1
@@ -343,7 +357,7 @@ def schedule(
     )  # fmt: skip
 
 
-@numba.njit(cache=True)
+@compiled
 def _bucket(position: np.ndarray, rank: np.ndarray, n: int) -> Any:
     """Linked lists of maps per operation, in order of ``rank``."""
     head = np.full(n + 1, -1, np.int64)
@@ -356,7 +370,7 @@ def _bucket(position: np.ndarray, rank: np.ndarray, n: int) -> Any:
     return head, following
 
 
-@numba.njit(cache=True)
+@compiled
 def times(
     seconds: np.ndarray,
     positions: Positions,

@@ -7,8 +7,9 @@ symbol     meaning
 =========  ==========================================================
 n          number of operations; b0 the first backward one
 M          number of feature maps a plan decides about
-item       a feature map (0 .. M-1) or a transient (M .. M+T-1): a
-           storage that forward drops and a recompute passes through
+item       a feature map (0 .. M-1) or another storage a recompute
+           passes through (M .. M+T-1): a transient, which forward
+           drops, or one that is always there and only made twice
 fixed      load of everything a plan does not decide about
 =========  ==========================================================
 """
@@ -20,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.profile import Phase, Profile, Storage
+from chainer_hybridmem.profile import Category, Profile, Recipe, Storage
 
 
 class Arrays(NamedTuple):
-    """Shapes: n operations, M maps, T transients; CSR pairs end in _ptr."""
+    """Shapes: n operations, M maps, T other items; CSR pairs end in _ptr."""
 
     first_backward: int
     seconds: np.ndarray  # (n,) float64
@@ -32,6 +33,7 @@ class Arrays(NamedTuple):
     fixed_peak: np.ndarray  # (n,) int64, highest load while it runs
     size: np.ndarray  # (M+T,) int64
     producer: np.ndarray  # (M+T,) int64
+    present: np.ndarray  # (M+T,) bool, there all the time by itself
     copy_from: np.ndarray  # (M,) int64, first position a swap-out may start
     release_from: np.ndarray  # (M,) int64, first position it may be free
     first_use: np.ndarray  # (M,) int64, backward
@@ -79,14 +81,16 @@ def make_problem(profile: Profile) -> Problem:
     b0 = profile.first_backward
     maps = tuple(
         s
-        for s in profile.feature_maps()
-        if s.producer < b0 and s.releasable_from <= b0 and s.backward_uses[0] >= b0
+        for s in sorted(profile.feature_maps(), key=lambda s: (s.producer, s.id))
+        if _between_phases(s, b0) and s.releasable_from <= b0
     )
-    transients = _transients(profile, {s.id for s in maps})
-    items = tuple(s.id for s in maps) + tuple(s.id for s in transients)
+    planned = {s.id for s in maps}
+    transients = _transients(profile, planned)
+    others = _made_twice(profile, planned.union(transients))
+    items = (*(s.id for s in maps), *transients, *others)
     item_of = {storage: item for item, storage in enumerate(items)}
-    fixed_start, fixed_peak = _fixed_load(profile, {s.id for s in maps})
-    recipes = _recipe_arrays(profile, item_of)
+    fixed_start, fixed_peak = _fixed_load(profile, planned)
+    recipes = _recipe_arrays(profile, item_of, planned.union(transients))
     storages = profile.storages
     arrays = Arrays(
         first_backward=b0,
@@ -95,12 +99,13 @@ def make_problem(profile: Profile) -> Problem:
         fixed_peak=fixed_peak,
         size=np.array([storages[i].nbytes for i in items], np.int64),
         producer=np.array([storages[i].producer for i in items], np.int64),
-        copy_from=np.array(
-            [max((s.producer, *s.forward_uses)) + 1 for s in maps], np.int64
+        present=np.arange(len(items)) >= len(maps) + len(transients),
+        copy_from=np.array([_last_forward(s) + 1 for s in maps], np.int64),
+        release_from=np.array(
+            [max(s.releasable_from, _last_forward(s) + 1) for s in maps], np.int64
         ),
-        release_from=np.array([s.releasable_from for s in maps], np.int64),
-        first_use=np.array([s.backward_uses[0] for s in maps], np.int64),
-        last_use=np.array([s.backward_uses[-1] for s in maps], np.int64),
+        first_use=np.array([min(s.backward_uses) for s in maps], np.int64),
+        last_use=np.array([max(s.backward_uses) for s in maps], np.int64),
         **recipes,
     )
     link = profile.link
@@ -116,23 +121,47 @@ def make_problem(profile: Profile) -> Problem:
     )
 
 
-def _transients(profile: Profile, planned: set[int]) -> list[Storage]:
+def _last_forward(storage: Storage) -> int:
+    return max((storage.producer, *storage.forward_uses))
+
+
+def _between_phases(storage: Storage, b0: int) -> bool:
+    """Whether forward has finished with a map before backward begins."""
+    return _last_forward(storage) < b0 <= min(storage.backward_uses)
+
+
+def _transients(profile: Profile, planned: set[int]) -> list[int]:
     """Storages that forward drops by itself; a recompute passes through them."""
-    end = profile.operations[profile.first_backward].first_event
+    b0, end = profile.first_backward, len(profile.events)
+    if b0 < len(profile.operations):
+        end = profile.operations[b0].first_event
+    held = _held_by_graph(profile)
     return [
-        s
+        s.id
         for s in profile.storages
-        if s.id not in planned and s.producer >= 0 and 0 <= s.freed_at < end
+        if s.id not in planned
+        and s.id not in held
+        and s.producer >= 0
+        and 0 <= s.freed_at < end
     ]
+
+
+def _made_twice(profile: Profile, items: set[int]) -> list[int]:
+    """Storages nobody plans about that a replay makes all the same."""
+    made = {s for recipe in profile.recipes for s in recipe.products}
+    return sorted(made - items)
 
 
 def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.ndarray]:
     """Load of what a plan does not decide about, per operation.
 
     A planned map counts as fixed from its malloc to the end of the operation
-    that produces it; from then on the plan decides.
+    that produces it; from then on the plan decides. What the recording has
+    swapped but the plan may not stays until the graph dies.
     """
     operations, events = profile.operations, profile.events
+    held = _held_by_graph(profile) - planned
+    waiting = 0
     starts = np.zeros(len(operations), np.int64)
     peaks = np.zeros(len(operations), np.int64)
     load = profile.initial_bytes
@@ -141,11 +170,21 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
         end = len(events) if last else operations[op.index + 1].first_event
         starts[op.index] = peak = load
         born = 0
-        for event in events[op.first_event : end]:
+        for position in range(op.first_event, end):
+            if position == profile.graph_end_event:
+                load -= waiting
+                waiting = 0
+            event = events[position]
             storage = profile.storages[abs(event) - 1]
             if storage.id in planned:
                 born += storage.nbytes if event > 0 else 0
                 load += storage.nbytes if event > 0 else 0
+            elif (
+                event < 0
+                and storage.id in held
+                and position < profile.graph_end_event
+            ):
+                waiting += storage.nbytes
             else:
                 load += storage.nbytes if event > 0 else -storage.nbytes
             peak = max(peak, load)
@@ -156,7 +195,7 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
 
 def in_core_peak_bytes(profile: Profile) -> int:
     """Highest load of plain Chainer: feature maps stay until the graph dies."""
-    held = {s.id for s in profile.storages if _held_by_graph(s)}
+    held = _held_by_graph(profile)
     load = peak = profile.initial_bytes
     waiting = 0
     for position, event in enumerate(profile.events):
@@ -174,27 +213,35 @@ def in_core_peak_bytes(profile: Profile) -> int:
     return peak
 
 
-def _held_by_graph(storage: Storage) -> bool:
-    return bool(storage.slots)
+def _held_by_graph(profile: Profile) -> set[int]:
+    """Maps that the recording has swapped: else the graph holds them to its end."""
+    b0 = profile.first_backward
+    return {
+        s.id
+        for s in profile.storages
+        if s.category is Category.FEATURE_MAP
+        and s.producer >= 0
+        and s.backward_uses
+        and _between_phases(s, b0)
+    }
 
 
-def _recipe_arrays(profile: Profile, item_of: dict[int, int]) -> dict[str, np.ndarray]:
+def _recipe_arrays(
+    profile: Profile, item_of: dict[int, int], returning: set[int]
+) -> dict[str, np.ndarray]:
     n = len(profile.operations)
     seconds = np.full(n, -1.0)
     peak = np.zeros(n, np.int64)
     inputs: list[list[int]] = [[] for _ in range(n)]
     products: list[list[int]] = [[] for _ in range(n)]
-    end = profile.operations[-1].first_event
     for recipe in profile.recipes:
-        if not recipe.exact:
+        if not recipe.exact or not _promised(profile, recipe, returning):
             continue
-        sources = [profile.storages[s] for s in recipe.inputs]
-        if any(s.id not in item_of and 0 <= s.freed_at < end for s in sources):
-            continue  # dies in the middle of backward: nobody can promise it
         op = recipe.operation
         seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes
-        inputs[op] = [item_of[s.id] for s in sources if s.id in item_of]
-        products[op] = [item_of[s] for s in recipe.products if s in item_of]
+        inputs[op] = [item_of[s] for s in recipe.inputs if s in item_of]
+        # What a replay starts with, such as a dropout mask, it does not make.
+        products[op] = [item_of[s] for s in recipe.products if s not in recipe.inputs]
     return {
         'recipe_seconds': seconds,
         'recipe_peak': peak,
@@ -203,6 +250,21 @@ def _recipe_arrays(profile: Profile, item_of: dict[int, int]) -> dict[str, np.nd
         'product_ptr': _pointers(products),
         'products': np.array([i for row in products for i in row], np.int64),
     }
+
+
+def _promised(profile: Profile, recipe: Recipe, returning: set[int]) -> bool:
+    """Whether a replay in backward finds what it needs and makes what it says.
+
+    ``returning`` are the storages that a plan or a replay can bring back.
+    """
+    if recipe.operation >= profile.first_backward:
+        return False
+    end = profile.operations[-1].first_event
+    for source in recipe.inputs:
+        dies = 0 <= profile.storages[source].freed_at < end
+        if dies and source not in returning:
+            return False  # perhaps in the middle of backward
+    return all(profile.storages[s].producer == recipe.operation for s in recipe.products)
 
 
 def _pointers(rows: list[list[int]]) -> np.ndarray:

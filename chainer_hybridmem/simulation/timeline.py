@@ -111,6 +111,10 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
     n = len(problem.profile.operations)
     replay_seconds = np.zeros(n)
     for replay in plan.replays:
+        if not (0 <= replay.before < n and 0 <= replay.operation < n):
+            raise PlanError(
+                f'{replay} lies outside the {n} operations of the profile.'
+            )
         seconds = problem.arrays.recipe_seconds[replay.operation]
         if seconds < 0:
             raise PlanError(
@@ -156,7 +160,7 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
 
     problem = profile if isinstance(profile, Problem) else make_problem(profile)
     positions = positions_from_plan(problem, plan)
-    load = check_plan(problem.profile, plan)
+    loads = check_plan(problem.profile, plan)
     times = kernel.times(
         problem.arrays.seconds,
         positions,
@@ -166,10 +170,10 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     stall = float(times.release_stall.sum() + times.need_stall.sum())
     return Timeline(
         total_seconds=float(times.total_seconds),
-        peak_bytes=max(load),
+        peak_bytes=max(loads),
         stall_seconds=stall,
         recompute_seconds=float(positions.replay_seconds.sum()),
-        load_bytes=tuple(load),
+        load_bytes=tuple(loads),
         intervals=tuple(_intervals(problem, plan, positions, times)),
     )
 

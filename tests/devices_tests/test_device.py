@@ -5,6 +5,7 @@ import gc
 import numpy
 import pytest
 
+from chainer_hybridmem.devices.protocol import View
 from chainer_hybridmem.errors import OutOfMemoryError
 
 _MIB = 1 << 20
@@ -28,6 +29,11 @@ def _views(xp):
     }
 
 
+def _bytes(device, root):
+    nbytes = device.root_bytes(root)
+    return device.restore(root, View(0, (nbytes,), (1,), '|u1'))
+
+
 VIEWS = list(_views(numpy))
 
 
@@ -42,15 +48,16 @@ def test_view_survives_swap(opened, name):
     device.wait(out)
     del array, root, out
     target = device.allocate(nbytes)
-    target[...] = 255
+    _bytes(device, target)[...] = 255
     device.wait(device.swap_in(copy, target))
     restored = device.restore(target, view)
     assert restored.shape == expected.shape
     assert restored.dtype == expected.dtype
     assert restored.strides == strides
     assert device.same_bits(restored, expected)
-    assert device.root(restored) is device.root(target)
-    assert device.allocation_id(restored) == device.allocation_id(target)
+    assert device.root(restored) is target
+    whole = device.allocation_id(_bytes(device, target))
+    assert device.allocation_id(restored) == whole
     copy.close()
 
 
@@ -213,31 +220,32 @@ def test_host_bytes_follow_copies(opened):
 
 def test_copy_is_written_again(opened):
     device = opened.device
-    root = device.allocate(1000)
+    root = device.allocate(1024)
+    array = _bytes(device, root)
     copy = None
     for value in (3, 4):
-        root[...] = value
+        array[...] = value
         copy, transfer = device.swap_out(root, copy)
         device.wait(transfer)
-    root[...] = 0
+    array[...] = 0
     transfer = device.swap_in(copy, root)
     device.wait(transfer)
     device.synchronize()
     assert transfer.done() and transfer.seconds() >= 0
-    assert int(root.sum()) == 4000
+    assert int(array.sum()) == 4096
     copy.close()
 
 
 def test_swap_in_waits_for_its_swap_out(opened):
     device = opened.device
     root, target = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
-    root[...] = 9
-    target[...] = 0
+    _bytes(device, root)[...] = 9
+    _bytes(device, target)[...] = 0
     copy, out = device.swap_out(root, None)
     inward = device.swap_in(copy, target)
     device.wait(inward)
     device.wait(out)
-    assert bool((target == 9).all())
+    assert bool((_bytes(device, target) == 9).all())
     copy.close()
 
 
@@ -245,16 +253,26 @@ def test_freed_host_space_is_not_used_while_a_copy_reads_it(opened):
     device = opened.device
     device.reserve(4 * _MIB)
     first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
-    first[...], second[...] = 1, 2
+    _bytes(device, first)[...] = 1
+    _bytes(device, second)[...] = 2
     copy, out = device.swap_out(first, None)
     device.wait(out)
-    first[...] = 0
+    _bytes(device, first)[...] = 0
     inward = device.swap_in(copy, first)
     copy.close()
     copy, out = device.swap_out(second, None)
     device.wait(inward)
     device.wait(out)
-    assert bool((first == 1).all())
+    assert bool((_bytes(device, first) == 1).all())
+    copy.close()
+
+
+def test_copy_of_another_size_is_refused(opened):
+    device = opened.device
+    copy, transfer = device.swap_out(device.allocate(1024), None)
+    device.wait(transfer)
+    with pytest.raises(ValueError, match='1024'):
+        device.swap_in(copy, device.allocate(2048))
     copy.close()
 
 

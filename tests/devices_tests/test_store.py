@@ -84,18 +84,18 @@ def test_contents_are_kept_apart(opened):
     data = [numpy.full(1500, value, 'u1') for value in range(4)]
     spaces = [opened.take(1500) for _ in data]
     for space, array in zip(spaces, data, strict=True):
-        space.write(0, array.ctypes.data, 1500)
+        space.block.write(space.offset, array.ctypes.data, 1500)
     for value, space in enumerate(spaces):
         back = numpy.empty(1500, 'u1')
-        space.read(0, back.ctypes.data, 1500)
+        space.block.read(space.offset, back.ctypes.data, 1500)
         assert (back == value).all()
 
 
 def test_closed_space_cannot_be_used(opened):
     space = opened.take(10)
     space.close()
-    with pytest.raises(SwapStoreError):
-        space.write(0, 0, 10)
+    with pytest.raises(SwapStoreError, match='closed'):
+        assert space.block
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""``hybridmem`` on the command line: one class and file for each sub-command.
+
+Only :func:`main` turns errors into exit codes:
+
+====  =====================================================================
+0     done
+1     it cannot be done; one line on standard error says why
+2     the command line cannot be understood
+130   interrupted with Ctrl-C
+141   whoever read standard output has stopped reading
+====  =====================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from chainer_hybridmem import __version__
+from chainer_hybridmem.commands.base import Command
+from chainer_hybridmem.commands.compare import CompareCommand
+from chainer_hybridmem.commands.doctor import DoctorCommand
+from chainer_hybridmem.commands.plan import PlanCommand
+from chainer_hybridmem.commands.profile import ProfileCommand
+from chainer_hybridmem.commands.trace import TraceCommand
+from chainer_hybridmem.errors import HybridMemoryError
+
+__all__ = ['COMMANDS', 'main', 'make_parser']
+
+PROGRAM = 'hybridmem'
+COMMANDS: tuple[type[Command], ...] = (
+    ProfileCommand,
+    PlanCommand,
+    CompareCommand,
+    TraceCommand,
+    DoctorCommand,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: Arguments; None for those of the process.
+
+    Returns:
+        int: Exit status.
+
+    Raises:
+        SystemExit: With status 2 if the arguments cannot be understood, and with 0
+            after ``--help`` and ``--version``.
+    """
+    args = make_parser().parse_args(argv)
+    try:
+        status: int = args.command.run(args)
+        sys.stdout.flush()
+    except HybridMemoryError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail('interrupted', 130)
+    except BrokenPipeError:
+        _abandon_broken_stdout()
+        return 141
+    except MemoryError as error:
+        return _fail(f'this machine is out of memory: {error or "no details"}')
+    except OSError as error:
+        _abandon_broken_stdout()
+        return _fail(str(error))
+    return status
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description='Train Chainer models whose feature maps do not fit the memory.',
+        allow_abbrev=False,
+    )
+    parser.add_argument('--version', action='version', version=__version__)
+    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+    for make_command in COMMANDS:
+        command = make_command()
+        subparser = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=type(command).__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(command=command)
+    return parser
+
+
+def _fail(message: str, status: int = 1) -> int:
+    line = ' '.join(message.split())
+    print(f'{PROGRAM}: error: {line}', file=sys.stderr)
+    return status
+
+
+def _abandon_broken_stdout() -> None:
+    """Keeps Python from complaining about standard output once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)

@@ -1,0 +1,182 @@
+"""What every sub-command shares: its shape, its arguments, its output.
+
+A command imports what it works with when it runs. So ``--help`` is quick, planning
+needs no Chainer, and ``doctor`` still answers where an import fails.
+"""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem import library
+from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.simulation import Problem
+
+STDOUT = '-'
+
+
+class Command(abc.ABC):
+    """One sub-command.
+
+    Attributes:
+        name (str): How it is called.
+        help (str): What it does, in one line.
+    """
+
+    name: str
+    help: str
+
+    @abc.abstractmethod
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments to its parser."""
+
+    @abc.abstractmethod
+    def run(self, args: argparse.Namespace) -> int:
+        """Does the work and returns the exit status.
+
+        Raises:
+            HybridMemoryError: If it cannot be done.
+        """
+
+
+# -- arguments ---------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """Turns an argument into an integer above zero."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number above zero')
+    return number
+
+
+def size(text: str) -> int:
+    """Turns an argument such as ``16GB`` into bytes."""
+    try:
+        return parse_bytes(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def bandwidth(text: str) -> float:
+    """Turns an argument such as ``2GB/s`` into bytes per second."""
+    try:
+        return parse_bandwidth(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+class Limit:
+    """A memory limit: a number of bytes, or a share of the in-core peak.
+
+    Args:
+        text: Such as ``'16GB'`` or ``'50%'``.
+
+    Raises:
+        ArgumentTypeError: If it is neither.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        self._share: float | None = None
+        if self.text.endswith('%'):
+            self._share = _percentage(self.text)
+        else:
+            self._bytes = size(self.text)
+
+    def bytes_for(self, problem: Problem) -> int:
+        """The limit in bytes for one profile."""
+        if self._share is None:
+            return self._bytes
+        return max(1, int(problem.in_core_peak_bytes * self._share))
+
+    def describe(self, problem: Problem) -> str:
+        """The limit for people, next to the in-core peak it is to be seen with."""
+        limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
+        share = f'{limit / peak:.0%} of the ' if peak else ''
+        return f'{format_bytes(limit)}, {share}in-core peak of {format_bytes(peak)}'
+
+
+def _percentage(text: str) -> float:
+    try:
+        percentage = float(text[:-1])
+    except ValueError:
+        percentage = 0.0
+    if not 0 < percentage <= 1e6:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a percentage above zero')
+    return percentage / 100
+
+
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--memory-limit`` of the commands that start from a profile."""
+    parser.add_argument(
+        '--memory-limit',
+        type=Limit,
+        required=True,
+        metavar='SIZE',
+        help='such as 16GB (10^9), 16GiB (2^30), or 50%% of the in-core peak',
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json`` of the commands that print a table."""
+    parser.add_argument(
+        '--json',
+        metavar='FILE',
+        help="write the figures as JSON too; '-' prints them instead of the table",
+    )
+
+
+# -- output ------------------------------------------------------------------------
+
+
+def check_output(path: str | None) -> None:
+    """Refuses a file that could not be written, before any work is done.
+
+    Raises:
+        FormatError: If its folder is missing or not writable, or if something that
+            is not a file has its name.
+    """
+    if path is None or path == STDOUT:
+        return
+    folder = os.path.dirname(path) or '.'
+    if not os.path.isdir(folder):
+        reason = f'there is no folder {folder}'
+    elif os.path.lexists(path) and not os.path.isfile(path):
+        reason = 'something that is not a file has this name'
+    elif not os.access(folder, os.W_OK):
+        reason = f'folder {folder} is not writable'
+    else:
+        return
+    raise FormatError(f'{path} cannot be written: {reason}.')
+
+
+def publish(table: str, figures: Any, json_path: str | None) -> None:
+    """Prints a table, and writes its figures where ``--json`` says.
+
+    Args:
+        table: For people.
+        figures: Plain values for programs.
+        json_path: ``--json``; ``'-'`` prints the figures instead of the table.
+    """
+    if json_path == STDOUT:
+        print(as_json(figures), end='')
+        return
+    print(table)
+    if json_path is not None:
+        library.write_text(json_path, as_json(figures))
+
+
+def as_json(value: Any) -> str:
+    """JSON text that people can read too."""
+    return json.dumps(value, indent=2) + '\n'

@@ -1,0 +1,131 @@
+"""Figures of profiles and plans as plain values: bytes int, seconds float.
+
+The commands print them as tables and write them as JSON.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.profile import Category, Phase, Profile
+from chainer_hybridmem.simulation import Interval, Problem, Timeline
+
+
+def profile_figures(problem: Problem) -> dict[str, Any]:
+    """What a profile says about its network, device and link."""
+    profile, link = problem.profile, problem.profile.link
+    least_bytes, least_operation = least_memory(problem)
+    return {
+        'device': profile.device,
+        'operations': _count_by_phase(profile),
+        'seconds': _seconds_by_phase(profile),
+        'in_core_seconds': problem.in_core_seconds,
+        'feature_maps': len(problem.maps),
+        'recomputable': int(problem.recomputable.sum()),
+        'feature_map_bytes': sum(s.nbytes for s in problem.maps),
+        'bytes_by_category': _bytes_by_category(profile),
+        'initial_bytes': profile.initial_bytes,
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'least_memory_bytes': least_bytes,
+        'least_memory_operation': profile.operations[least_operation].label,
+        'link': {
+            'latency_seconds': link.latency_seconds,
+            'd2h_bytes_per_second': link.d2h_bytes_per_second,
+            'h2d_bytes_per_second': link.h2d_bytes_per_second,
+        },
+    }
+
+
+def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """What a plan is predicted to cost; the columns of ``hybridmem compare``."""
+    return {
+        'planner': plan.planner,
+        'fits': True,
+        'iteration_seconds': plan.predicted_seconds,
+        'in_core_seconds': plan.in_core_seconds,
+        'overhead': plan.overhead,
+        'peak_bytes': plan.predicted_peak_bytes,
+        'host_bytes': action_bytes(problem.profile, plan, Action.SWAP),
+        'planning_seconds': plan.planning_seconds,
+        'lower_bound_seconds': plan.lower_bound_seconds,
+        'gap': plan.gap,
+        **{action.value: plan.count(action) for action in Action},
+        'simulations': plan.simulations,
+    }
+
+
+def misfit_figures(problem: Problem, planner: str, reason: str) -> dict[str, Any]:
+    """The same columns for a planner that finds no plan inside the limit."""
+    return {
+        'planner': planner,
+        'fits': False,
+        'iteration_seconds': None,
+        'in_core_seconds': problem.in_core_seconds,
+        'overhead': None,
+        'peak_bytes': None,
+        'host_bytes': None,
+        'planning_seconds': None,
+        'lower_bound_seconds': None,
+        'gap': None,
+        **{action.value: None for action in Action},
+        'simulations': None,
+        'reason': reason,
+    }
+
+
+def timeline_figures(timeline: Timeline, longest: int) -> dict[str, Any]:
+    """Where the time of a plan goes.
+
+    Args:
+        timeline: The simulated plan.
+        longest: How many stalls are listed, longest first.
+    """
+    stalls = [i for i in timeline.intervals if i.kind == 'stall']
+    stalls.sort(key=lambda i: (i.start_seconds - i.end_seconds, i.start_seconds))
+    return {
+        'stall_seconds': timeline.stall_seconds,
+        'recompute_seconds': timeline.recompute_seconds,
+        'stalls': len(stalls),
+        'longest_stalls': [_stall(interval) for interval in stalls[:longest]],
+    }
+
+
+def action_bytes(profile: Profile, plan: Plan, action: Action) -> int:
+    """Bytes of all feature maps with one action."""
+    return sum(
+        profile.storages[m.storage].nbytes for m in plan.maps if m.action is action
+    )
+
+
+def _stall(interval: Interval) -> dict[str, Any]:
+    return {
+        'seconds': interval.end_seconds - interval.start_seconds,
+        'start_seconds': interval.start_seconds,
+        'cause': interval.label,
+        'storage': interval.storage,
+    }
+
+
+def _count_by_phase(profile: Profile) -> dict[str, int]:
+    counts = Counter(op.phase for op in profile.operations)
+    return {phase.value: counts[phase] for phase in Phase}
+
+
+def _seconds_by_phase(profile: Profile) -> dict[str, float]:
+    return {
+        phase.value: sum(
+            op.device_seconds for op in profile.operations if op.phase is phase
+        )
+        for phase in Phase
+    }
+
+
+def _bytes_by_category(profile: Profile) -> dict[str, int]:
+    """Bytes of all allocations, those that never live together included."""
+    totals: Counter[Category] = Counter()
+    for storage in profile.storages:
+        totals[storage.category] += storage.nbytes
+    return {category.value: totals[category] for category in Category}

@@ -1,0 +1,156 @@
+"""``hybridmem plan``: one planner on one profile."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from chainer_hybridmem import library
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+LONGEST_STALLS = 5
+
+
+class PlanCommand(base.Command):
+    """Decides what happens to each feature map of a recorded iteration."""
+
+    name = 'plan'
+    help = 'plan a recorded iteration for a memory limit'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+        base.add_limit(parser)
+        parser.add_argument('--planner', metavar='NAME', help='default: the best one')
+        parser.add_argument(
+            '--option',
+            action='append',
+            default=[],
+            type=option,
+            metavar='KEY=VALUE',
+            help='option of the planner; may be given several times',
+        )
+        parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
+        base.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
+        from chainer_hybridmem.simulation import make_problem
+
+        planner = check_name(args.planner or DEFAULT)
+        options = typed_options(planner, args.option)
+        base.check_output(args.output)
+        base.check_output(args.json)
+        problem = make_problem(library.load_profile(args.profile))
+        plan = make_plan(problem, args.memory_limit.bytes_for(problem), planner, **options)
+        if args.output is not None:
+            library.save(plan, args.output)
+        figures = summarise(problem, plan)
+        title = f'{planner}: {args.memory_limit.describe(problem)}'
+        base.publish(named_values(title, values(figures)), figures, args.json)
+        return 0
+
+
+def option(text: str) -> tuple[str, str]:
+    """Splits an argument ``key=value``."""
+    key, separator, value = text.partition('=')
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f'{text!r} is not of the form key=value')
+    return key.strip().replace('-', '_'), value.strip()
+
+
+def typed_options(planner: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Gives each option of a planner the type of its default.
+
+    Raises:
+        OptionError: If a value is not of that type. An option that the planner does
+            not have is left to it.
+    """
+    from chainer_hybridmem.planners import PLANNERS
+
+    parameters = inspect.signature(PLANNERS[planner]).parameters
+    options = {}
+    for key, text in pairs:
+        default = parameters[key].default if key in parameters else text
+        options[key] = _typed(planner, key, text, default)
+    return options
+
+
+def _typed(planner: str, key: str, text: str, default: Any) -> Any:
+    readers: dict[type, Any] = {bool: _truth, int: int, float: float}
+    try:
+        return readers.get(type(default), str)(text)
+    except ValueError as error:
+        raise OptionError(
+            f'Option {key} of planner {planner!r} is {text!r}; a value such as '
+            f'{default!r} is needed.'
+        ) from error
+
+
+def _truth(text: str) -> bool:
+    words = {'true': True, 'yes': True, '1': True}
+    words |= {'false': False, 'no': False, '0': False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+def summarise(problem: Any, plan: Any) -> dict[str, Any]:
+    """Everything that ``hybridmem plan`` tells, as plain values."""
+    from chainer_hybridmem.commands import figures
+    from chainer_hybridmem.plan import Action
+    from chainer_hybridmem.simulation import simulate
+
+    sizes = {
+        f'{action.value}_bytes': figures.action_bytes(problem.profile, plan, action)
+        for action in Action
+    }
+    return {
+        **figures.plan_figures(problem, plan),
+        **sizes,
+        **figures.timeline_figures(simulate(problem, plan), LONGEST_STALLS),
+        'options': plan.options,
+        'memory_limit_bytes': plan.memory_limit_bytes,
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+    }
+
+
+def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures as named values for people."""
+    f = figures
+    in_core, bound = f['in_core_seconds'], f['lower_bound_seconds']
+    seconds = format_seconds(f['iteration_seconds'])
+    rows = [
+        ('s / iteration, predicted', seconds),
+        ('s / iteration, in-core', f'{format_seconds(in_core)} ({f["overhead"]:+.1%})'),
+        ('lower bound of any plan', f'{format_seconds(bound)} (gap {f["gap"]:.1%})'),
+        ('peak, predicted', format_bytes(f['peak_bytes'])),
+        ('host memory', format_bytes(f['host_bytes'])),
+        *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
+        ('recomputing', format_seconds(f['recompute_seconds'])),
+        ('stalled', f'{format_seconds(f["stall_seconds"])}, {f["stalls"]} stalls'),
+        *((_seconds(stall), stall['cause']) for stall in f['longest_stalls']),
+        (
+            'planning',
+            f'{format_seconds(f["planning_seconds"])}, {f["simulations"]} simulations',
+        ),
+    ]
+    if f['options']:
+        options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
+        rows.append(('options', options))
+    return rows
+
+
+def _maps(figures: dict[str, Any], action: str) -> str:
+    nbytes = format_bytes(figures[f'{action}_bytes'])
+    return f'{figures[action]} feature maps, {nbytes}'
+
+
+def _seconds(stall: dict[str, Any]) -> str:
+    return f'  {format_seconds(stall["seconds"])}'

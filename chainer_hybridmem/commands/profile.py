@@ -1,0 +1,148 @@
+"""``hybridmem profile``: trains a few iterations and records one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+from chainer_hybridmem import library
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+ITERATIONS = 10
+
+
+class ProfileCommand(base.Command):
+    """Trains an architecture on random pictures until one iteration is recorded.
+
+    All feature maps are swapped meanwhile, so that this works where training
+    in-core does not.
+    """
+
+    name = 'profile'
+    help = 'train a few iterations and record one'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        self._add_network(parser.add_argument_group('network'))
+        self._add_memory(parser.add_argument_group('memory'))
+        parser.add_argument(
+            '--iterations',
+            type=base.positive,
+            default=ITERATIONS,
+            help=f'give up after these many; default {ITERATIONS}',
+        )
+        parser.add_argument(
+            '-o', '--output', metavar='FILE', required=True, help='where to save it'
+        )
+        base.add_json(parser)
+
+    def _add_network(self, group: Any) -> None:
+        from chainer_hybridmem import architectures
+
+        known = ', '.join(architectures.names())
+        group.add_argument(
+            '--arch',
+            required=True,
+            metavar='NAME',
+            help=f'{known}, or module:Class of your own',
+        )
+        group.add_argument('--batchsize', type=base.positive, required=True)
+        group.add_argument(
+            '--insize',
+            type=base.positive,
+            help="picture size; default the architecture's",
+        )
+        group.add_argument(
+            '--n-class', type=base.positive, default=1000, help='default 1000'
+        )
+
+    def _add_memory(self, group: Any) -> None:
+        group.add_argument(
+            '--memory-limit',
+            type=base.size,
+            required=True,
+            metavar='SIZE',
+            help='such as 16GiB or 500MB',
+        )
+        group.add_argument(
+            '--device',
+            choices=('auto', 'cpu', 'cuda'),
+            default='auto',
+            help='default auto: cuda where there is a GPU',
+        )
+        group.add_argument(
+            '--link-bandwidth',
+            type=base.bandwidth,
+            metavar='RATE',
+            help='slow swapping down, such as 2GB/s; default as it is',
+        )
+        group.add_argument(
+            '--swap-dir',
+            metavar='FOLDER',
+            help='swap to files in this folder, not to RAM',
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        base.check_output(args.output)
+        base.check_output(args.json)
+        base.import_chainer()
+        from chainer_hybridmem.commands import figures, recording
+
+        recorded = recording.record(
+            recording.Network(args.arch, args.batchsize, args.insize, args.n_class),
+            recording.Memory(
+                args.memory_limit, args.device, args.link_bandwidth, args.swap_dir
+            ),
+            args.iterations,
+            sys.stderr,
+        )
+        library.save(recorded.problem.profile, args.output)
+        summary = figures.profile_figures(recorded.problem)
+        network = dataclasses.asdict(recorded.network)
+        title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**network)
+        base.publish(
+            named_values(title, values(summary)), {**network, **summary}, args.json
+        )
+        if recorded.reason is not None:
+            print(f'hybridmem: note: {recorded.reason}', file=sys.stderr)
+        return 0
+
+
+def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures as named values for people."""
+    f, link = figures, figures['link']
+    least = format_bytes(f['least_memory_bytes'])
+    maps = format_bytes(f['feature_map_bytes'])
+    counts = f['operations'].items()
+    operations = ', '.join(f'{count} {phase}' for phase, count in counts)
+    return [
+        ('device', f'{f["device"].get("kind")}, {f["device"].get("name")}'),
+        ('operations', operations),
+        ('feature maps', f'{f["feature_maps"]} ({f["recomputable"]} recomputable)'),
+        ('  their bytes', maps),
+        ('before the iteration', format_bytes(f['initial_bytes'])),
+        ('allocated in it', ''),
+        *(
+            (f'  {category}', format_bytes(nbytes))
+            for category, nbytes in f['allocated_bytes'].items()
+        ),
+        ('in-core peak', format_bytes(f['in_core_peak_bytes'])),
+        ('least memory', f'{least}, for {f["least_memory_operation"]}'),
+        ('swap-out', _rate(link['d2h_bytes_per_second'])),
+        ('swap-in', _rate(link['h2d_bytes_per_second'])),
+        ('copy latency', format_seconds(link['latency_seconds'])),
+        ('s / iteration, in-core', format_seconds(f['in_core_seconds'])),
+        *(
+            (f'  {phase}', format_seconds(seconds))
+            for phase, seconds in f['seconds'].items()
+        ),
+    ]
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f'{format_bytes(bytes_per_second)}/s'

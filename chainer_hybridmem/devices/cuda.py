@@ -1,0 +1,645 @@
+"""Training with CuPy inside a memory budget.
+
+CuPy is imported when a device is opened, so that everything else works
+without it. Allocations come from a pool of our own, limited to the budget;
+copies run on two streams beside the user's current one, which is called the
+compute stream here.
+
+Note: [block owners]
+    CuPy's memory hooks do not fire for foreign allocators, so the allocator
+    hands out :class:`cupy.cuda.UnownedMemory` whose owner is an
+    :class:`_Allocation`. It holds the pool's block, and its ``__del__`` learns
+    when the last array has let go.
+
+Note: [dropped transfers]
+    A block whose copy is still running may only be reused after it. All
+    blocks belong to the compute stream, so a transfer that was dropped without
+    being waited for makes that stream wait when it dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from chainer_hybridmem.devices.bits import same_bits
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Mark,
+    Root,
+    Transfer,
+    View,
+)
+from chainer_hybridmem.devices.store import (
+    Completion,
+    MemoryBlock,
+    Space,
+    Store,
+    check_available,
+)
+from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+
+_UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
+_COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
+_LEAST_LINK_BYTES = 1 << 12
+_LINK_REPEATS = 5
+_WORK_LAUNCHES = 8  # kernels that run while a copy is measured
+
+_new_id = itertools.count(1).__next__  # over all devices, so never used twice
+
+
+class CudaDevice(Device):
+    """CuPy behind the device protocol.
+
+    Args:
+        limit_bytes: Most bytes of GPU memory that may be in use; a smaller
+            ``CUPY_GPU_MEMORY_LIMIT`` wins.
+        device_id: GPU number; None for the current one.
+        link_bandwidth: Must be None: a GPU's link cannot be throttled.
+        swap_dir: Must be None: feature maps are swapped to pinned memory.
+
+    Raises:
+        OptionError: If CuPy or a GPU is missing or an option cannot be used.
+    """
+
+    kind = 'cuda'
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        device_id: int | None = None,
+        link_bandwidth: float | None = None,
+        swap_dir: str | None = None,
+    ) -> None:
+        _check_options(limit_bytes, link_bandwidth, swap_dir)
+        self._cupy = _import_cupy()
+        self._cuda = self._cupy.cuda
+        self._runtime = self._cuda.runtime
+        self._device_id = _choose_device(self._runtime, device_id)
+        with self._current():
+            self._pool = self._cuda.MemoryPool()
+            self._d2h = self._cuda.Stream(non_blocking=True)
+            self._h2d = self._cuda.Stream(non_blocking=True)
+            of_environment = self._pool.get_limit()  # 0: none
+        self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self.window_peak_bytes = 0
+        self.last_failure: tuple[int, int] | None = None
+        self.reclaim_error: BaseException | None = None
+        self._lock = threading.RLock()
+        self._log: list[tuple[int, int]] | None = None
+        self._reclaim: Callable[[int], None] | None = None
+        self._reclaiming = False
+        self._installed = False
+        self._previous: Any = None
+        self._allocator = self._take_pointer  # one object, to be recognised
+        self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
+        self._adopted_bytes = 0
+        self._store = Store(self._make_block, 'pinned')
+        self._stalls: list[tuple[Any, Any]] = []
+        self._set_pool_limit()
+
+    # -- life ---------------------------------------------------------------
+    def install(self, reclaim: Callable[[int], None]) -> None:
+        """See :meth:`Device.install`; counts the allocations of all threads.
+
+        Raises:
+            SessionError: If a CUDA device is installed, or inside
+                ``cupy.cuda.using_allocator``.
+        """
+        previous = self._cuda.get_allocator()
+        if isinstance(getattr(previous, '__self__', None), CudaDevice):
+            raise SessionError(
+                'a CUDA device already counts the CuPy allocations; leave the first '
+                'session before entering another one.'
+            )
+        try:
+            self._cuda.set_allocator(self._allocator)
+        except ValueError as error:
+            raise SessionError(
+                'no session can start inside cupy.cuda.using_allocator; start it '
+                'outside.'
+            ) from error
+        self._previous = previous
+        self._reclaim = reclaim
+        self._installed = True
+        # What the default pool keeps but nobody uses is memory the budget needs.
+        with self._current():
+            self._cupy.get_default_memory_pool().free_all_blocks()
+
+    def uninstall(self) -> None:
+        if not self._installed:
+            return
+        self._installed = False
+        self._reclaim = None
+        if self._cuda.get_allocator() is self._allocator:
+            self._cuda.set_allocator(self._previous)
+        self._previous = None
+        with self._current():
+            self._pool.free_all_blocks()
+
+    def close(self) -> None:
+        self.synchronize()
+        self._store.close()
+        self._adopted.clear()
+        self._stalls.clear()
+
+    def adopt(self, arrays: Iterable[Array]) -> None:
+        for array in arrays:
+            base = array if array.base is None else array.base
+            memory = array.data.mem
+            if memory.size and not self.allocation_id(array):
+                self._adopt_memory(base, memory.ptr, _rounded(memory.size))
+
+    def describe(self) -> dict[str, Any]:
+        properties = self._runtime.getDeviceProperties(self._device_id)
+        return {
+            'kind': self.kind,
+            'name': properties['name'].decode(),
+            'device_id': self._device_id,
+            'total_bytes': int(properties['totalGlobalMem']),
+            'multiprocessors': int(properties['multiProcessorCount']),
+            'cupy': self._cupy.__version__,
+            'cuda_runtime': self._runtime.runtimeGetVersion(),
+            'cuda_driver': self._runtime.driverGetVersion(),
+        }
+
+    # -- events -------------------------------------------------------------
+    def start_events(self) -> None:
+        self._log = []
+
+    @property
+    def event_count(self) -> int:
+        return len(self._log or ())
+
+    def take_events(self) -> list[tuple[int, int]]:
+        log, self._log = self._log, None
+        return log or []
+
+    # -- counting -----------------------------------------------------------
+    @property
+    def footprint_bytes(self) -> int:
+        """GPU memory taken by the pool, whether in use or free."""
+        with self._current():
+            return int(self._pool.total_bytes())
+
+    def _take_pointer(self, size: int) -> Any:
+        """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
+        if self._runtime.getDevice() != self._device_id:
+            return self._other_pointer(size)
+        if size == 0:
+            return self._pool.malloc(0)
+        nbytes = _rounded(size)
+        asked = self._make_room(nbytes)
+        pointer = self._pool_pointer(nbytes)
+        if pointer is None and not asked and self._call_reclaim(nbytes):
+            # It fits by count: the pool is fragmented.
+            pointer = self._pool_pointer(nbytes)
+        if pointer is None:
+            self._refuse(size)
+        owner = _Allocation(self, self._count(nbytes), nbytes, pointer)
+        memory = self._cuda.UnownedMemory(pointer.ptr, nbytes, owner, self._device_id)
+        return self._cuda.MemoryPointer(memory, 0)
+
+    def _other_pointer(self, size: int) -> Any:
+        """For another GPU: what was installed before."""
+        previous = self._previous or self._cuda.get_allocator()
+        if previous is self._allocator:
+            previous = self._cupy.get_default_memory_pool().malloc
+        return previous(size)
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Sees to it that a block fits by count; whether it had to reclaim."""
+        missing = self.used_bytes + nbytes - self.limit_bytes
+        if missing <= 0 or not self._installed:
+            return False
+        asked = self._call_reclaim(missing)
+        if self.used_bytes + nbytes > self.limit_bytes:
+            self._refuse(nbytes)
+        return asked
+
+    def _pool_pointer(self, nbytes: int) -> Any:
+        """Memory of the pool, or None if the pool cannot give it."""
+        try:
+            return self._pool.malloc(nbytes)
+        except self._cuda.memory.OutOfMemoryError:
+            return None
+
+    def _call_reclaim(self, missing_bytes: int) -> bool:
+        if self._reclaim is None or self._reclaiming:
+            return False
+        with self._no_reclaim():
+            try:
+                self._reclaim(missing_bytes)
+            except Exception as error:
+                self.reclaim_error = error
+        self._pool.free_all_blocks()
+        return True
+
+    @contextmanager
+    def _no_reclaim(self) -> Iterator[None]:
+        former, self._reclaiming = self._reclaiming, True
+        try:
+            yield
+        finally:
+            self._reclaiming = former
+
+    def _refuse(self, nbytes: int) -> None:
+        self.last_failure = (nbytes, self.used_bytes)
+        raise make_out_of_memory_error(
+            f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} bytes '
+            f'are in use, and the pool takes {self._pool.total_bytes()}. Raise the '
+            'memory limit or use smaller batches.',
+            nbytes,
+            self.limit_bytes,
+            self.used_bytes,
+        ) from self.reclaim_error
+
+    def _count(self, nbytes: int) -> int:
+        with self._lock:
+            ident = _new_id()
+            self.used_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            self.window_peak_bytes = max(self.window_peak_bytes, self.used_bytes)
+            if self._log is not None:
+                self._log.append((ident, nbytes))
+            return ident
+
+    def _forget(self, ident: int, nbytes: int) -> None:
+        with self._lock:
+            self.used_bytes -= nbytes
+            if self._log is not None:
+                self._log.append((-ident, nbytes))
+
+    def _adopt_memory(self, base: Array, pointer: int, nbytes: int) -> None:
+        def died(_: Any) -> None:
+            adopted = self._adopted.pop(pointer, None)
+            if adopted is not None:
+                self._forget(adopted[0], nbytes)
+                self._adopted_bytes -= nbytes
+                self._set_pool_limit()
+
+        with self._lock:
+            ident = self._count(nbytes)
+            self._adopted[pointer] = (ident, nbytes, weakref.ref(base, died))
+            self._adopted_bytes += nbytes
+            self._set_pool_limit()
+
+    def _set_pool_limit(self) -> None:
+        """Leaves the pool what adopted arrays do not take; 0 would be no limit."""
+        with self._current():
+            self._pool.set_limit(size=max(self.limit_bytes - self._adopted_bytes, 1))
+
+    # -- memory -------------------------------------------------------------
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, self._cupy.ndarray)
+
+    def allocation_id(self, array: Array) -> int:
+        memory = array.data.mem
+        owner = getattr(memory, '_owner', None)
+        if type(owner) is _Allocation and owner.device is self:
+            return owner.ident
+        adopted = self._adopted.get(memory.ptr)
+        return 0 if adopted is None else adopted[0]
+
+    def root(self, array: Array) -> Root:
+        """CuPy's memory object, which all views of an allocation share."""
+        return array.data.mem
+
+    def root_bytes(self, root: Root) -> int:
+        return int(root.size)
+
+    def capture(self, array: Array) -> View:
+        pointer = array.data
+        return View(
+            offset_bytes=pointer.ptr - pointer.mem.ptr if array.size else 0,
+            shape=array.shape,
+            strides=array.strides,
+            dtype=array.dtype.str,
+        )
+
+    def restore(self, root: Root, view: View) -> Array:
+        return self._cupy.ndarray(
+            view.shape,
+            view.dtype,
+            memptr=self._cuda.MemoryPointer(root, view.offset_bytes),
+            strides=view.strides,
+        )
+
+    def allocate(self, nbytes: int) -> Root:
+        with self._current():
+            return self._take_pointer(nbytes).mem
+
+    def same_bits(self, left: Array, right: Array) -> bool:
+        return same_bits(left, right, _COMPARED_ELEMENTS)
+
+    # -- copies -------------------------------------------------------------
+    @property
+    def host_bytes(self) -> int:
+        return self._store.host_bytes
+
+    def reserve(self, nbytes: int) -> None:
+        self._store.reserve(nbytes)
+
+    def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
+        nbytes = self.root_bytes(root)
+        space = self._store.take(nbytes) if copy is None else _space(copy, nbytes)
+        return space, self._copy(
+            root, space, self._d2h, self._runtime.memcpyDeviceToHost
+        )
+
+    def swap_in(self, copy: HostCopy, root: Root) -> Transfer:
+        space = _space(copy, self.root_bytes(root))
+        return self._copy(root, space, self._h2d, self._runtime.memcpyHostToDevice)
+
+    def wait(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, CudaTransfer)
+        transfer.waited = True
+        if transfer.done():
+            return
+        with self._current():
+            compute = self._compute()
+            before = compute.record()
+            compute.wait_event(transfer.end)
+            self._stalls.append((before, compute.record()))
+
+    def _copy(self, root: Root, space: Space, stream: Any, kind: int) -> CudaTransfer:
+        with self._current():
+            # Captured before anything is done with the copy stream.
+            compute = self._compute()
+            ready = self._cuda.Event(disable_timing=True)
+            ready.record(compute)
+            stream.wait_event(ready)
+            if isinstance(space.last, _CudaCompletion):
+                stream.wait_event(space.last.event)
+            start, end = self._cuda.Event(), self._cuda.Event()
+            start.record(stream)
+            if space.nbytes:
+                ends = (root.ptr, space.address)
+                source, target = (
+                    ends if kind == self._runtime.memcpyDeviceToHost else ends[::-1]
+                )
+                self._runtime.memcpyAsync(
+                    target, source, space.nbytes, kind, stream.ptr
+                )
+            end.record(stream)
+        space.last = _CudaCompletion(end)
+        return CudaTransfer(self, root, space, start, end)
+
+    def _compute(self) -> Any:
+        return self._cuda.get_current_stream()
+
+    def _order_after(self, event: Any) -> None:
+        with self._current():
+            self._compute().wait_event(event)
+
+    def _make_block(self, nbytes: int) -> PinnedBlock:
+        check_available(nbytes)
+        with self._current():
+            try:
+                return PinnedBlock(self._cuda.PinnedMemory(nbytes), nbytes)
+            except self._runtime.CUDARuntimeError as error:
+                raise MemoryError(f'CUDA refuses to pin it ({error})') from error
+
+    # -- time ---------------------------------------------------------------
+    def mark(self) -> Mark:
+        with self._current():
+            return self._compute().record()
+
+    def elapsed(self, start: Mark, end: Mark) -> float:
+        return float(self._cuda.get_elapsed_time(start, end)) / 1e3
+
+    def synchronize(self) -> None:
+        self._cuda.Device(self._device_id).synchronize()
+
+    def take_stall_seconds(self) -> float:
+        stalls, self._stalls = self._stalls, []
+        return sum(self.elapsed(before, after) for before, after in stalls)
+
+    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
+        with self._current(), self._no_reclaim():
+            small = self.allocate(_LEAST_LINK_BYTES)
+            work = self._cupy.ones(_LEAST_LINK_BYTES // 4, 'f4')
+            buffer = self._largest_buffer(max(nbytes, _LEAST_LINK_BYTES))
+            latency = min(self._time_copies(small, work))
+            outward, inward = self._time_copies(buffer, work)
+            size = self.root_bytes(buffer)
+        latency = min(latency, min(outward, inward) / 2)
+        return latency, size / (outward - latency), size / (inward - latency)
+
+    def _largest_buffer(self, nbytes: int) -> Root:
+        while True:
+            try:
+                return self.allocate(nbytes)
+            except OutOfMemoryError:
+                if nbytes <= _LEAST_LINK_BYTES:
+                    raise
+                nbytes = max(nbytes // 2, _LEAST_LINK_BYTES)
+
+    def _time_copies(self, root: Root, work: Array) -> tuple[float, float]:
+        """Median seconds of a copy out and in beside kernels."""
+        space: HostCopy | None = None
+        outward, inward = [], []
+        try:
+            for _ in range(_LINK_REPEATS + 1):  # the first one warms up
+                space, transfer = self.swap_out(root, space)
+                outward.append(self._compute_during(transfer, work))
+                inward.append(self._compute_during(self.swap_in(space, root), work))
+        finally:
+            if space is not None:
+                self.synchronize()
+                space.close()
+        return statistics.median(outward[1:]), statistics.median(inward[1:])
+
+    def _compute_during(self, transfer: Transfer, work: Array) -> float:
+        for _ in range(_WORK_LAUNCHES):
+            self._cupy.multiply(work, work, out=work)
+        self.synchronize()
+        self.wait(transfer)
+        # An event pair has a resolution of about half a microsecond.
+        return max(transfer.seconds(), 5e-7)
+
+    def _current(self) -> Any:
+        """Makes this GPU the current one for a while."""
+        return self._cuda.Device(self._device_id)
+
+
+class CudaTransfer(Transfer):
+    """One copy on a copy stream; keeps its root alive.
+
+    Attributes:
+        end (cupy.cuda.Event): Recorded behind the copy.
+        waited (bool): Whether compute has been ordered after it.
+    """
+
+    def __init__(
+        self, device: CudaDevice, root: Root, space: Space, start: Any, end: Any
+    ) -> None:
+        self.nbytes = space.nbytes
+        self.end = end
+        self.waited = False
+        self._device = device
+        self._root = root
+        self._start = start
+
+    def done(self) -> bool:
+        return bool(self.end.done)
+
+    def seconds(self) -> float:
+        return self._device.elapsed(self._start, self.end)
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # See Note: [dropped transfers].
+        if not finalizing() and not self.waited and not self.done():
+            self._device._order_after(self.end)
+
+
+class _CudaCompletion(Completion):
+    __slots__ = ('event',)
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def done(self) -> bool:
+        return bool(self.event.done)
+
+
+class _Allocation:
+    """Owner of one block; see Note: [block owners]."""
+
+    __slots__ = ('device', 'ident', 'nbytes', 'pointer')
+
+    def __init__(
+        self, device: CudaDevice, ident: int, nbytes: int, pointer: Any
+    ) -> None:
+        self.device = device
+        self.ident = ident
+        self.nbytes = nbytes
+        self.pointer = pointer
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            self.device._forget(self.ident, self.nbytes)
+
+
+class PinnedBlock(MemoryBlock):
+    """Page-locked memory of exactly the size asked for.
+
+    CuPy's pinned pool rounds up to a power of two, so it is not used.
+    """
+
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self._memory = memory
+        self.nbytes = nbytes
+        self.address = memory.ptr
+
+    def close(self) -> None:
+        # The store closes a block only when no copy to or from it is under way.
+        self._memory, self.address = None, 0
+
+
+def make_out_of_memory_error(
+    message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+) -> OutOfMemoryError:
+    """An error that is both ours and CuPy's."""
+    error: OutOfMemoryError = _out_of_memory_class()(
+        message, requested_bytes, limit_bytes, used_bytes
+    )
+    return error
+
+
+@functools.cache
+def _out_of_memory_class() -> Any:
+    """Made when it is first needed, because its base is CuPy's."""
+    cupy_error = _import_cupy().cuda.memory.OutOfMemoryError
+
+    class CudaOutOfMemoryError(OutOfMemoryError, cupy_error):  # type: ignore[misc,valid-type]
+        """An allocation on the GPU does not fit."""
+
+        def __init__(
+            self, message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+        ) -> None:
+            # Neither base's __init__ can pass on to the other one.
+            MemoryError.__init__(self, message)
+            self.requested_bytes = self._size = requested_bytes
+            self.limit_bytes = self._limit = limit_bytes
+            self.used_bytes = self._total = used_bytes
+
+        def __reduce__(self) -> tuple[Any, tuple[str, int, int, int]]:
+            return make_out_of_memory_error, (
+                str(self),
+                self.requested_bytes,
+                self.limit_bytes,
+                self.used_bytes,
+            )
+
+    return CudaOutOfMemoryError
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+        import cupy.cuda.memory
+    except ImportError as error:
+        raise OptionError(
+            'a CUDA device needs CuPy, which cannot be imported '
+            f"({error}); install it with pip install 'chainer_hybridmem[cuda12]', or "
+            "use device 'cpu'."
+        ) from error
+    return cupy
+
+
+def _choose_device(runtime: Any, device_id: int | None) -> int:
+    try:
+        count = int(runtime.getDeviceCount())
+        chosen = int(runtime.getDevice()) if device_id is None else device_id
+    except runtime.CUDARuntimeError as error:
+        raise OptionError(
+            f'CUDA finds no GPU ({error}); check the driver with nvidia-smi, or use '
+            "device 'cpu'."
+        ) from error
+    if not 0 <= chosen < count:
+        raise OptionError(
+            f'GPU number {chosen} does not exist; there are {count}, numbered from 0.'
+        )
+    return chosen
+
+
+def _check_options(
+    limit_bytes: int, link_bandwidth: float | None, swap_dir: str | None
+) -> None:
+    if limit_bytes <= 0:
+        raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
+    if link_bandwidth is not None:
+        raise OptionError(
+            f"link_bandwidth is {link_bandwidth}, but a GPU's link cannot be "
+            "throttled; leave it out, or use device 'cpu'."
+        )
+    if swap_dir is not None:
+        raise OptionError(
+            f'swap_dir is {swap_dir!r}, but a GPU swaps to pinned memory; leave it '
+            "out, or use device 'cpu'."
+        )
+
+
+def _rounded(nbytes: int) -> int:
+    return (nbytes + _UNIT_BYTES - 1) // _UNIT_BYTES * _UNIT_BYTES
+
+
+def _space(copy: HostCopy, nbytes: int) -> Space:
+    if not isinstance(copy, Space) or copy.nbytes != nbytes:
+        raise ValueError(
+            f'a host copy of {copy.nbytes} bytes cannot hold an allocation of '
+            f'{nbytes} bytes'
+        )
+    return copy

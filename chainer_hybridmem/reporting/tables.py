@@ -1,0 +1,60 @@
+"""Aligned text for terminals: tables, and lists of named values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNKNOWN = '-'
+
+
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
+) -> str:
+    """Formats rows under headers, with a line between them.
+
+    Args:
+        headers: Name of each column.
+        rows: Cells; every row has as many as there are headers.
+        left: How many columns, from the first, are aligned to the left. The others
+            hold numbers and are aligned to the right.
+
+    Returns:
+        str: Several lines, the last without a line break.
+
+    >>> print(table(['planner', 'swap'], [['in-core', '0'], ['swap-all', '23']]))
+    planner   swap
+    --------  ----
+    in-core      0
+    swap-all    23
+    """
+    widths = [
+        max(len(cell) for cell in column)
+        for column in zip(headers, *rows, strict=True)
+    ]
+    ruler = ['-' * width for width in widths]
+    return '\n'.join(_line(cells, widths, left) for cells in (headers, ruler, *rows))
+
+
+def named_values(title: str, values: Sequence[tuple[str, str]]) -> str:
+    """Formats a title and below it one ``name  value`` a line.
+
+    Returns:
+        str: Several lines, the last without a line break.
+
+    >>> print(named_values('a plan', [('peak', '1.5 GiB'), ('overhead', '+3.0%')]))
+    a plan
+    ------
+    peak      1.5 GiB
+    overhead  +3.0%
+    """
+    width = max((len(name) for name, _ in values), default=0)
+    lines = [f'{name:<{width}}  {value}'.rstrip() for name, value in values]
+    return '\n'.join([title, '-' * len(title), *lines])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
+    padded = [
+        f'{cell:<{width}}' if column < left else f'{cell:>{width}}'
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return '  '.join(padded).rstrip()

@@ -1,0 +1,431 @@
+"""The CUDA device without a GPU.
+
+CuPy's own memory classes and allocator hooks are real; the pool, streams,
+events and copies are stand-ins over host memory. Copies are late on purpose:
+a stream runs its work only when somebody waits for it.
+"""
+
+import ctypes
+import pickle
+import types
+
+import numpy
+import pytest
+
+from chainer_hybridmem.devices import cuda
+from chainer_hybridmem.errors import (
+    OptionError,
+    OutOfMemoryError,
+    SessionError,
+    SwapStoreError,
+)
+
+cupy = pytest.importorskip('cupy')
+pytest.importorskip('cupy.cuda.memory')
+
+_MIB = 1 << 20
+_LIMIT = 8 * _MIB
+
+
+class _CudaError(RuntimeError):
+    pass
+
+
+class _Event:
+    def __init__(self, block=False, disable_timing=False):
+        self.done = True
+
+    def record(self, stream):
+        self.done = False
+        self.stream = stream
+        stream.work.append(lambda: setattr(self, 'done', True))
+
+
+class _Stream:
+    streams = []
+
+    def __init__(self, non_blocking=False):
+        self.work = []
+        self.ptr = len(self.streams)
+        self.streams.append(self)
+
+    def record(self):
+        event = _Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        if not event.done:
+            self.work.append(lambda: event.stream.run_until(event))
+
+    def run_until(self, event=None):
+        while self.work and not (event is not None and event.done):
+            self.work.pop(0)()
+
+
+class _Pool:
+    """Exact blocks of host memory with CuPy's limit."""
+
+    def __init__(self):
+        self.limit = self.held = 0
+        self.fragmented = 0  # bytes lost until free_all_blocks
+
+    def malloc(self, size):
+        if size == 0:
+            return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, 0), 0)
+        if self.limit and self.held + size + self.fragmented > self.limit:
+            raise cupy.cuda.memory.OutOfMemoryError(size, self.held, self.limit)
+        block = _PoolBlock(self, size)
+        memory = cupy.cuda.UnownedMemory(block.address, size, block, 0)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    def set_limit(self, size=None, fraction=None):
+        self.limit = size
+
+    def get_limit(self):
+        return self.limit
+
+    def total_bytes(self):
+        return self.held
+
+    def free_all_blocks(self, stream=None):
+        self.fragmented = 0
+
+
+class _PoolBlock:
+    def __init__(self, pool, size):
+        self.pool, self.size = pool, size
+        self.memory = ctypes.create_string_buffer(size)
+        self.address = ctypes.addressof(self.memory)
+        pool.held += size
+
+    def __del__(self):
+        ctypes.memset(self.address, 255, self.size)  # poison
+        self.pool.held -= self.size
+
+
+class _Pinned:
+    def __init__(self, size):
+        if size > 1 << 40:
+            raise _CudaError('cudaErrorMemoryAllocation')
+        self.memory = ctypes.create_string_buffer(size)
+        self.ptr = ctypes.addressof(self.memory)
+
+
+class _Device:
+    def __init__(self, number):
+        assert number == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def synchronize(self):
+        for _ in range(3):
+            for stream in _Stream.streams:
+                stream.run_until()
+
+
+def _memcpy_async(target, source, size, kind, stream):
+    _Stream.streams[stream].work.append(lambda: ctypes.memmove(target, source, size))
+
+
+def _make_cupy():
+    _Stream.streams = []
+    compute = _Stream()
+    runtime = types.SimpleNamespace(
+        memcpyDeviceToHost=cupy.cuda.runtime.memcpyDeviceToHost,
+        memcpyHostToDevice=cupy.cuda.runtime.memcpyHostToDevice,
+        memcpyAsync=_memcpy_async,
+        CUDARuntimeError=_CudaError,
+        getDevice=lambda: 0,
+        getDeviceCount=lambda: 1,
+    )
+    fake = types.SimpleNamespace(
+        Device=_Device,
+        Event=_Event,
+        Stream=_Stream,
+        MemoryPool=_Pool,
+        PinnedMemory=_Pinned,
+        runtime=runtime,
+        get_current_stream=lambda: compute,
+        get_elapsed_time=lambda start, end: 2.0,
+        UnownedMemory=cupy.cuda.UnownedMemory,
+        MemoryPointer=cupy.cuda.MemoryPointer,
+        set_allocator=cupy.cuda.set_allocator,
+        get_allocator=cupy.cuda.get_allocator,
+        memory=cupy.cuda.memory,
+    )
+    return types.SimpleNamespace(
+        cuda=fake, ndarray=cupy.ndarray, get_default_memory_pool=_Pool
+    ), compute
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The device, its compute stream and what ``reclaim`` shall do."""
+    fake, compute = _make_cupy()
+    monkeypatch.setattr(cuda, '_import_cupy', lambda: fake)
+    cuda._out_of_memory_class.cache_clear()
+    opened = types.SimpleNamespace(compute=compute, asked=[], give_up=lambda: None)
+
+    def reclaim(nbytes):
+        opened.asked.append(nbytes)
+        opened.give_up()
+
+    opened.reclaim = reclaim
+    opened.device = cuda.CudaDevice(_LIMIT)
+    opened.device.install(reclaim)
+    yield opened
+    opened.device.uninstall()
+    opened.device.close()
+    cuda._out_of_memory_class.cache_clear()
+
+
+def _contents(array):
+    return ctypes.string_at(array.data.ptr, array.nbytes)
+
+
+def _fill(root, value):
+    ctypes.memset(root.ptr, value, root.size)
+
+
+def test_counts_and_identifies(opened):
+    device = opened.device
+    device.start_events()
+    array = cupy.ndarray((3, 100), 'f4')
+    assert device.used_bytes == 1536
+    ident = device.allocation_id(array)
+    assert ident and device.allocation_id(array[1].T) == ident
+    view = array[1:]
+    del array
+    assert device.used_bytes == 1536
+    del view
+    assert device.used_bytes == 0
+    assert device.take_events() == [(ident, 1536), (-ident, 1536)]
+    assert device.peak_bytes == 1536
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda a: a,
+        lambda a: a.transpose(2, 0, 1),
+        lambda a: a[1:, ::2],
+        lambda a: a[:, ::-1, ::-1],
+        lambda a: cupy.broadcast_to(a[0], (5, 3, 4)),
+        lambda a: a[:, 3:],
+        lambda a: a[1, 1, 1],
+        lambda a: cupy.ndarray((0, 3), 'f2'),
+        lambda a: cupy.ndarray((), 'f8'),
+    ],
+)
+def test_restored_views_are_the_same(opened, make):
+    device = opened.device
+    array = make(cupy.ndarray((2, 3, 4), 'f4'))
+    again = device.restore(device.root(array), device.capture(array))
+    for name in ('shape', 'strides', 'dtype', 'size', 'nbytes'):
+        assert getattr(again, name) == getattr(array, name)
+    assert again.flags.c_contiguous == array.flags.c_contiguous
+    assert again.flags.f_contiguous == array.flags.f_contiguous
+    assert not array.size or again.data.ptr == array.data.ptr
+    assert device.root(again) is device.root(array)
+    assert device.allocation_id(again) == device.allocation_id(array)
+
+
+def test_swap_reaches_the_host_and_comes_back(opened):
+    device = opened.device
+    root = device.allocate(1000)
+    _fill(root, 7)
+    copy, out = device.swap_out(root, None)
+    assert not out.done()
+    device.wait(out)
+    assert not out.done()  # the host does not wait
+    del root, out  # freed now, overwritten by the next work
+    device.synchronize()
+    assert device.host_bytes == 1024
+    target = device.allocate(1000)
+    inward = device.swap_in(copy, target)
+    device.wait(inward)
+    device.synchronize()
+    assert inward.done() and inward.seconds() == 0.002
+    assert device.take_stall_seconds() == 0.004
+    assert device.take_stall_seconds() == 0
+    copy.close()
+
+
+def test_order_of_copies_and_compute(opened):
+    device, compute = opened.device, opened.compute
+    root, target = device.allocate(1000), device.allocate(1000)
+    # Kernels that run late: write the source, use the target's old contents.
+    compute.work.append(lambda: _fill(root, 5))
+    seen = []
+    compute.work.append(lambda: seen.append(ctypes.string_at(target.ptr, 1)))
+    copy, out = device.swap_out(root, None)
+    inward = device.swap_in(copy, target)
+    device.wait(out)
+    compute.work.append(lambda: _fill(root, 9))  # after the copy has read it
+    device.wait(inward)
+    compute.work.append(lambda: seen.append(ctypes.string_at(target.ptr, 1)))
+    _Stream.streams[2].run_until()  # the swap-in's stream first
+    device.synchronize()
+    assert seen == [b'\0', b'\5']
+    copy.close()
+
+
+def test_compute_waits_for_the_copy(opened):
+    device, compute = opened.device, opened.compute
+    root = device.allocate(1000)
+    _fill(root, 5)
+    copy, out = device.swap_out(root, None)
+    device.wait(out)
+    compute.work.append(lambda: _fill(root, 9))
+    compute.run_until()
+    device.synchronize()
+    assert ctypes.string_at(copy.address, copy.nbytes) == b'\5' * 1024
+    copy.close()
+
+
+def test_dropped_transfer_keeps_compute_behind_its_copy(opened):
+    device, compute = opened.device, opened.compute
+    root = device.allocate(1000)
+    copy, out = device.swap_out(root, None)
+    waiting = len(compute.work)
+    del out
+    assert len(compute.work) == waiting + 1
+    device.synchronize()
+    copy.close()
+
+
+def test_space_is_not_reused_before_its_copy_is_over(opened):
+    device = opened.device
+    device.reserve(1024)
+    first, second = device.allocate(1024), device.allocate(1024)
+    copy, out = device.swap_out(first, None)
+    copy.close()
+    other, out_other = device.swap_out(second, None)
+    assert device.host_bytes == 2048
+    device.wait(out)
+    device.wait(out_other)
+    device.synchronize()
+    other.close()
+    assert device.host_bytes == 1024
+
+
+def test_refusal_is_both_errors_and_pickles(opened):
+    device = opened.device
+    kept = cupy.ndarray(6 * _MIB, 'u1')
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
+        cupy.ndarray(3 * _MIB, 'u1')
+    assert isinstance(caught.value, OutOfMemoryError)
+    assert caught.value.requested_bytes == 3 * _MIB
+    assert caught.value.limit_bytes == _LIMIT
+    assert caught.value.used_bytes == 6 * _MIB
+    assert opened.asked == [_MIB]
+    assert device.last_failure == (3 * _MIB, 6 * _MIB)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.requested_bytes == 3 * _MIB
+    del kept
+
+
+def test_reclaim_makes_room(opened):
+    kept = [cupy.ndarray(6 * _MIB, 'u1')]
+    opened.give_up = kept.clear
+    assert cupy.ndarray(7 * _MIB, 'u1').nbytes == 7 * _MIB
+    assert opened.asked == [5 * _MIB]
+
+
+def test_fragmented_pool_is_a_reason_to_reclaim(opened):
+    opened.device._pool.fragmented = 4 * _MIB
+    assert cupy.ndarray(6 * _MIB, 'u1').nbytes == 6 * _MIB
+    assert opened.asked == [6 * _MIB]
+
+
+def test_reclaim_error_is_the_cause(opened):
+    kept = cupy.ndarray(6 * _MIB, 'u1')
+
+    def fail():
+        raise RuntimeError('lost')
+
+    opened.give_up = fail
+    with pytest.raises(MemoryError) as caught:
+        cupy.ndarray(6 * _MIB, 'u1')
+    assert str(caught.value.__cause__) == 'lost'
+    del kept
+
+
+def test_adopted_arrays_take_from_the_pool(opened):
+    device = opened.device
+    device.uninstall()
+    other = _Pool()
+    cupy.cuda.set_allocator(other.malloc)
+    array = cupy.ndarray(2 * _MIB, 'u1')
+    device.install(opened.reclaim)
+    device.adopt([array, array[5:]])
+    assert device.used_bytes == 2 * _MIB
+    assert device.allocation_id(array[7:]) != 0
+    assert device._pool.get_limit() == 6 * _MIB
+    device.start_events()
+    del array
+    assert device.used_bytes == 0
+    assert device.event_count == 1
+    assert device._pool.get_limit() == _LIMIT
+
+
+def test_allocator_is_restored(opened):
+    device = opened.device
+    before = cupy.cuda.get_allocator()
+    assert before is device._allocator
+    device.uninstall()
+    assert cupy.cuda.get_allocator() is not before
+    device.install(opened.reclaim)
+    with pytest.raises(SessionError):
+        cuda.CudaDevice(_LIMIT).install(opened.reclaim)
+
+
+def test_limit_of_the_environment_wins(opened, monkeypatch):
+    monkeypatch.setattr(_Pool, 'get_limit', lambda self: 12345)
+    assert cuda.CudaDevice(_LIMIT).limit_bytes == 12345
+    assert cuda.CudaDevice(1000).limit_bytes == 1000
+
+
+def test_pinned_memory_that_is_refused(opened, monkeypatch):
+    with pytest.raises(SwapStoreError, match='available'):
+        opened.device.reserve(1 << 50)
+    monkeypatch.setattr(cuda, 'check_available', lambda nbytes: None)
+    with pytest.raises(SwapStoreError, match='refuses'):
+        opened.device.reserve(1 << 50)
+
+
+def test_zero_bytes(opened):
+    device = opened.device
+    root = device.allocate(0)
+    copy, out = device.swap_out(root, None)
+    device.wait(out)
+    device.wait(device.swap_in(copy, root))
+    device.synchronize()
+    assert device.used_bytes == 0
+    copy.close()
+
+
+@pytest.mark.parametrize('link_bandwidth', [1e9])
+def test_options_that_a_gpu_does_not_have(link_bandwidth, tmp_path):
+    with pytest.raises(OptionError, match='link_bandwidth'):
+        cuda.CudaDevice(_LIMIT, link_bandwidth=link_bandwidth)
+    with pytest.raises(OptionError, match='swap_dir'):
+        cuda.CudaDevice(_LIMIT, swap_dir=str(tmp_path))
+    with pytest.raises(OptionError, match='limit_bytes'):
+        cuda.CudaDevice(0)
+
+
+def test_gpu_that_does_not_exist(opened):
+    with pytest.raises(OptionError, match='number 3'):
+        cuda.CudaDevice(_LIMIT, 3)
+
+
+def test_compared_by_bits():
+    # The device's comparison is shared with the host's; see test_device.
+    assert cuda.same_bits(numpy.float32([numpy.nan]), numpy.float32([numpy.nan]), 1)

@@ -1,0 +1,147 @@
+"""Small networks that contain everything feature maps come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer_hybridmem  # noqa: F401  (before chainer: it makes it importable)
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+
+class Square(chainer.Function):
+    """An old-style function: it retains all its inputs."""
+
+    def forward(self, inputs: Any) -> Any:
+        return (inputs[0] * inputs[0],)
+
+    def backward(self, inputs: Any, grads: Any) -> Any:
+        return (2 * inputs[0] * grads[0],)
+
+
+class Halves(chainer.FunctionNode):
+    """Two outputs, both retained, and an array as attribute."""
+
+    def forward(self, inputs: Any) -> Any:
+        (x,) = inputs
+        middle = x.shape[1] // 2
+        self.factor = x[:, :middle] * 0 + 0.5
+        self.retain_outputs((0, 1))
+        return x[:, :middle] * self.factor, x[:, middle:] + 0
+
+    def backward(self, indexes: Any, grads: Any) -> Any:
+        left, right = self.get_retained_outputs()
+        g0 = grads[0] * (left.array * 0 + self.factor)
+        g1 = grads[1] + 0 * right.array
+        return (F.concat((g0, g1)),)
+
+
+class Block(chainer.Chain):
+    """A residual block."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.c1 = L.Convolution2D(None, channels, 3, pad=1)
+            self.b1 = L.BatchNormalization(channels)
+            self.c2 = L.Convolution2D(None, channels, 3, pad=1)
+            self.b2 = L.BatchNormalization(channels)
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.b2(self.c2(F.relu(self.b1(self.c1(x))))) + x)
+
+
+class Everything(chainer.Chain):
+    """Residuals, dropout, pooling, LRN, old-style, views, two outputs."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(None, channels, 3, pad=1)
+            self.block1 = Block(channels)
+            self.block2 = Block(channels)
+            self.last = L.Linear(None, 10)
+
+    def forward(self, x: Any, t: Any) -> Any:
+        h = self.block2(self.block1(F.relu(self.first(x))))
+        h = F.max_pooling_2d(h, 2)
+        h = F.dropout(h, 0.3)
+        h = F.local_response_normalization(h)
+        h = Square()(h)
+        left, right = Halves().apply((h,))
+        h = F.concat((F.sigmoid(left), F.tanh(right)))
+        h = F.reshape(h, (h.shape[0], -1))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+def batches(n: int, size: int = 8, insize: int = 24) -> list[tuple[Any, Any]]:
+    """Random pictures and labels, the same at every call."""
+    rng = np.random.RandomState(0)
+    return [
+        (
+            rng.rand(size, 3, insize, insize).astype(np.float32),
+            rng.randint(0, 10, size).astype(np.int32),
+        )
+        for _ in range(n)
+    ]
+
+
+def train(
+    make: Callable[[], chainer.Chain],
+    data: list[tuple[Any, Any]],
+    seed: int = 0,
+    **options: Any,
+) -> tuple[dict[str, Any], Any]:
+    """Trains from a fixed seed, with a session if there are options for one.
+
+    Returns:
+        Everything that must be equal, and the session (or None).
+    """
+    np.random.seed(seed)
+    model = make()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    losses: list[float] = []
+
+    def loop() -> None:
+        for x, t in data:
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss
+            optimizer.update()
+
+    session = None
+    if options:
+        with chainer_hybridmem.optimize(model, **options) as session:
+            loop()
+    else:
+        loop()
+    return outcome(model, losses), session
+
+
+def outcome(model: chainer.Chain, losses: list[float]) -> dict[str, Any]:
+    """Losses, parameters, gradients, statistics and the generator's state."""
+    result: dict[str, Any] = {'losses': np.array(losses)}
+    for name, parameter in model.namedparams():
+        result[name] = parameter.array
+        result[name + '.grad'] = parameter.grad
+    for name, link in model.namedlinks():
+        for persistent in link._persistent:
+            result[f'{name}.{persistent}'] = np.asarray(getattr(link, persistent))
+    result['random'] = np.random.get_state()[1]
+    return result
+
+
+def assert_same(expected: dict[str, Any], actual: dict[str, Any]) -> None:
+    """Every entry equal, bit for bit."""
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        other = actual[name]
+        assert value.dtype == other.dtype, name
+        assert value.tobytes() == other.tobytes(), name

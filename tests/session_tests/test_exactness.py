@@ -1,0 +1,115 @@
+"""Training under a plan gives the same bits as training without us."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+from chainer_hybridmem import planners
+from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
+
+PLANNERS = list(planners.PLANNERS)
+ITERATIONS = 7
+
+
+@pytest.fixture(scope='module')
+def data():
+    return networks.batches(ITERATIONS)
+
+
+@pytest.fixture(scope='module')
+def in_core(data):
+    return networks.train(networks.Everything, data)[0]
+
+
+@pytest.fixture(scope='module')
+def peak(data):
+    _, session = networks.train(
+        networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
+    )
+    return session.statistics()['in_core_peak_bytes']
+
+
+@pytest.mark.parametrize('planner', PLANNERS)
+@pytest.mark.parametrize('where', ['ram', 'file'])
+def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_path):
+    limit = peak if planner == 'in-core' else int(peak * 0.72)
+    options = {'swap_dir': str(tmp_path)} if where == 'file' else {}
+    result, session = networks.train(
+        networks.Everything,
+        data,
+        memory_limit=limit,
+        planner=planner,
+        link_bandwidth='2GB/s',
+        **options,
+    )
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['state'] == 'guided'
+    assert figures['guided_iterations'] == ITERATIONS - 3
+    assert figures['deviations'] == figures['evictions'] == figures['restores'] == 0
+    assert figures['peak_bytes'] <= limit
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['predicted_peak_bytes'], rel=0.01
+    )
+    if planner != 'in-core':
+        assert figures['swap'] + figures['recompute'] > 0
+
+
+def test_in_core_at_that_limit_is_refused(data, peak):
+    import chainer_hybridmem
+
+    with pytest.raises(chainer_hybridmem.OutOfMemoryError, match='in-core'):
+        networks.train(
+            networks.Everything,
+            data,
+            memory_limit=int(peak * 0.72),
+            planner='in-core',
+        )
+
+
+def test_predicted_in_core_peak_is_the_measured_one(data):
+    _, session = networks.train(
+        networks.Everything, data, memory_limit='1GB', planner='in-core'
+    )
+    figures = session.statistics()
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['in_core_peak_bytes'], rel=0.002
+    )
+
+
+def random_plan(problem, limit_bytes, seed_of_plan=0, weights=(1, 1, 1)):
+    """A planner: random actions, swapped where something else does not work."""
+    search = Search(problem, limit_bytes)
+    rng = np.random.default_rng(seed_of_plan)
+    action = rng.choice(3, size=len(problem.maps), p=weights)
+    action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
+    candidate = search.evaluate(action)
+    while not candidate.fits:
+        others = np.nonzero(action != SWAP)[0]
+        action[rng.choice(others)] = SWAP
+        candidate = search.evaluate(action)
+    return search.finish('random-for-tests', candidate)
+
+
+def test_random_plans_are_exact(data, in_core, peak, monkeypatch):
+    """Any assignment the simulator allows must execute exactly."""
+    monkeypatch.setitem(planners.PLANNERS, 'random-for-tests', random_plan)
+    rng = np.random.default_rng(1)
+    for _ in range(6):
+        weights = rng.dirichlet([1, 1, 1])
+        result, session = networks.train(
+            networks.Everything,
+            data,
+            memory_limit=peak,
+            planner='random-for-tests',
+            seed_of_plan=int(rng.integers(1 << 30)),
+            weights=tuple(weights),
+        )
+        networks.assert_same(in_core, result)
+        figures = session.statistics()
+        assert figures['evictions'] == figures['restores'] == 0
+        assert figures['guided_peak_bytes'] == pytest.approx(
+            figures['predicted_peak_bytes'], rel=0.01
+        )

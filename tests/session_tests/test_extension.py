@@ -1,0 +1,71 @@
+"""The Trainer extension: start, observe, report, restore."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import chainer
+import networks
+import numpy as np
+import pytest
+from chainer import training
+from chainer.training import extensions
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.devices import numpy_memory
+
+LIMIT = 4_000_000
+
+
+def make_trainer(out, iterations, limit=LIMIT, seed=0, **options):
+    np.random.seed(seed)
+    model = networks.Everything()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    rows = [row for x, t in networks.batches(4) for row in zip(x, t, strict=True)]
+    iterator = chainer.iterators.SerialIterator(rows, 8)
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (iterations, 'iteration'), out=str(out))
+    trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+    trainer.extend(extensions.snapshot(), trigger=(4, 'iteration'))
+    if limit:
+        trainer.extend(hybridmem.HybridMemory(limit, **options))
+    return trainer, model
+
+
+def test_observations_reach_the_log(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 6)
+    trainer.run()
+    log = json.loads((tmp_path / 'log').read_text())
+    assert log[-1]['hybridmem/peak_bytes'] <= LIMIT
+    assert log[-1]['hybridmem/iteration_seconds'] > 0
+    assert 'hybridmem/overhead' in log[-1]
+    assert log[-1]['hybridmem/stall_seconds'] >= 0
+    assert not numpy_memory.installed()
+    session = trainer.get_extension('HybridMemory').session
+    assert session.statistics()['guided_iterations'] >= 2
+
+
+def test_same_result_as_without_and_after_resuming(tmp_path):
+    plain, expected = make_trainer(tmp_path / 'plain', 8, limit=None)
+    plain.run()
+    guided, model = make_trainer(tmp_path / 'guided', 8)
+    guided.run()
+    again, resumed = make_trainer(tmp_path / 'again', 8, seed=1)
+    chainer.serializers.load_npz(
+        os.path.join(tmp_path / 'guided', 'snapshot_iter_4'), again
+    )
+    again.run()
+    for name, parameter in expected.namedparams():
+        array = dict(model.namedparams())[name].array
+        assert array.tobytes() == parameter.array.tobytes()
+    # Dropout draws differ after resuming; training must simply go on.
+    assert all(np.isfinite(p.array).all() for p in resumed.params())
+
+
+def test_out_of_memory_is_explained(tmp_path, capsys):
+    trainer, _ = make_trainer(tmp_path, 6, limit=600_000)
+    with pytest.raises(MemoryError):
+        trainer.run()
+    assert 'Convolution2DFunction' in capsys.readouterr().err
+    assert not numpy_memory.installed()

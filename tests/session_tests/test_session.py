@@ -1,0 +1,318 @@
+"""Sessions from the outside: bad input, interruptions, iterations that differ."""
+
+from __future__ import annotations
+
+import _thread
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.errors import (
+    OptionError,
+    SessionError,
+    SwapStoreError,
+    UnknownNameError,
+)
+
+LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
+
+
+@pytest.fixture
+def model():
+    np.random.seed(0)
+    return networks.Everything()
+
+
+def iterate(model, optimizer, x, t):
+    loss = model(x, t)
+    model.cleargrads()
+    loss.backward()
+    del loss
+    optimizer.update()
+
+
+def assert_nothing_installed():
+    assert not numpy_memory.installed()
+    assert 'hybridmem' not in chainer.get_function_hooks()
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'words'),
+    [
+        ({'planner': 'poch'}, UnknownNameError, "Did you mean 'pooch'"),
+        ({'memory_limit': '4 quarks'}, OptionError, '4 quarks'),
+        ({'memory_limit': 0}, OptionError, 'above zero'),
+        ({'link_bandwidth': -1}, OptionError, 'link_bandwidth'),
+        ({'device': 'tpu'}, UnknownNameError, 'tpu'),
+        ({'device': 'cuda'}, OptionError, 'model is on'),
+        ({'swap_dir': '/nowhere/at/all'}, SwapStoreError, '/nowhere/at/all'),
+    ],
+)
+def test_bad_options_are_refused_with_their_values(model, options, error, words):
+    with pytest.raises(error, match=words):
+        hybridmem.optimize(model, **{'memory_limit': LIMIT, **options})
+    assert_nothing_installed()
+
+
+def test_something_that_is_no_model():
+    with pytest.raises(OptionError, match='chainer.Link'):
+        hybridmem.optimize(lambda x: x, LIMIT)
+
+
+def test_nested_sessions_are_refused_and_the_outer_one_goes_on(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, LIMIT) as session:
+        with pytest.raises(SessionError, match='already active'):
+            with hybridmem.optimize(model, LIMIT):
+                pass
+        for _ in range(5):
+            iterate(model, optimizer, x, t)
+        assert session.state == 'guided'
+    assert_nothing_installed()
+
+
+def test_limit_below_the_largest_operation(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with pytest.raises(hybridmem.OutOfMemoryError) as caught:
+        with hybridmem.optimize(model, 500_000):
+            iterate(model, optimizer, x, t)
+    assert isinstance(caught.value, MemoryError)
+    assert caught.value.limit_bytes == 500_000
+    message = str(caught.value)
+    assert 'Convolution2DFunction' in message
+    assert str(caught.value.requested_bytes) in message
+    assert_nothing_installed()
+
+
+def test_infeasible_plan_names_a_limit_that_works(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with pytest.raises(hybridmem.InfeasibleError, match="'in-core' does not fit"):
+        with hybridmem.optimize(model, LIMIT, planner='in-core'):
+            for _ in range(5):
+                iterate(model, optimizer, x, t)
+    assert_nothing_installed()
+
+
+@pytest.mark.parametrize('when', ['forward', 'backward'])
+@pytest.mark.parametrize('iteration', [0, 1, 4])
+def test_an_exception_leaves_everything_as_it_was(model, when, iteration):
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    (x, t), *_ = networks.batches(1)
+    iterate(model, optimizer, x, t)  # parameters exist
+    with pytest.raises(ZeroDivisionError):
+        with hybridmem.optimize(model, LIMIT, link_bandwidth='200MB/s'):
+            for i in range(6):
+                if i == iteration:
+                    before = {n: p.array.copy() for n, p in model.namedparams()}
+                    with _FailingHook(when):
+                        iterate(model, optimizer, x, t)
+                iterate(model, optimizer, x, t)
+    assert_nothing_installed()
+    for name, parameter in model.namedparams():
+        assert (parameter.array == before[name]).all()
+    iterate(model, optimizer, x, t)  # training goes on without us
+
+
+class _FailingHook(chainer.FunctionHook):
+    """Raises at the tenth function of a phase."""
+
+    name = 'failing'
+
+    def __init__(self, phase):
+        self.phase, self.seen = phase, 0
+
+    def forward_postprocess(self, function, in_data):
+        self._count('forward')
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        self._count('backward')
+
+    def _count(self, phase):
+        self.seen += phase == self.phase
+        if self.seen == 10:
+            raise ZeroDivisionError
+
+
+class _InterruptingHook(_FailingHook):
+    def _count(self, phase):
+        self.seen += phase == self.phase
+        if self.seen == 10:
+            _thread.interrupt_main()
+
+
+@pytest.mark.parametrize('iteration', [0, 2, 4])
+def test_ctrl_c_ends_the_session_cleanly(model, iteration):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with pytest.raises(KeyboardInterrupt):
+        with hybridmem.optimize(model, LIMIT, link_bandwidth='200MB/s'):
+            for i in range(6):
+                if i == iteration:
+                    with _InterruptingHook('backward'):
+                        iterate(model, optimizer, x, t)
+                iterate(model, optimizer, x, t)
+    assert_nothing_installed()
+    iterate(model, optimizer, x, t)
+
+
+def test_iterations_of_two_sizes_and_evaluation_between():
+    """The last small batch, and evaluation without backward."""
+    sizes = [8, 8, 8, 8, 5, 8, 8, 5, 5, 5, 8, 5, 8]
+    data = [
+        (x[:n], t[:n])
+        for n, (x, t) in zip(sizes, networks.batches(len(sizes)), strict=True)
+    ]
+
+    def run(**options):
+        np.random.seed(0)
+        model = networks.Everything()
+        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+        seen = []
+
+        def loop():
+            for x, t in data:
+                iterate(model, optimizer, x, t)
+                with chainer.no_backprop_mode(), chainer.using_config('train', False):
+                    seen.append(float(model(x, t).array))
+
+        if options:
+            with hybridmem.optimize(model, **options) as session:
+                loop()
+            return networks.outcome(model, seen), session
+        loop()
+        return networks.outcome(model, seen), None
+
+    expected, _ = run()
+    result, session = run(memory_limit=LIMIT, planner='pooch')
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert figures['peak_bytes'] <= LIMIT
+    assert sum(e['guided'] for e in session._history) >= 5  # of both sizes
+    assert figures['deviations'] == 0
+
+
+def test_an_iteration_that_changes_in_the_middle():
+    """Same first function, then another path: passive, then learnt again."""
+
+    class Switching(networks.Everything):
+        extra = False
+
+        def forward(self, x, t):
+            if self.extra:
+                h = self.block2(self.block1(F.relu(self.first(x))))
+                h = F.sigmoid(h)
+                h = F.max_pooling_2d(h, 2)
+                left, right = networks.Halves().apply((h,))
+                h = F.concat((left, right))
+                return F.softmax_cross_entropy(self.last(h), t)
+            return super().forward(x, t)
+
+    def run(**options):
+        np.random.seed(0)
+        model = Switching()
+        optimizer = chainer.optimizers.SGD(0.01).setup(model)
+        losses = []
+
+        def loop():
+            for i, (x, t) in enumerate(networks.batches(12)):
+                model.extra = i in (5, 8, 9, 10, 11)
+                loss = model(x, t)
+                model.cleargrads()
+                loss.backward()
+                losses.append(float(loss.array))
+                del loss
+                optimizer.update()
+
+        if options:
+            with hybridmem.optimize(model, **options) as session:
+                loop()
+            return networks.outcome(model, losses), session
+        loop()
+        return networks.outcome(model, losses), None
+
+    expected, _ = run()
+    result, session = run(memory_limit=4_200_000)
+    networks.assert_same(expected, result)
+    assert session.deviations >= 1
+
+
+def test_a_map_the_user_holds_is_not_planned_for():
+    class Holding(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Convolution2D(3, 8, 3, pad=1)
+                self.b = L.Convolution2D(8, 8, 3, pad=1)
+                self.c = L.Linear(None, 10)
+
+        def forward(self, x, t):
+            self.held = F.relu(self.a(x))
+            return F.softmax_cross_entropy(self.c(F.relu(self.b(self.held))), t)
+
+    model = Holding()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, '4MB', planner='swap-all') as session:
+        for _ in range(6):
+            iterate(model, optimizer, x, t)
+        assert model.held.array is not None
+        figures = session.statistics()
+    held = [
+        s
+        for s in session.profile.storages
+        if s.label.endswith('ReLU') and s.slots and not s.plannable
+    ]
+    assert len(held) == 1
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['predicted_peak_bytes'], rel=0.01
+    )
+
+
+def test_a_graph_that_outlives_the_session_still_has_its_backward(model):
+    (x, t), *_ = networks.batches(1)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    iterate(model, optimizer, x, t)  # parameters exist
+    with hybridmem.optimize(model, LIMIT, planner='swap-all'):
+        for _ in range(5):
+            iterate(model, optimizer, x, t)
+        loss = model(x, t)
+    model.cleargrads()
+    loss.backward()
+    assert np.isfinite(model.first.W.grad).all()
+
+
+def test_replan_changes_the_plan_between_iterations(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, LIMIT, planner='swap-all') as session:
+        with pytest.raises(SessionError, match='no profile'):
+            session.replan('pooch')
+        for _ in range(5):
+            iterate(model, optimizer, x, t)
+        session.replan('pooch')
+        for _ in range(3):
+            iterate(model, optimizer, x, t)
+        figures = session.statistics()
+    assert figures['planner'] == session.plan.planner == 'pooch'
+    assert figures['evictions'] == figures['restores'] == 0
+
+
+def test_everything_fits_keeps_everything(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, '1GB') as session:
+        for _ in range(6):
+            iterate(model, optimizer, x, t)
+        figures = session.statistics()
+    assert figures['swap'] == figures['recompute'] == 0
+    assert figures['swapped_bytes'] == 0
+    assert 'not yet' not in session.report()
