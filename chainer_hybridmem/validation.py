@@ -185,6 +185,11 @@ class _Walk:
                 self._take(entry.storage)
         for entry in self.entries.values():
             if entry.needed_before == k and entry.action is Action.SWAP:
+                if entry.storage not in self.present:
+                    raise PlanError(
+                        f'Feature map {entry.storage} is needed before operation {k}, '
+                        f'but it is not there.'
+                    )
                 self.complete.add(entry.storage)
         return self._replay(k)
 

@@ -79,7 +79,9 @@ def make_parser() -> argparse.ArgumentParser:
         description='Train Chainer models whose feature maps do not fit the memory.',
         allow_abbrev=False,
     )
-    parser.add_argument('--version', action='version', version=__version__)
+    parser.add_argument(
+        '--version', action='version', version=f'{PROGRAM} {__version__}'
+    )
     commands = parser.add_subparsers(metavar='COMMAND', required=True)
     for make_command in COMMANDS:
         command = make_command()

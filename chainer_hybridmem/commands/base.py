@@ -12,8 +12,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import library
-from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem import compat, library
+from chainer_hybridmem.errors import FormatError, HybridMemoryError, OptionError
 from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -135,6 +135,24 @@ def add_json(parser: argparse.ArgumentParser) -> None:
         metavar='FILE',
         help="write the figures as JSON too; '-' prints them instead of the table",
     )
+
+
+# -- Chainer -----------------------------------------------------------------------
+
+
+def import_chainer() -> None:
+    """Imports Chainer, for the commands that train.
+
+    Raises:
+        HybridMemoryError: If it cannot be imported.
+    """
+    try:
+        compat.import_chainer()
+    except Exception as error:
+        raise HybridMemoryError(
+            f'Chainer cannot be imported ({type(error).__name__}: {error}); see what '
+            f'is missing with: hybridmem doctor'
+        ) from error
 
 
 # -- output ------------------------------------------------------------------------

@@ -53,17 +53,21 @@ class CompareCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
+        from chainer_hybridmem.commands import figures
         from chainer_hybridmem.planners import PLANNERS, check_name
         from chainer_hybridmem.simulation import make_problem
 
         base.check_output(args.json)
-        planners = [check_name(name) for name in dict.fromkeys(args.planner or PLANNERS)]
+        planners = [
+            check_name(name) for name in dict.fromkeys(args.planner or PLANNERS)
+        ]
         problems = {
             path: make_problem(library.load_profile(path)) for path in args.profiles
         }
         rows: list[dict[str, Any]] = []
         parts: list[str] = []
         for path, problem in problems.items():
+            figures.load_kernels(problem)
             limit_bytes = args.memory_limit.bytes_for(problem)
             found = [compare_one(problem, limit_bytes, name) for name in planners]
             title = f'{path}: {args.memory_limit.describe(problem)}'
@@ -88,9 +92,8 @@ def compare_one(problem: Problem, limit_bytes: int, planner: str) -> dict[str, A
 
 def comparison(rows: Sequence[dict[str, Any]]) -> str:
     """A table of planners, and below it why some do not fit."""
-    lines = [table(HEADERS, [_cells(row) for row in rows])]
-    lines.extend(row['reason'] for row in rows if not row['fits'])
-    return '\n'.join(lines)
+    reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
+    return '\n'.join([table(HEADERS, [_cells(row) for row in rows]), *reasons])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -26,7 +26,9 @@ class PlanCommand(base.Command):
         """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         base.add_limit(parser)
-        parser.add_argument('--planner', metavar='NAME', help='default: the best one')
+        parser.add_argument(
+            '--planner', metavar='NAME', help='default: that of optimize()'
+        )
         parser.add_argument(
             '--option',
             action='append',
@@ -40,6 +42,7 @@ class PlanCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
+        from chainer_hybridmem.commands import figures
         from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
         from chainer_hybridmem.simulation import make_problem
 
@@ -48,12 +51,15 @@ class PlanCommand(base.Command):
         base.check_output(args.output)
         base.check_output(args.json)
         problem = make_problem(library.load_profile(args.profile))
-        plan = make_plan(problem, args.memory_limit.bytes_for(problem), planner, **options)
+        figures.load_kernels(problem)
+        plan = make_plan(
+            problem, args.memory_limit.bytes_for(problem), planner, **options
+        )
         if args.output is not None:
             library.save(plan, args.output)
-        figures = summarise(problem, plan)
+        summary = summarise(problem, plan)
         title = f'{planner}: {args.memory_limit.describe(problem)}'
-        base.publish(named_values(title, values(figures)), figures, args.json)
+        base.publish(named_values(title, values(summary)), summary, args.json)
         return 0
 
 
@@ -135,7 +141,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
         ('recomputing', format_seconds(f['recompute_seconds'])),
         ('stalled', f'{format_seconds(f["stall_seconds"])}, {f["stalls"]} stalls'),
-        *((_seconds(stall), stall['cause']) for stall in f['longest_stalls']),
+        *(_stall(stall) for stall in f['longest_stalls']),
         (
             'planning',
             f'{format_seconds(f["planning_seconds"])}, {f["simulations"]} simulations',
@@ -152,5 +158,6 @@ def _maps(figures: dict[str, Any], action: str) -> str:
     return f'{figures[action]} feature maps, {nbytes}'
 
 
-def _seconds(stall: dict[str, Any]) -> str:
-    return f'  {format_seconds(stall["seconds"])}'
+def _stall(stall: dict[str, Any]) -> tuple[str, str]:
+    seconds, start = stall['seconds'], stall['start_seconds']
+    return f'  {format_seconds(seconds)}', f'{stall["cause"]}, at {start:.3f} s'

@@ -126,10 +126,11 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('feature maps', f'{f["feature_maps"]} ({f["recomputable"]} recomputable)'),
         ('  their bytes', maps),
         ('before the iteration', format_bytes(f['initial_bytes'])),
-        ('allocated in it', ''),
+        ('allocations', 'by category, not all at the same time'),
         *(
             (f'  {category}', format_bytes(nbytes))
-            for category, nbytes in f['allocated_bytes'].items()
+            for category, nbytes in f['bytes_by_category'].items()
+            if nbytes
         ),
         ('in-core peak', format_bytes(f['in_core_peak_bytes'])),
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),

@@ -219,7 +219,7 @@ class HostDevice(Device):
     def allocation_id(self, array: Array) -> int:
         root = self.root(array)
         address = _address(root)
-        if root.flags.owndata and numpy_memory.counted(root):
+        if numpy_memory.counted(root):  # never for memory it does not own
             ident = self._counter.ident_at(address)
             if ident:
                 return ident
@@ -385,17 +385,26 @@ def _check_options(
         )
 
 
-_capsule_pointer = ctypes.PYFUNCTYPE(
-    ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p
-)(('PyCapsule_GetPointer', ctypes.pythonapi))
-_size_at = ctypes.c_size_t.from_address
-_DATA_OFFSET = 16 + 3 * ctypes.sizeof(ctypes.c_void_p)  # in PyArrayInterface
+_pointer_at = ctypes.c_size_t.from_address
+_DATA_FIELD = object.__basicsize__  # of PyArrayObject in NumPy's C interface
 
 
 def _address(array: numpy.ndarray) -> int:
-    """Of the first element, by the array interface's C side, which is fast."""
-    capsule = array.__array_struct__
-    return _size_at(_capsule_pointer(capsule, None) + _DATA_OFFSET).value
+    """Of the first element."""
+    return _pointer_at(id(array) + _DATA_FIELD).value
+
+
+def _check_layout() -> None:
+    """Reading the field is ten times faster than the array interface."""
+    probe = numpy.empty(1)
+    if _address(probe) != probe.__array_interface__['data'][0]:
+        raise ImportError(
+            f'NumPy {numpy.__version__} on this Python has arrays of a layout that is '
+            'not known; the host device needs CPython.'
+        )
+
+
+_check_layout()
 
 
 def _flat(root: numpy.ndarray) -> numpy.ndarray:

@@ -11,16 +11,17 @@ Note: [pending exceptions]
     calls back into Python.
 
 Note: [headers]
-    Each block starts 64 bytes after a header with its id, its size and the
-    address the C library knows. So the id of any live array is one read away,
+    Each block starts 64 bytes after a header: its id, its size, the address the
+    C library knows or the bytes it takes up, and where it lies. So the id of any live array is one read away,
     and nothing has to be looked up when it dies.
 
-Note: [kept blocks]
-    A new large block costs a page fault for every page, up to a fifth of an
-    iteration. Freed large blocks are therefore kept for the next request of
-    exactly their size, as training makes the same ones again and again. They
-    count: blocks in use and kept ones together never exceed the limit, and the
-    oldest go back to the system when space is short.
+Note: [slab]
+    A new large block from the system costs a page fault for every page, up to a
+    fifth of an iteration, and the C library's heap keeps freed ones in pieces.
+    Large blocks are therefore cut from one slab as large as the limit: best
+    fit, neighbours joined when freed, pages kept. A block for which no hole is
+    large enough is mapped by itself; then the pages of all holes go back to the
+    system first, so that physical memory follows the load, not its history.
 
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import mmap
 import os
 import weakref
 from collections.abc import Callable
@@ -65,6 +67,7 @@ _SET_HANDLER_SLOT = 304  # PyDataMem_SetHandler in numpy/_core/code_generators
 _HEADER = 64  # bytes before each block: id, size, base address
 _ALIGNMENT = 64
 _HUGE_BYTES = 1 << 22  # from this size on NumPy asks for huge pages, so do we
+_MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 _FIRST_LOG_ENTRIES = 1 << 14
 
@@ -72,12 +75,18 @@ _FIRST_LOG_ENTRIES = 1 << 14
 _LIMIT, _USED, _PEAK, _WINDOW, _NEXT_ID = 0, 8, 16, 24, 32
 _LOGGING, _LOG, _LOG_LENGTH, _LOG_CAPACITY = 40, 48, 56, 64
 _RECLAIMING, _FAILED_BYTES, _FAILED_USED, _LIMITED = 72, 80, 88, 96
-_KEPT_BYTES, _KEPT_COUNT, _KEPT = 104, 112, 120
-_FIELDS = 16
-_LEAST_KEPT_BYTES = 1 << 20
-_MOST_KEPT = 256  # blocks
+_SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _SLAB_BLOCKS = 104, 112, 120, 128, 136
+_HOLES, _HOLE_COUNT = 144, 152  # (address, bytes) pairs by address
+_FIELDS = 20
+_LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
+_MOST_HOLES = 1 << 13
+_LEAST_HOLE = 4096
+_IN_HEAP, _IN_SLAB, _MAPPED = 0, 1, 2  # where a block lies
+_PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FLAGS = (
+    mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
+)
 _ID_BITS = 40  # of an id; the counter's number is above them
-_UNLIMITED = 2**62
 
 
 # -- the way back into Python ---
@@ -135,6 +144,10 @@ _c_realloc = types.ExternalFunction('realloc', _i64(_i64, _i64))
 _c_free = types.ExternalFunction('free', types.void(_i64))
 _c_memset = types.ExternalFunction('memset', _i64(_i64, types.int32, _i64))
 _c_memcpy = types.ExternalFunction('memcpy', _i64(_i64, _i64, _i64))
+_c_mmap = types.ExternalFunction(
+    'mmap', _i64(_i64, _i64, types.int32, types.int32, types.int32, _i64)
+)
+_c_munmap = types.ExternalFunction('munmap', types.int32(_i64, _i64))
 _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int32))
 _reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
 
@@ -156,35 +169,157 @@ def _log(counter: int, ident: int, size: int) -> None:
 
 
 @numba.njit(types.void(_i64, _i64), cache=True)
-def _remove_kept(counter: int, index: int) -> None:
-    """Takes one kept block out of the list, which stays in order of age."""
-    kept, count = _load(counter + _KEPT), _load(counter + _KEPT_COUNT)
-    size = _load(_load(kept + 8 * index) - _HEADER + 8)
-    _store(counter + _KEPT_BYTES, _load(counter + _KEPT_BYTES) - size)
-    for i in range(index, count - 1):
-        _store(kept + 8 * i, _load(kept + 8 * (i + 1)))
-    _store(counter + _KEPT_COUNT, count - 1)
+def _release_pages(start: int, end: int) -> None:
+    """Gives the whole pages between two addresses back; they read as zero."""
+    first, last = (start + 4095) & -4096, end & -4096
+    if last > first:
+        _c_madvise(first, last - first, _MADV_DONTNEED)
 
 
 @numba.njit(types.void(_i64, _i64), cache=True)
-def _shrink_kept(counter: int, most: int) -> None:
-    """Gives the oldest kept blocks back until at most so many bytes stay."""
-    while _load(counter + _KEPT_COUNT) > 0 and _load(counter + _KEPT_BYTES) > most:
-        base = _load(_load(_load(counter + _KEPT)) - _HEADER + 16)
-        _remove_kept(counter, 0)
-        _c_free(base)
+def _remove_hole(counter: int, index: int) -> None:
+    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT) - 1
+    for i in range(index, count):
+        _store(holes + 16 * i, _load(holes + 16 * i + 16))
+        _store(holes + 16 * i + 8, _load(holes + 16 * i + 24))
+    _store(counter + _HOLE_COUNT, count)
 
 
 @numba.njit(_i64(_i64, _i64), cache=True)
-def _reuse(counter: int, size: int) -> int:
-    """A kept block of exactly this size, the youngest first; else 0."""
-    kept = _load(counter + _KEPT)
-    for i in range(_load(counter + _KEPT_COUNT) - 1, -1, -1):
-        address = _load(kept + 8 * i)
-        if _load(address - _HEADER + 8) == size:
-            _remove_kept(counter, i)
-            return address
-    return 0
+def _cut(counter: int, total: int) -> int:
+    """Takes space from the slab: the smallest hole, else above the top."""
+    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
+    best, best_bytes = -1, 0
+    for i in range(count):
+        nbytes = _load(holes + 16 * i + 8)
+        if nbytes >= total and (best < 0 or nbytes < best_bytes):
+            best, best_bytes = i, nbytes
+    if best >= 0:
+        address = _load(holes + 16 * best)
+        if best_bytes - total >= _LEAST_HOLE:
+            _store(holes + 16 * best, address + total)
+            _store(holes + 16 * best + 8, best_bytes - total)
+        else:
+            total = best_bytes
+            _remove_hole(counter, best)
+    else:
+        top = _load(counter + _SLAB_TOP)
+        if top + total > _load(counter + _SLAB_SIZE):
+            return 0
+        address = _load(counter + _SLAB) + top
+        _store(counter + _SLAB_TOP, top + total)
+        touched = max(_load(counter + _SLAB_TOUCHED), top + total)
+        _store(counter + _SLAB_TOUCHED, touched)
+    _store(counter + _SLAB_BLOCKS, _load(counter + _SLAB_BLOCKS) + 1)
+    _store(address + 16, total)
+    return address
+
+
+@numba.njit(types.void(_i64, _i64, _i64), cache=True)
+def _join(counter: int, address: int, total: int) -> None:
+    """Puts space back into the slab and joins it with its neighbours."""
+    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
+    _store(counter + _SLAB_BLOCKS, _load(counter + _SLAB_BLOCKS) - 1)
+    low, high = 0, count  # the first hole behind the address
+    while low < high:
+        middle = (low + high) // 2
+        if _load(holes + 16 * middle) < address:
+            low = middle + 1
+        else:
+            high = middle
+    if low < count and _load(holes + 16 * low) == address + total:
+        total += _load(holes + 16 * low + 8)
+        _remove_hole(counter, low)
+        count -= 1
+    if low > 0:
+        before = holes + 16 * (low - 1)
+        if _load(before) + _load(before + 8) == address:
+            address = _load(before)
+            total += _load(before + 8)
+            low -= 1
+            _remove_hole(counter, low)
+            count -= 1
+    slab = _load(counter + _SLAB)
+    if address + total == slab + _load(counter + _SLAB_TOP):
+        _store(counter + _SLAB_TOP, address - slab)
+        return
+    if count == _MOST_HOLES:
+        return  # lost until the slab goes; far more holes than arrays ever live
+    for i in range(count, low, -1):
+        _store(holes + 16 * i, _load(holes + 16 * i - 16))
+        _store(holes + 16 * i + 8, _load(holes + 16 * i - 8))
+    _store(holes + 16 * low, address)
+    _store(holes + 16 * low + 8, total)
+    _store(counter + _HOLE_COUNT, count + 1)
+
+
+@numba.njit(types.void(_i64), cache=True)
+def _release_holes(counter: int) -> None:
+    """Gives the pages of everything unused in the slab back to the system."""
+    holes, slab = _load(counter + _HOLES), _load(counter + _SLAB)
+    for i in range(_load(counter + _HOLE_COUNT)):
+        start = _load(holes + 16 * i)
+        _release_pages(start, start + _load(holes + 16 * i + 8))
+    top = _load(counter + _SLAB_TOP)
+    _release_pages(slab + top, slab + _load(counter + _SLAB_TOUCHED))
+    _store(counter + _SLAB_TOUCHED, top)
+
+
+@numba.njit(types.void(_i64), cache=True)
+def _drop_slab(counter: int) -> None:
+    """Gives the slab back once no block is in it any more."""
+    if _load(counter + _SLAB) != 0 and _load(counter + _SLAB_BLOCKS) == 0:
+        _c_munmap(_load(counter + _SLAB), _load(counter + _SLAB_SIZE))
+        for field in (_SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _HOLE_COUNT):
+            _store(counter + field, 0)
+
+
+@numba.njit(types.void(_i64, _i64), cache=True)
+def _make_slab(counter: int, nbytes: int) -> None:
+    """Reserves addresses for the slab; memory comes as it is touched."""
+    if _load(counter + _SLAB) == 0:
+        base = _c_mmap(0, nbytes, _PROTECTION, _MAP_FLAGS, -1, 0)
+        if base != -1:
+            _c_madvise(base, nbytes, _MADV_HUGEPAGE)
+            _store(counter + _SLAB, base)
+            _store(counter + _SLAB_SIZE, nbytes)
+
+
+@numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
+def _large_block(counter: int, size: int, zeroed: bool) -> int:
+    """A block from the slab, or one mapped by itself; see Note: [slab]."""
+    total = (size + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
+    base = _cut(counter, total)
+    if base != 0:
+        _store(base + 24, _IN_SLAB)
+        if zeroed:
+            _c_memset(base + _HEADER, 0, size)
+        return base + _HEADER
+    _release_holes(counter)
+    base = _c_mmap(0, total, _PROTECTION, _MAP_FLAGS, -1, 0)
+    if base == -1:
+        return 0
+    if size >= _HUGE_BYTES:
+        _c_madvise(base, total, _MADV_HUGEPAGE)
+    _store(base + 16, total)
+    _store(base + 24, _MAPPED)
+    return base + _HEADER
+
+
+@numba.njit(types.void(_i64, _i64), cache=True)
+def _free_block(counter: int, address: int) -> None:
+    """Gives a block back to where it came from."""
+    base, place = address - _HEADER, _load(address - _HEADER + 24)
+    extent = _load(base + 16)
+    if place == _IN_HEAP:
+        _c_free(extent)
+    elif place == _MAPPED:
+        _c_munmap(base, extent)
+    else:
+        _join(counter, base, extent)
+        if _load(counter + _LIMITED) == 0:
+            _release_pages(base, base + extent)
+            _drop_slab(counter)
 
 
 @numba.njit(types.boolean(_i64, _i64), cache=True)
@@ -207,27 +342,16 @@ def _admit(counter: int, size: int) -> bool:
 
 @numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
 def _new_block(counter: int, size: int, zeroed: bool) -> int:
-    """Memory with room for a header; see Note: [headers] and [kept blocks]."""
-    if size >= _LEAST_KEPT_BYTES:
-        address = _reuse(counter, size)
-        if address != 0:
-            if zeroed:
-                _c_memset(address, 0, size)
-            return address
-    if _load(counter + _LIMITED) != 0:
-        _shrink_kept(counter, _load(counter + _LIMIT) - _load(counter + _USED) - size)
+    """Memory behind a header; see Note: [headers] and [slab]."""
+    if size >= _LARGE_BYTES:
+        return _large_block(counter, size, zeroed)
     total = size + _HEADER + _ALIGNMENT
     base = _c_calloc(1, total) if zeroed else _c_malloc(total)
-    if base == 0 and _load(counter + _KEPT_COUNT) > 0:
-        _shrink_kept(counter, 0)
-        base = _c_calloc(1, total) if zeroed else _c_malloc(total)
     if base == 0:
         return 0
     address = (base + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
-    if size >= _HUGE_BYTES:
-        start = (base + 4095) & -4096
-        _c_madvise(start, base + total - start, _MADV_HUGEPAGE)
     _store(address - _HEADER + 16, base)
+    _store(address - _HEADER + 24, _IN_HEAP)
     return address
 
 
@@ -271,21 +395,10 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
 
 @numba.njit(types.void(_i64, _i64), cache=True)
 def _give(counter: int, address: int) -> None:
-    """Takes a block back, to be kept or freed."""
+    """Takes a block back."""
     ident, size = _load(address - _HEADER), _load(address - _HEADER + 8)
     _uncount(counter, ident, size)
-    count = _load(counter + _KEPT_COUNT)
-    if size < _LEAST_KEPT_BYTES or _load(counter + _LIMITED) == 0:
-        _c_free(_load(address - _HEADER + 16))
-        return
-    if count == _MOST_KEPT:
-        base = _load(_load(_load(counter + _KEPT)) - _HEADER + 16)
-        _remove_kept(counter, 0)
-        _c_free(base)
-        count -= 1
-    _store(_load(counter + _KEPT) + 8 * count, address)
-    _store(counter + _KEPT_COUNT, count + 1)
-    _store(counter + _KEPT_BYTES, _load(counter + _KEPT_BYTES) + size)
+    _free_block(counter, address)
 
 
 @numba.cfunc(_i64(_i64, _i64), cache=True)
@@ -370,7 +483,7 @@ class Counter:
         self._set(_NEXT_ID, (self._number << _ID_BITS) + 1)  # never used twice
         self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
         self._set(_LOG, _immortal(16 * _FIRST_LOG_ENTRIES))
-        self._set(_KEPT, _immortal(8 * _MOST_KEPT))
+        self._set(_HOLES, _immortal(16 * _MOST_HOLES))
         self._previous: Any = None
         self._capsule = _make_capsule(_make_handler(address))
         _counters[address] = weakref.ref(self)
@@ -444,13 +557,15 @@ class Counter:
     # -- installing -----------------------------------------------------------
     def install(self) -> None:
         """Sends NumPy's allocations of the current context to this counter."""
+        _make_slab(self._address, _slab_bytes(self._get(_LIMIT)))
         self._set(_LIMITED, 1)
         self._previous = _set_handler(self._capsule)
 
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
         self._set(_LIMITED, 0)
-        _shrink_kept(self._address, 0)
+        _release_holes(self._address)
+        _drop_slab(self._address)
         _set_handler(self._previous)
         self._previous = None
 
@@ -462,6 +577,12 @@ class Counter:
         """Id of a block one of our handlers has given out; 0 if another did."""
         ident = ctypes.c_int64.from_address(address - _HEADER).value
         return ident if ident >> _ID_BITS == self._number else 0
+
+
+def _slab_bytes(limit_bytes: int) -> int:
+    """Whole pages for the limit, and no more than the machine has."""
+    pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    return (min(limit_bytes, pages) + 4095) & -4096
 
 
 def counted(array: numpy.ndarray) -> bool:

@@ -24,7 +24,7 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
     search = Search(problem, limit_bytes, lead=_preceding_convolution(problem.profile))
     if search.in_core_fits():
         return search.finish_in_core('superneurons')
-    best, given_up = _give_up_recomputes(search, _static_actions(problem))
+    best, given_up = give_up_recomputes(search, _static_actions(problem))
     action = best.action.copy()
     for m in range(len(action) - 1, -1, -1):
         before, action[m] = action[m], KEEP
@@ -36,8 +36,13 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
     return search.finish('superneurons', best, given_up_recomputes=given_up)
 
 
-def _give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, int]:
-    """Swaps recomputed maps until it fits; how many that takes."""
+def give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, int]:
+    """Swaps recomputed maps until the assignment fits.
+
+    Returns:
+        tuple: The last candidate evaluated, and how many maps were given up. It
+        does not fit only if no assignment of swaps does.
+    """
     arrays = search.problem.arrays
     current, given_up = search.evaluate(action), 0
     while not current.fits and current.positions.worst >= arrays.first_backward:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 UNKNOWN = '-'
 
 
-def table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
-) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Formats rows under headers, with a line between them.
 
     Args:
@@ -28,8 +26,7 @@ def table(
     swap-all    23
     """
     widths = [
-        max(len(cell) for cell in column)
-        for column in zip(headers, *rows, strict=True)
+        max(len(cell) for cell in column) for column in zip(headers, *rows, strict=True)
     ]
     ruler = ['-' * width for width in widths]
     return '\n'.join(_line(cells, widths, left) for cells in (headers, ruler, *rows))

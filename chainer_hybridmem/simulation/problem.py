@@ -81,7 +81,7 @@ def make_problem(profile: Profile) -> Problem:
     b0 = profile.first_backward
     maps = tuple(
         s
-        for s in sorted(profile.feature_maps(), key=lambda s: (s.producer, s.id))
+        for s in profile.feature_maps()
         if _between_phases(s, b0) and s.releasable_from <= b0
     )
     planned = {s.id for s in maps}

@@ -1,0 +1,145 @@
+"""What the benchmark scripts share: machine, training step, result files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import numpy as np
+
+from chainer_hybridmem import architectures
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Batch sizes whose feature maps clearly outweigh parameters on a small machine.
+HOST_BATCHES = {'resnet50': 8, 'googlenet': 8, 'alexnet': 32}
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions, commit and date of a run."""
+    import numba
+
+    return {
+        'date': datetime.date.today().isoformat(),
+        'commit': _git('rev-parse', '--short', 'HEAD'),
+        'clean': not _git('status', '--porcelain', '--', 'chainer_hybridmem'),
+        'processor': _processor(),
+        'cores': os.cpu_count(),
+        'python': platform.python_version(),
+        'numpy': np.__version__,
+        'chainer': chainer.__version__,
+        'numba': numba.__version__,
+        'blas_threads': os.environ.get('OPENBLAS_NUM_THREADS', 'default'),
+    }
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(
+        ['git', *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        with open('/proc/cpuinfo', encoding='utf-8') as lines:
+            for line in lines:
+                if line.startswith('model name'):
+                    return line.split(':', 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+class Training:
+    """One network with fixed data and a fixed seed.
+
+    Args:
+        arch: Name of the architecture.
+        batchsize: Pictures per iteration.
+        insize: Side of the pictures.
+        gpu: Whether to train on the current GPU.
+    """
+
+    def __init__(
+        self, arch: str, batchsize: int, insize: int = 224, gpu: bool = False
+    ) -> None:
+        np.random.seed(0)
+        self.model = architectures.make(arch)
+        rng = np.random.RandomState(1)
+        x = rng.rand(batchsize, 3, insize, insize).astype(np.float32)
+        t = rng.randint(0, 1000, batchsize).astype(np.int32)
+        if gpu:
+            self.model.to_device('@cupy:0')
+            x, t = chainer.get_device('@cupy:0').send((x, t))
+        self.batch = (x, t)
+        self.optimizer = chainer.optimizers.MomentumSGD(0.002).setup(self.model)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        """One iteration, as Chainer's StandardUpdater does it."""
+        loss = self.model(*self.batch)
+        self.model.cleargrads()
+        loss.backward()
+        self.losses.append(float(loss.array))
+        del loss
+        self.optimizer.update()
+
+    def fixed_bytes(self) -> int:
+        """Parameters, gradients and optimizer state."""
+        total = 0
+        for parameter in self.model.params():
+            arrays = [parameter.array, parameter._grad]
+            rule = parameter.update_rule
+            arrays.extend((rule.state or {}).values() if rule is not None else ())
+            total += sum(a.nbytes for a in arrays if a is not None)
+        return total
+
+
+def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:
+    """Measured in-core peak, and the bytes no plan can move; both in bytes."""
+    training = Training(arch, batchsize, insize)
+    with hybridmem.optimize(training.model, '1TB', planner='in-core') as session:
+        for _ in range(5):
+            training.step()
+        fixed = training.fixed_bytes()
+    return session.statistics()['guided_peak_bytes'], fixed
+
+
+def half_limit(arch: str, peak: int, fixed: int) -> int:
+    """Half of the in-core peak.
+
+    AlexNet's parameters dominate at small batches: for it, half of what lies
+    above parameters, gradients and optimizer state.
+    """
+    return fixed + (peak - fixed) // 2 if arch == 'alexnet' else peak // 2
+
+
+def save(name: str, body: dict[str, Any]) -> None:
+    """Writes a result with its environment to ``benchmarks/results``."""
+    folder = os.path.join(ROOT, 'benchmarks', 'results')
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f'{name}.json')
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump({'environment': environment(), **body}, file, indent=1)
+        file.write('\n')
+    print(f'written: benchmarks/results/{name}.json', file=sys.stderr)
+
+
+def table(rows: list[dict[str, Any]], columns: dict[str, Callable[[Any], str]]) -> str:
+    """A Markdown table; columns map keys to formatters."""
+    lines = ['| ' + ' | '.join(columns) + ' |', '|---' * len(columns) + '|']
+    for row in rows:
+        cells = [show(row[key]) for key, show in columns.items()]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)

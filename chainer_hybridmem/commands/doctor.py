@@ -1,0 +1,197 @@
+"""``hybridmem doctor``: what is installed, and what works."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+from collections.abc import Callable
+
+from chainer_hybridmem import compat
+from chainer_hybridmem.commands import base, machine
+from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.units import format_bytes
+
+CUPY_HINT = (
+    "With an NVIDIA GPU: pip install 'chainer_hybridmem[cuda12]' gives CuPy with "
+    "cuDNN, 'chainer_hybridmem[cuda13]' newer CuPy without it."
+)
+CHAINER_HINT = (
+    'Chainer is built from source, with setuptools older than 81: put setuptools<81 in '
+    'a file, name it in PIP_CONSTRAINT and PIP_BUILD_CONSTRAINT, and pip install '
+    'chainer==7.8.1.'
+)
+
+
+class Status(enum.Enum):
+    """Result of a check."""
+
+    WORKS = 'works'
+    FAILS = 'FAILS'
+    ABSENT = 'absent'
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that has been tried.
+
+    Attributes:
+        name (str): What.
+        status (Status): Absent is what this machine does not have and need not have.
+        detail (str): What was seen.
+        hint (str): What to do about it; empty for nothing.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    hint: str = ''
+
+
+class DoctorCommand(base.Command):
+    """Shows what is installed and tries what should work.
+
+    The exit status is 1 if something that should work does not.
+    """
+
+    name = 'doctor'
+    help = 'show what is installed and what works'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        base.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        base.check_output(args.json)
+        checks = examine()
+        versions = machine.installed()
+        hints = [check.hint for check in checks if check.hint] + thread_hints()
+        healthy = all(check.status is not Status.FAILS for check in checks)
+        figures = {
+            'healthy': healthy,
+            'installed': versions,
+            'checks': [
+                {**dataclasses.asdict(check), 'status': check.status.value.lower()}
+                for check in checks
+            ],
+            'hints': hints,
+        }
+        base.publish(describe(versions, checks, hints), figures, args.json)
+        return 0 if healthy else 1
+
+
+def examine() -> list[Check]:
+    """Tries everything, what the rest needs first."""
+    checks = [
+        attempt('memory is counted', count_memory),
+        attempt('chainer imports', import_chainer, CHAINER_HINT),
+    ]
+    if all(check.status is Status.WORKS for check in checks):
+        checks.append(attempt('training on the CPU', lambda: train('cpu')))
+    checks.append(examine_cuda())
+    return checks
+
+
+def attempt(name: str, action: Callable[[], str], hint: str = '') -> Check:
+    """Runs one check; whatever it raises is its result.
+
+    Args:
+        name: What is checked.
+        action: Does it and returns what was seen.
+        hint: What to do if it fails.
+    """
+    try:
+        return Check(name, Status.WORKS, action())
+    except Exception as error:
+        detail = ' '.join(f'{type(error).__name__}: {error}'.split())
+        return Check(name, Status.FAILS, detail, hint)
+
+
+def count_memory() -> str:
+    """Lets the NumPy memory handler count one allocation and refuse another."""
+    import numpy
+
+    from chainer_hybridmem.devices.host import HostDevice
+
+    limit_bytes, nbytes = 2**24, 2**20
+    device = HostDevice(limit_bytes)
+    device.install(lambda missing: None)
+    try:
+        before = device.used_bytes
+        array = numpy.empty(nbytes, numpy.uint8)
+        counted = device.used_bytes - before
+        refused = _refuses(2 * limit_bytes)
+        del array
+    finally:
+        device.uninstall()
+        device.close()
+    if counted < nbytes or not refused:
+        raise HybridMemoryError(
+            f'{counted} of {nbytes} bytes were counted, and {2 * limit_bytes} bytes '
+            f'above the limit were {"refused" if refused else "given"}.'
+        )
+    return f'{format_bytes(nbytes)} counted, {format_bytes(2 * limit_bytes)} refused'
+
+
+def _refuses(nbytes: int) -> bool:
+    import numpy
+
+    try:
+        numpy.empty(nbytes, numpy.uint8)
+    except MemoryError:
+        return True
+    return False
+
+
+def import_chainer() -> str:
+    """Imports Chainer."""
+    chainer = compat.import_chainer()
+    return f'version {chainer.__version__}'
+
+
+def train(device_name: str) -> str:
+    """Trains a tiny network inside a memory limit."""
+    from chainer_hybridmem.commands.self_check import training_is_the_same
+
+    return training_is_the_same(device_name)
+
+
+def examine_cuda() -> Check:
+    """Trains on the GPU, or says why there is none."""
+    problem = machine.cuda_problem()
+    if problem is None:
+        return attempt('training on CUDA', lambda: train('cuda'))
+    broken = machine.has_nvidia_driver() and machine.cupy_version() != machine.ABSENT
+    status = Status.FAILS if broken else Status.ABSENT
+    return Check('training on CUDA', status, ' '.join(problem.split()), CUPY_HINT)
+
+
+def thread_hints() -> list[str]:
+    """What to say about the threads of the BLAS."""
+    threads, cores = machine.blas_threads(), machine.usable_cores()
+    if threads is None or threads < cores or threads == 1:
+        return []
+    if threads > cores:
+        return [
+            f'BLAS uses {threads} threads on {cores} cores; set '
+            f'OPENBLAS_NUM_THREADS={cores}.'
+        ]
+    return [
+        f'On the CPU, swapping copies in threads of its own beside the {threads} of '
+        f'BLAS; if they are in the way, try OPENBLAS_NUM_THREADS={cores - 1}.'
+    ]
+
+
+def describe(versions: dict[str, str], checks: list[Check], hints: list[str]) -> str:
+    """Everything as text."""
+    parts = [
+        named_values('installed', list(versions.items())),
+        named_values(
+            'works', [(c.name, f'{c.status.value}: {c.detail}') for c in checks]
+        ),
+    ]
+    if hints:
+        parts.append('\n'.join(['hints', '-----', *hints]))
+    return '\n\n'.join(parts)

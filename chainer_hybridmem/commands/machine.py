@@ -1,0 +1,130 @@
+"""What is installed on this machine: versions, processors, libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+from typing import Any
+
+import numpy
+
+import chainer_hybridmem
+from chainer_hybridmem import compat
+
+ABSENT = 'not installed'
+# OpenBLAS under the names of Debian and of NumPy's and SciPy's wheels.
+_THREAD_FUNCTIONS = (
+    'openblas_get_num_threads',
+    'openblas_get_num_threads64_',
+    'scipy_openblas_get_num_threads',
+    'scipy_openblas_get_num_threads64_',
+)
+
+
+def installed() -> dict[str, str]:
+    """Names and versions of everything that matters here."""
+    return {
+        'chainer_hybridmem': chainer_hybridmem.__version__,
+        'python': platform.python_version(),
+        'chainer': _version('chainer'),
+        'numpy': numpy.__version__,
+        'numba': _version('numba'),
+        'blas': _blas(),
+        'cores': str(usable_cores()),
+        'cupy': cupy_version(),
+        'cudnn': _cudnn(),
+    }
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def blas_threads() -> int | None:
+    """Threads of OpenBLAS; None if NumPy uses another library."""
+    for path in _loaded_libraries('openblas'):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for name in _THREAD_FUNCTIONS:
+            if hasattr(library, name):
+                return int(getattr(library, name)())
+    return None
+
+
+def cupy_version() -> str:
+    """Version of CuPy, whatever its package is called."""
+    names = importlib.metadata.packages_distributions().get('cupy', [])
+    versions = [f'{name} {importlib.metadata.version(name)}' for name in names]
+    return ', '.join(dict.fromkeys(versions)) or ABSENT
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine shows an NVIDIA GPU, with or without CuPy."""
+    return os.path.exists('/dev/nvidiactl') or shutil.which('nvidia-smi') is not None
+
+
+def cuda_problem() -> str | None:
+    """Why CUDA cannot be used, in a sentence; None if it can."""
+    if cupy_version() == ABSENT:
+        return 'CuPy is not installed, so training runs on the CPU.'
+    if compat.cuda_available():
+        return None
+    try:
+        count = importlib.import_module('cupy').cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f'CuPy is installed but finds no GPU ({type(error).__name__}: {error}).'
+    return f'CuPy is installed but cannot use the {count} GPUs that it finds.'
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ABSENT
+
+
+def _blas() -> str:
+    threads = blas_threads()
+    used = '' if threads is None else f', {threads} threads'
+    return f'{_blas_name()}{used}'
+
+
+def _blas_name() -> str:
+    """NumPy's own account of the BLAS that it was built with."""
+    try:
+        config: Any = numpy.show_config(mode='dicts')
+        blas = config['Build Dependencies']['blas']
+        return f'{blas["name"]} {blas["version"]}'
+    except (TypeError, KeyError):
+        return 'unknown'
+
+
+def _cudnn() -> str:
+    if cupy_version() == ABSENT:
+        return ABSENT
+    try:
+        libs = importlib.import_module('cupy_backends.cuda.libs.cudnn')
+        return str(libs.getVersion())
+    except Exception:
+        return 'not used by this CuPy'
+
+
+def _loaded_libraries(part: str) -> list[str]:
+    """Files with ``part`` in their name that are mapped into this process."""
+    try:
+        with open('/proc/self/maps', encoding='utf-8', errors='replace') as file:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in file]
+    except OSError:
+        return []
+    names = {path for path in paths if part in os.path.basename(path)}
+    return sorted(path for path in names if '.so' in path)

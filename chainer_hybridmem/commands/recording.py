@@ -1,0 +1,229 @@
+"""Trains an architecture on random pictures until an iteration is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from typing import Any, NamedTuple, TextIO
+
+import chainer
+import numpy as np
+
+from chainer_hybridmem import architectures, compat
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    OptionError,
+    OutOfMemoryError,
+    SessionError,
+)
+from chainer_hybridmem.session import Session
+from chainer_hybridmem.simulation import Problem
+
+DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
+# Profiling swaps everything whatever the planner; this one plans without a search.
+PLANNER = 'swap-all'
+LEARNING_RATE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What is trained.
+
+    Attributes:
+        arch (str): Name of the architecture, or ``module:Class``.
+        batchsize (int): Pictures in one iteration.
+        insize (int or None): Their height and width; None for the architecture's.
+        n_class (int): Number of classes.
+    """
+
+    arch: str
+    batchsize: int
+    insize: int | None = None
+    n_class: int = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What it is trained in; as in :func:`chainer_hybridmem.optimize`.
+
+    Attributes:
+        limit_bytes (int): Most bytes on the compute device.
+        device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
+        link_bandwidth (float or None): Bytes per second.
+        swap_dir (str or None): Folder for swapped feature maps.
+    """
+
+    limit_bytes: int
+    device: str = 'auto'
+    link_bandwidth: float | None = None
+    swap_dir: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A recorded iteration.
+
+    Attributes:
+        network (Network): What was trained; its picture size is filled in.
+        problem (Problem): Made of the profile.
+        reason (str or None): Why no plan fits the limit although the recording did.
+    """
+
+    network: Network
+    problem: Problem
+    reason: str | None = None
+
+
+class Training(NamedTuple):
+    """A model with everything that one iteration needs.
+
+    Attributes:
+        model (Chain): Called with a batch, returns the loss.
+        optimizer (Optimizer): Has the model as its target.
+        examples (tuple of ndarray): Pictures and labels, on the CPU.
+    """
+
+    model: Any
+    optimizer: Any
+    examples: tuple[np.ndarray, ...]
+
+    def step(self) -> None:
+        """Trains one iteration.
+
+        The batch is made anew, as Chainer's updaters do, so that it counts.
+        """
+        batch = [self.model.xp.array(array) for array in self.examples]
+        loss = self.model(*batch)
+        self.model.cleargrads()
+        loss.backward()
+        self.optimizer.update()
+
+
+class RecordingSession(Session):
+    """A session that keeps the problem it plans, whether a plan is found or not.
+
+    Attributes:
+        problem (Problem or None): The last one.
+    """
+
+    problem: Problem | None = None
+
+    def observe_problem(self, problem: Problem) -> None:
+        """See :class:`Session`."""
+        self.problem = problem
+
+
+def open_session(
+    model: chainer.Link, memory: Memory, progress: TextIO | None = None
+) -> RecordingSession:
+    """Makes the session to record with."""
+    return RecordingSession(
+        model,
+        memory.limit_bytes,
+        PLANNER,
+        None,
+        memory.swap_dir,
+        memory.link_bandwidth,
+        progress or False,
+        {},
+    )
+
+
+def record(
+    network: Network, memory: Memory, iterations: int, progress: TextIO
+) -> Recorded:
+    """Trains until an iteration has been recorded.
+
+    Args:
+        network: What to train.
+        memory: What to train it in.
+        iterations: Give up after these many.
+        progress: Where to tell what happens.
+
+    Raises:
+        UnknownNameError: If there is no such architecture.
+        OutOfMemoryError: If even recording does not fit the limit.
+        SessionError: If nothing has been recorded after all iterations.
+        HybridMemoryError: If the network cannot be trained on such pictures.
+    """
+    device = choose_device(memory.device)
+    try:
+        training = prepare(network, device)
+        insize = training.examples[0].shape[-1]
+        network = dataclasses.replace(network, insize=insize)
+        return _run(network, training, memory, iterations, progress)
+    except (HybridMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise _explained(network, error) from error
+
+
+def choose_device(name: str) -> chainer.backend.Device:
+    """Returns Chainer's device for ``--device``.
+
+    Raises:
+        OptionError: If CUDA is asked for and there is none.
+    """
+    available = compat.cuda_available()
+    if name == 'auto':
+        name = 'cuda' if available else 'cpu'
+    if name == 'cuda' and not available:
+        raise OptionError(
+            'CuPy with a GPU is not available here; use --device cpu, or see what is '
+            'missing with: hybridmem doctor'
+        )
+    return chainer.get_device(DEVICES[name])
+
+
+def prepare(network: Network, device: chainer.backend.Device) -> Training:
+    """Makes the model, its optimizer and one batch of random pictures."""
+    np.random.seed(0)
+    insize = network.insize or architectures.insize(network.arch)
+    model = architectures.make(network.arch, network.n_class)
+    model.to_device(device)
+    device.use()
+    optimizer = chainer.optimizers.MomentumSGD(lr=LEARNING_RATE)
+    optimizer.setup(model)
+    shape = (network.batchsize, 3, insize, insize)
+    return Training(model, optimizer, random_examples(shape, network.n_class))
+
+
+def random_examples(shape: tuple[int, ...], n_class: int) -> tuple[np.ndarray, ...]:
+    """Returns random pictures of a shape, and labels; the same ones every time."""
+    random = np.random.default_rng(0)
+    pictures = random.standard_normal(shape, dtype=np.float32)
+    return pictures, random.integers(n_class, size=shape[0], dtype=np.int32)
+
+
+def _run(
+    network: Network,
+    training: Training,
+    memory: Memory,
+    iterations: int,
+    progress: TextIO,
+) -> Recorded:
+    session = open_session(training.model, memory, progress)
+    try:
+        with session:
+            for _ in range(iterations):
+                training.step()
+                if session.problem is not None:
+                    return Recorded(network, session.problem)
+    except OutOfMemoryError as error:
+        if session.problem is None:
+            raise
+        return Recorded(network, session.problem, str(error))
+    raise SessionError(
+        f'Nothing has been recorded after {iterations} iterations. Allow more of '
+        f'them, unless the network computes something else in every iteration.'
+    )
+
+
+def _explained(network: Network, error: Exception) -> HybridMemoryError:
+    """What Chainer, NumPy or the user's own class raised, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    size = f' of {network.insize}x{network.insize}' if network.insize else ''
+    return HybridMemoryError(
+        f'{network.arch} cannot be trained on {network.batchsize} pictures{size}: '
+        f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'
+    )

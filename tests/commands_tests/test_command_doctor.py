@@ -1,0 +1,141 @@
+"""``hybridmem doctor``."""
+
+import json
+
+import numpy as np
+import pytest
+
+from chainer_hybridmem import compat
+from chainer_hybridmem.commands import doctor, machine, self_check
+from chainer_hybridmem.commands.doctor import Check, Status
+from chainer_hybridmem.errors import HybridMemoryError
+
+TRAINING = 'training on the CPU'
+
+
+def examined(hybridmem):
+    """Runs the command; returns its status, its figures and its checks by name."""
+    status, out, err = hybridmem('doctor', '--json', '-')
+    assert err == ''
+    figures = json.loads(out)
+    return status, figures, {check['name']: check for check in figures['checks']}
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr(doctor, 'train', lambda device: f'trained on {device}')
+
+
+def test_everything_works_here(hybridmem):
+    status, figures, checks = examined(hybridmem)
+    assert status == 0 and figures['healthy']
+    assert figures['installed']['numpy'] == np.__version__
+    assert figures['installed']['chainer'] == '7.8.1'
+    for name in ('memory is counted', 'chainer imports', TRAINING):
+        assert checks[name]['status'] == 'works', checks[name]
+    assert 'every bit equal' in checks[TRAINING]['detail']
+    cuda = 'works' if compat.cuda_available() else 'absent'
+    assert checks['training on CUDA']['status'] == cuda
+
+
+def test_as_text(no_training, folder, hybridmem):
+    status, out, _ = hybridmem('doctor', '--json', 'd.json')
+    assert status == 0
+    assert 'works: trained on cpu' in out
+    for check in json.loads((folder / 'd.json').read_text())['checks']:
+        assert check['detail'] in out
+
+
+def test_chainer_is_missing(hybridmem, monkeypatch):
+    def absent():
+        raise ImportError('No module named\nchainer')
+
+    monkeypatch.setattr(doctor.compat, 'import_chainer', absent)
+    status, figures, checks = examined(hybridmem)
+    assert status == 1 and not figures['healthy']
+    assert checks['chainer imports']['detail'] == (
+        'ImportError: No module named chainer'
+    )
+    assert doctor.CHAINER_HINT in figures['hints']
+    assert TRAINING not in checks
+
+
+def test_training_differs(hybridmem, monkeypatch):
+    right = self_check.Training.step
+
+    def wrong(self):
+        right(self)
+        if self.model.xp is np and _session_is_active():
+            self.model.last.b.array[0] += 1
+
+    monkeypatch.setattr(self_check.Training, 'step', wrong)
+    with pytest.raises(HybridMemoryError, match='differs from plain Chainer'):
+        self_check.training_is_the_same('cpu')
+    status, _, checks = examined(hybridmem)
+    assert status == 1
+    assert checks[TRAINING]['status'] == 'fails'
+
+
+def _session_is_active():
+    from chainer_hybridmem import session
+
+    return getattr(session._active, 'session', None) is not None
+
+
+def test_memory_is_not_counted(monkeypatch):
+    from chainer_hybridmem.devices.host import HostDevice
+
+    monkeypatch.setattr(HostDevice, 'install', lambda self, reclaim: None)
+    monkeypatch.setattr(HostDevice, 'uninstall', lambda self: None)
+    check = doctor.attempt('memory is counted', doctor.count_memory)
+    assert check.status is Status.FAILS
+    assert '0 of 1048576 bytes' in check.detail
+
+
+@pytest.mark.parametrize(
+    'cupy, driver, status',
+    [
+        (machine.ABSENT, False, Status.ABSENT),
+        (machine.ABSENT, True, Status.ABSENT),
+        ('cupy-cuda12x 13.6.0', False, Status.ABSENT),
+        ('cupy-cuda12x 13.6.0', True, Status.FAILS),
+    ],
+)
+def test_cuda_that_cannot_be_used(cupy, driver, status, monkeypatch):
+    monkeypatch.setattr(machine, 'cupy_version', lambda: cupy)
+    monkeypatch.setattr(machine, 'has_nvidia_driver', lambda: driver)
+    monkeypatch.setattr(compat, 'cuda_available', lambda: False)
+    check = doctor.examine_cuda()
+    assert check.status is status
+    assert 'CuPy is' in check.detail and check.detail.endswith('.')
+    assert 'cuda12' in check.hint
+
+
+def test_cuda_that_can_be_used(no_training, monkeypatch):
+    monkeypatch.setattr(machine, 'cuda_problem', lambda: None)
+    assert doctor.examine_cuda() == Check(
+        'training on CUDA', Status.WORKS, 'trained on cuda'
+    )
+
+
+@pytest.mark.gpu
+def test_training_on_cuda():
+    assert 'every bit equal' in self_check.training_is_the_same('cuda')
+
+
+@pytest.mark.parametrize(
+    'threads, cores, expected',
+    [
+        (None, 4, None),
+        (1, 1, None),
+        (2, 4, None),
+        (4, 4, 'OPENBLAS_NUM_THREADS=3'),
+        (8, 4, 'OPENBLAS_NUM_THREADS=4'),
+    ],
+)
+def test_hints_about_threads(threads, cores, expected, monkeypatch):
+    monkeypatch.setattr(machine, 'blas_threads', lambda: threads)
+    monkeypatch.setattr(machine, 'usable_cores', lambda: cores)
+    hints = doctor.thread_hints()
+    assert len(hints) == (expected is not None)
+    assert expected is None or expected in hints[0]

@@ -1,0 +1,212 @@
+"""What all commands share: exit codes, one-line errors, broken pipes, imports."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chainer_hybridmem
+from chainer_hybridmem import __version__, commands
+from chainer_hybridmem.commands import base
+
+READERS = [
+    ('plan', 'p.json', '--memory-limit', '50%'),
+    ('compare', 'p.json', '--memory-limit', '50%'),
+    ('trace', 'p.json', 'plan.json', '-o', 't.json'),
+]
+
+
+def start(*arguments):
+    """Runs a program that finds the package, installed or not."""
+    root = str(Path(chainer_hybridmem.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
+    return subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, 'PYTHONPATH': path},
+    )
+
+
+def python(*arguments):
+    return start(sys.executable, *arguments)
+
+
+def test_version_and_help(hybridmem):
+    assert hybridmem('--version') == (0, f'hybridmem {__version__}\n', '')
+    status, out, _ = hybridmem('--help')
+    assert status == 0
+    for command in commands.COMMANDS:
+        assert command.name in out
+        assert hybridmem(command.name, '--help')[0] == 0
+
+
+def test_runs_as_a_module():
+    result = python('-m', 'chainer_hybridmem', '--version')
+    assert result.stdout == f'hybridmem {__version__}\n'
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        (),
+        ('fly',),
+        ('plan', 'p.json'),
+        ('plan', 'p.json', '--memory-limit', 'much'),
+        ('plan', 'p.json', '--memory-limit', '-1GB'),
+        ('plan', 'p.json', '--memory-limit', '0%'),
+        ('plan', 'p.json', '--memory-limit', 'nan%'),
+        ('plan', 'p.json', '--memory-limit', '1GB', '--option', 'node_budget'),
+        ('trace', 'p.json', 'plan.json'),
+        ('compare', '--memory-limit', '1GB'),
+    ],
+)
+def test_usage_errors(arguments, hybridmem):
+    status, out, err = hybridmem(*arguments)
+    assert status == 2
+    assert out == ''
+    assert 'error: ' in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize('arguments', READERS)
+@pytest.mark.parametrize(
+    'text, expected',
+    [
+        (None, 'cannot be read'),
+        ('', 'not JSON'),
+        ('[1, 2]', "'chainer_hybridmem/profile' was expected"),
+        ('{"format": "chainer_hybridmem/plan", "version": 1}', 'was expected'),
+        ('{"format": "chainer_hybridmem/profile", "version": 99}', '99'),
+        ('{"format": "chainer_hybridmem/profile", "version": 1}', 'cannot be used'),
+    ],
+)
+def test_profile_is_not_one(arguments, text, expected, folder, refused):
+    if text is not None:
+        (folder / 'p.json').write_text(text)
+    assert expected in refused(*arguments)
+
+
+def test_profile_is_not_text(folder, refused):
+    (folder / 'p.json').write_bytes(bytes(range(256)))
+    assert 'cannot be read' in refused('compare', 'p.json', '--memory-limit', '50%')
+    assert 'cannot be read' in refused('compare', '.', '--memory-limit', '50%')
+
+
+@pytest.mark.parametrize(
+    'output, expected',
+    [('missing/x.json', 'there is no folder missing'), ('taken', 'not a file')],
+)
+@pytest.mark.parametrize('argument', ['-o', '--json'])
+def test_output_cannot_be_written(output, expected, argument, folder, profile, refused):
+    (folder / 'taken').mkdir()
+    limit = ('--memory-limit', '50%')
+    assert expected in refused('plan', 'p.json', *limit, argument, output)
+    assert sorted(p.name for p in folder.iterdir()) == ['p.json', 'taken']
+
+
+def test_output_replaces_a_file_whole(folder, profile, hybridmem):
+    (folder / 'plan.json').write_text('x' * 10**6)
+    status, _, _ = hybridmem(
+        'plan', 'p.json', '--memory-limit', '60%', '-o', 'plan.json'
+    )
+    assert status == 0
+    assert hybridmem('trace', 'p.json', 'plan.json', '-o', 't.json')[0] == 0
+    assert sorted(p.name for p in folder.iterdir()) == ['p.json', 'plan.json', 't.json']
+
+
+@pytest.mark.parametrize(
+    'error, status, expected',
+    [
+        (KeyboardInterrupt(), 130, 'interrupted'),
+        (MemoryError('lots'), 1, 'out of memory: lots'),
+        (OSError(28, 'No space left on device'), 1, 'No space left'),
+    ],
+)
+def test_exit_status(error, status, expected, profile, hybridmem, monkeypatch):
+    def interrupt(self, args):
+        raise error
+
+    monkeypatch.setattr(commands.CompareCommand, 'run', interrupt)
+    found, _, err = hybridmem('compare', 'p.json', '--memory-limit', '50%')
+    assert found == status
+    assert err.startswith('hybridmem: error: ') and expected in err
+
+
+def test_a_bug_is_not_hidden(profile, hybridmem, monkeypatch):
+    def fail(self, args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(commands.CompareCommand, 'run', fail)
+    with pytest.raises(ZeroDivisionError):
+        hybridmem('compare', 'p.json', '--memory-limit', '50%')
+
+
+SHELL = (
+    '"{python}" -m chainer_hybridmem compare p.json --memory-limit 60% --json -{end}'
+)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs bash and /dev/full')
+@pytest.mark.parametrize(
+    'end, status, message',
+    [
+        (' | true; exit ${PIPESTATUS[0]}', 141, ''),
+        (' > /dev/full', 1, 'hybridmem: error: [Errno 28] No space left on device\n'),
+    ],
+)
+def test_standard_output_is_gone(end, status, message, folder, profile):
+    # A slow start gives `true` the time to end first.
+    script = SHELL.format(python=sys.executable, end=end)
+    result = start('bash', '-c', script)
+    assert result.returncode == status
+    assert result.stderr == message
+
+
+PURE = """
+import sys
+from chainer_hybridmem.commands import main
+limit = ['--memory-limit', '60%']
+assert main(['plan', 'p.json', *limit, '-o', 'plan.json']) == 0
+assert main(['compare', 'p.json', *limit]) == 0
+assert main(['trace', 'p.json', 'plan.json', '-o', 't.json']) == 0
+assert 'chainer' not in sys.modules and 'cupy' not in sys.modules
+"""
+
+
+def test_planning_needs_no_chainer(folder, profile):
+    result = python('-c', PURE)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_is_quick():
+    script = 'import sys; from chainer_hybridmem import commands as c; c.make_parser()'
+    result = python('-c', f"{script}; sys.exit('numba' in sys.modules)")
+    assert result.returncode == 0, result.stderr
+
+
+class Problem:
+    in_core_peak_bytes = 200
+
+
+@pytest.mark.parametrize(
+    'text, nbytes',
+    [('50%', 100), ('12.5 %', 25), ('7', 7), ('2 kB', 2000), ('1KiB', 1024)],
+)
+def test_limit(text, nbytes):
+    assert base.Limit(text).bytes_for(Problem()) == nbytes
+
+
+def test_limit_is_never_zero():
+    assert base.Limit('0.001%').bytes_for(Problem()) == 1
+
+
+def test_positive():
+    assert base.positive('3') == 3
+    for text in ('0', '-2', '1.5', 'x', ''):
+        with pytest.raises(argparse.ArgumentTypeError, match='above zero'):
+            base.positive(text)

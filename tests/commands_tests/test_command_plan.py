@@ -1,0 +1,106 @@
+"""``hybridmem plan``."""
+
+import json
+
+import pytest
+
+from chainer_hybridmem import library
+from chainer_hybridmem.plan import Action
+from chainer_hybridmem.planners import PLANNERS
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.validation import check_plan
+
+LIMIT = ('--memory-limit', '60%')
+
+
+def test_writes_a_plan_that_keeps_the_limit(profile, hybridmem):
+    status, out, err = hybridmem(
+        'plan', 'p.json', *LIMIT, '--planner', 'swap-all', '-o', 'plan.json'
+    )
+    assert (status, err) == (0, '')
+    plan = library.load_plan('plan.json')
+    limit_bytes = int(make_problem(profile).in_core_peak_bytes * 0.6)
+    assert plan.planner == 'swap-all'
+    assert plan.memory_limit_bytes == limit_bytes
+    check_plan(profile, plan, limit_bytes)
+    assert out.startswith('swap-all: ')
+    assert '6 feature maps, 60.0 MiB' in out
+
+
+def test_json_has_the_figures_of_the_plan(profile, hybridmem):
+    status, _, _ = hybridmem(
+        'plan',
+        'p.json',
+        *LIMIT,
+        '--planner',
+        'swap-all',
+        '-o',
+        'plan.json',
+        '--json',
+        'f',
+    )
+    assert status == 0
+    with open('f') as file:
+        figures = json.load(file)
+    plan = library.load_plan('plan.json')
+    timeline = simulate(profile, plan)
+    assert figures['iteration_seconds'] == plan.predicted_seconds
+    assert figures['overhead'] == plan.overhead
+    assert figures['gap'] == plan.gap
+    assert figures['peak_bytes'] == plan.predicted_peak_bytes
+    assert figures['swap'] == plan.count(Action.SWAP)
+    assert figures['swap_bytes'] == figures['host_bytes'] == 60 * 2**20
+    assert figures['stall_seconds'] == timeline.stall_seconds
+    assert figures['simulations'] == plan.simulations
+
+
+def test_stalls_have_causes_longest_first(profile, hybridmem):
+    arguments = ('plan', 'p.json', *LIMIT, '--planner', 'swap-all-unscheduled')
+    _, text, _ = hybridmem(*arguments)
+    _, out, _ = hybridmem(*arguments, '--json', '-')
+    figures = json.loads(out)
+    stalls = figures['longest_stalls']
+    seconds = [stall['seconds'] for stall in stalls]
+    assert 0 < len(stalls) <= 5
+    assert seconds == sorted(seconds, reverse=True)
+    assert sum(seconds) <= figures['stall_seconds'] + 1e-9
+    assert all(stall['cause'].startswith('waits for swap-') for stall in stalls)
+    assert stalls[0]['cause'] in text
+
+
+def test_output_is_optional(folder, profile, hybridmem):
+    assert hybridmem('plan', 'p.json', *LIMIT)[0] == 0
+    assert [p.name for p in folder.iterdir()] == ['p.json']
+
+
+def test_options_reach_the_planner(profile, hybridmem):
+    status, out, _ = hybridmem(
+        'plan', 'p.json', *LIMIT, '--planner', 'pooch', '--option', 'node-budget=7'
+    )
+    assert status == 0
+    assert 'node_budget=7' in out
+
+
+@pytest.mark.parametrize(
+    'option, expected',
+    [
+        ('node_budget=many', "'many'; a value such as 20000"),
+        ('depth=3', "has no option 'depth'"),
+    ],
+)
+def test_options_that_cannot_be_used(option, expected, profile, refused):
+    arguments = ('--planner', 'pooch', '--option', option)
+    assert expected in refused('plan', 'p.json', *LIMIT, *arguments)
+
+
+def test_unknown_planner(profile, refused):
+    message = refused('plan', 'p.json', *LIMIT, '--planner', 'poch')
+    assert "Did you mean 'pooch'?" in message
+    assert all(name in message for name in PLANNERS)
+
+
+def test_infeasible_limit_names_the_smallest(profile, refused):
+    least, _ = least_memory(make_problem(profile))
+    limit = ('--memory-limit', least - 1, '-o', 'plan.json')
+    assert f'{least} bytes' in refused('plan', 'p.json', *limit)

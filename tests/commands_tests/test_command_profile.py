@@ -1,0 +1,184 @@
+"""``hybridmem profile``."""
+
+import json
+import sys
+
+import pytest
+
+from chainer_hybridmem import compat, library
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.simulation import make_problem
+
+NETWORKS = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+class Tiny(chainer.Chain):
+    insize = 8
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, pad=1)
+            self.fc = L.Linear(4 * 8 * 8, n_class)
+
+    def forward(self, x, t):
+        h = F.relu(self.conv(x))
+        for _ in range(6):
+            h = F.tanh(h)
+        return F.softmax_cross_entropy(self.fc(h), t)
+
+
+class Broken(Tiny):
+    def forward(self, x, t):
+        return self.missing(x)
+
+
+class Restless(Tiny):
+    runs = 0
+
+    def forward(self, x, t):
+        self.runs += 1
+        for _ in range(self.runs):
+            x = F.tanh(x)
+        return super().forward(x, t)
+
+
+class Demanding(Tiny):
+    def __init__(self, n_class, wish):
+        super().__init__(n_class)
+"""
+
+
+@pytest.fixture
+def arguments(folder, monkeypatch):
+    """A command line that records a tiny network; the last option given counts."""
+    (folder / 'networks.py').write_text(NETWORKS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, 'networks', raising=False)
+    return (
+        *('profile', '--arch', 'networks:Tiny', '--batchsize', '16', '--n-class', '10'),
+        *('--device', 'cpu', '--memory-limit', '16MiB', '-o', 'p.json'),
+    )
+
+
+def test_records_and_summarises(arguments, hybridmem):
+    status, out, err = hybridmem(*arguments, '--json', 's.json')
+    assert status == 0, err
+    assert 'iteration 1 (warm-up)' in err  # progress
+    profile = library.load_profile('p.json')
+    problem = make_problem(profile)
+    with open('s.json') as file:
+        figures = json.load(file)
+    assert out.startswith('networks:Tiny, 16 pictures of 8x8\n')
+    assert figures['arch'] == 'networks:Tiny'
+    assert figures['insize'] == 8
+    assert sum(figures['operations'].values()) == len(profile.operations)
+    assert figures['feature_maps'] == len(problem.maps) > 5
+    assert figures['in_core_peak_bytes'] == problem.in_core_peak_bytes
+    assert 0 < figures['least_memory_bytes'] < problem.in_core_peak_bytes
+    assert sum(figures['seconds'].values()) == pytest.approx(profile.compute_seconds)
+    assert figures['link']['h2d_bytes_per_second'] > 0
+    assert figures['bytes_by_category']['feature map'] > 0
+    assert hybridmem('plan', 'p.json', '--memory-limit', '90%')[0] == 0
+
+
+def test_batch_counts(arguments, hybridmem):
+    hybridmem(*arguments)
+    profile = library.load_profile('p.json')
+    pictures = 16 * 3 * 8 * 8 * 4
+    assert profile.initial_bytes >= pictures
+
+
+def test_named_architecture_and_throttled_link(arguments, hybridmem):
+    status, out, err = hybridmem(
+        *arguments,
+        *('--arch', 'alexnet', '--insize', '67', '--batchsize', '1'),
+        *('--memory-limit', '2GB', '--link-bandwidth', '100MB/s', '--swap-dir', '.'),
+        *('--json', '-'),
+    )
+    assert status == 0, err
+    figures = json.loads(out)
+    assert figures['insize'] == 67
+    assert figures['link']['h2d_bytes_per_second'] == pytest.approx(1e8, rel=0.3)
+
+
+def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
+    from chainer_hybridmem import session
+    from chainer_hybridmem.errors import InfeasibleError
+
+    def no_plan(*ignored, **options):
+        raise InfeasibleError('nothing fits')
+
+    monkeypatch.setattr(session, 'make_plan', no_plan)
+    status, out, err = hybridmem(*arguments)
+    assert status == 0
+    assert 'feature maps' in out
+    assert err.endswith('hybridmem: note: nothing fits\n')
+    assert library.load_profile('p.json').operations
+
+
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        (('--arch', 'resnet51'), "Did you mean 'resnet50'?"),
+        (('--arch', 'nowhere:Net'), "no module 'nowhere'"),
+        (('--arch', 'networks:Nothing'), "no class 'Nothing'"),
+        (('--arch', 'networks:Broken'), "has no attribute 'missing' ("),
+        (('--arch', 'networks:Demanding'), 'wish'),
+        (('--insize', '9'), 'cannot be trained on 16 pictures of 9x9'),
+        (('--swap-dir', 'nowhere'), 'nowhere'),
+        (('-o', 'nowhere/p.json'), 'there is no folder nowhere'),
+        (('--json', 'nowhere/p.json'), 'there is no folder nowhere'),
+        (('--batchsize', '1' + '0' * 12), 'out of memory'),
+    ],
+)
+def test_refused(arguments, options, expected, folder, refused):
+    assert expected in refused(*arguments, *options)
+    assert not (folder / 'p.json').exists()
+
+
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        (('--memory-limit', '100kB'), 'do not fit'),
+        (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
+        (('--arch', 'networks:Restless', '--iterations', '5'), 'Nothing has been'),
+    ],
+)
+def test_fails_after_some_progress(arguments, options, expected, folder, hybridmem):
+    status, out, err = hybridmem(*arguments, *options)
+    assert (status, out) == (1, '')
+    assert err.splitlines()[-1].startswith('hybridmem: error: ')
+    assert expected in err.splitlines()[-1]
+    assert not (folder / 'p.json').exists()
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        ('--batchsize', '0'),
+        ('--insize', 'big'),
+        ('--memory-limit', '50%'),
+        ('--link-bandwidth', 'fast'),
+        ('--device', 'tpu'),
+    ],
+)
+def test_usage_errors(arguments, options, hybridmem):
+    assert hybridmem(*arguments, *options)[0] == 2
+
+
+@pytest.mark.skipif(compat.cuda_available(), reason='there is a GPU')
+def test_no_gpu(arguments, refused):
+    assert 'hybridmem doctor' in refused(*arguments, '--device', 'cuda')
+
+
+def test_no_chainer(arguments, refused, monkeypatch):
+    def absent():
+        raise ImportError('No module named chainer')
+
+    monkeypatch.setattr(base.compat, 'import_chainer', absent)
+    message = refused(*arguments)
+    assert 'No module named chainer' in message and 'hybridmem doctor' in message

@@ -1,0 +1,130 @@
+"""Timelines as Chrome traces: what Perfetto needs to show them right."""
+
+import itertools
+import json
+
+import pytest
+import toys
+
+from chainer_hybridmem.plan import Action
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.reporting.chrome_trace import (
+    STREAMS,
+    chrome_trace,
+    trace_events,
+)
+from chainer_hybridmem.simulation import make_problem, simulate
+
+PROFILES = [toys.chain(), *(toys.random_graph(seed, 12) for seed in range(8))]
+PLANNERS = ['swap-all-unscheduled', 'pooch', 'superneurons']
+
+
+def made(profile, planner):
+    problem = make_problem(profile)
+    least, _ = least_memory(problem)
+    plan = make_plan(problem, (least + problem.in_core_peak_bytes) // 2, planner)
+    return plan, simulate(problem, plan)
+
+
+@pytest.fixture(params=PLANNERS)
+def planner(request):
+    return request.param
+
+
+@pytest.fixture(params=range(len(PROFILES)))
+def trace(request, planner):
+    plan, timeline = made(PROFILES[request.param], planner)
+    return plan, timeline, trace_events(timeline, plan)
+
+
+def of(events, kind):
+    return [event for event in events if event['ph'] == kind]
+
+
+def test_every_interval_is_a_slice_of_its_stream(trace):
+    _, timeline, events = trace
+    slices = of(events, 'X')
+    assert len(slices) == len(timeline.intervals)
+    for event, interval in zip(slices, timeline.intervals, strict=True):
+        assert event['tid'] == STREAMS[interval.lane]
+        assert event['name'] == interval.label
+        assert event['ts'] == pytest.approx(interval.start_seconds * 1e6, abs=1e-3)
+        end = event['ts'] + event['dur']
+        assert end == pytest.approx(interval.end_seconds * 1e6, abs=1e-2)
+
+
+def test_slices_of_a_stream_do_not_overlap(trace):
+    _, _, events = trace
+    for stream in STREAMS.values():
+        slices = [e for e in of(events, 'X') if e['tid'] == stream]
+        slices.sort(key=lambda e: (e['ts'], e['dur']))
+        for first, second in itertools.pairwise(slices):
+            # Viewers count nanoseconds.
+            end = round(first['ts'] * 1e3) + round(first['dur'] * 1e3)
+            assert end <= round(second['ts'] * 1e3)
+
+
+def test_names_of_process_and_streams(trace):
+    _, _, events = trace
+    names = {
+        e.get('tid'): e['args']['name'] for e in of(events, 'M') if 'name' in e['args']
+    }
+    assert names[None] == 'predicted'
+    assert set(names) == {None, *STREAMS.values()}
+
+
+def test_arrows_lead_from_swap_out_over_swap_in_to_the_first_use(trace):
+    plan, _, events = trace
+    starts = {e['id']: e for e in of(events, 's')}
+    ends = {e['id']: e for e in of(events, 'f')}
+    assert set(starts) == set(ends)
+    assert len(starts) == 2 * plan.count(Action.SWAP)
+    for number, start in starts.items():
+        end = ends[number]
+        assert start['ts'] <= end['ts']
+        assert end['bp'] == 'e'
+        way = (start['tid'], end['tid'])
+        assert way in {
+            (STREAMS['d2h'], STREAMS['h2d']),
+            (STREAMS['h2d'], STREAMS['compute']),
+        }
+
+
+def test_arrows_start_and_end_where_a_slice_starts(trace):
+    _, _, events = trace
+    starts = {(e['tid'], e['ts']) for e in of(events, 'X')}
+    for event in of(events, 's') + of(events, 'f'):
+        assert (event['tid'], event['ts']) in starts
+
+
+def test_use_is_the_operation_that_needs_the_map(planner):
+    plan, timeline = made(PROFILES[0], planner)
+    events = trace_events(timeline, plan)
+    operations = [e for e in of(events, 'X') if e['cat'] in ('forward', 'backward')]
+    uses = [e['ts'] for e in of(events, 'f') if e['tid'] == STREAMS['compute']]
+    needed = [m.needed_before for m in plan.maps if m.action is Action.SWAP]
+    assert uses == [operations[k]['ts'] for k in needed]
+
+
+def test_load_of_every_operation(trace):
+    _, timeline, events = trace
+    counters = of(events, 'C')
+    assert [e['args']['bytes'] for e in counters] == list(timeline.load_bytes)
+    assert [e['ts'] for e in counters] == sorted(e['ts'] for e in counters)
+
+
+def test_several_timelines_share_a_file(planner):
+    plan, timeline = made(PROFILES[0], planner)
+    first = trace_events(timeline, plan)
+    second = trace_events(timeline, plan, process=2, title='measured')
+    assert {e['pid'] for e in first} == {1}
+    assert {e['pid'] for e in second} == {2}
+    assert not {e['id'] for e in of(first, 's')} & {e['id'] for e in of(second, 's')}
+
+
+def test_a_whole_file(planner):
+    plan, timeline = made(PROFILES[0], planner)
+    trace = json.loads(json.dumps(chrome_trace(timeline, plan), allow_nan=False))
+    assert trace['traceEvents'] == trace_events(timeline, plan)
+    assert trace['otherData']['planner'] == planner

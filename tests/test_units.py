@@ -1,0 +1,97 @@
+"""Sizes and times as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.units import (
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ('text', 'nbytes'),
+    [
+        ('16GiB', 16 * 2**30),
+        ('16GB', 16 * 10**9),
+        (' 500 MB ', 500 * 10**6),
+        ('1.5 kib', 1536),
+        ('.5KiB', 512),
+        ('1e3B', 1000),
+        ('2TB', 2 * 10**12),
+        ('1TiB', 2**40),
+        ('7', 7),
+        (7, 7),
+        (7.9, 7),
+    ],
+)
+def test_sizes(text: Any, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+    assert type(parse_bytes(text)) is int
+
+
+@pytest.mark.parametrize(
+    'text',
+    ['', 'GiB', '-1GiB', '16 Gib s', '16GG', '1,5GB', 'nan', 'inf', '1e999GB',
+     0, -1, float('nan'), float('inf'), 2**62, '0', '0GiB'],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_with_its_name(text: Any) -> None:
+    with pytest.raises(OptionError, match='memory_limit'):
+        parse_bytes(text, 'memory_limit')
+
+
+@pytest.mark.parametrize(
+    ('text', 'rate'),
+    [('12GB/s', 12e9), ('12 GiB / sec', 12 * 2.0**30), ('500MB', 5e8), (1e9, 1e9)],
+)
+def test_bandwidths(text: Any, rate: float) -> None:
+    assert parse_bandwidth(text) == rate
+    assert type(parse_bandwidth(text)) is float
+
+
+@pytest.mark.parametrize('text', ['12GB/min', 'fast', 0, '-1GB/s'])
+def test_what_is_no_bandwidth(text: Any) -> None:
+    with pytest.raises(OptionError, match='link_bandwidth'):
+        parse_bandwidth(text, 'link_bandwidth')
+
+
+@pytest.mark.parametrize(
+    ('nbytes', 'text'),
+    [
+        (0, '0 B'),
+        (1023, '1023 B'),
+        (1024, '1.0 KiB'),
+        (16 * 2**30, '16.0 GiB'),
+        (3 * 2**39, '1.50 TiB'),
+        (-2048, '-2.0 KiB'),
+    ],
+)
+def test_bytes_for_people(nbytes: int, text: str) -> None:
+    assert format_bytes(nbytes) == text
+
+
+@given(st.integers(1, 2**50))
+def test_formatted_bytes_read_back_within_rounding(nbytes: int) -> None:
+    assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'text'),
+    [
+        (0, '0.000 s'),
+        (1.2344, '1.234 s'),
+        (0.0123, '12.3 ms'),
+        (45.6e-6, '45.6 us'),
+        (-0.5, '-500.0 ms'),
+    ],
+)
+def test_seconds_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
