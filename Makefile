@@ -1,5 +1,5 @@
 # make venv    .venv with the project, its tools and, beside a GPU, CuPy
-# make train   the ImageNet example on generated pictures; options in TRAIN_ARGS
+# make train   ResNet-50 on photographs, in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests; options for pytest in PYTEST_ARGS
 # make lint    ruff and mypy
 # make clean   removes .venv and what the tools left behind

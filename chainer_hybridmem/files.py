@@ -18,6 +18,7 @@ from chainer_hybridmem.errors import FormatError
 
 T = TypeVar('T')
 MAXIMUM_FILE_BYTES = 2**30
+LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
 
 
 def read_text(path: str) -> str:
@@ -44,9 +45,10 @@ def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
     """
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(
-            f'This is not JSON ({error}); a file of format {format_name!r} was expected.'
+            f'This is not JSON ({error}); a file of format {format_name!r} was '
+            f'expected.'
         ) from error
     if not isinstance(body, dict) or body.get('format') != format_name:
         found = body.get('format') if isinstance(body, dict) else type(body).__name__
@@ -71,7 +73,7 @@ def reading(what: str) -> Iterator[None]:
     """Turns the usual errors of unpacking into one clear error."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
         raise broken(what, f'{type(error).__name__}: {error}') from error

@@ -89,8 +89,8 @@ class SlotRef:
             return None
         kind, key = self.slot.kind, self.slot.key
         if kind is SlotKind.RETAINED:
-            retained = owner._retained_output_data or ()
-            return retained[key] if int(key) < len(retained) else None
+            retained: tuple[Array, ...] = owner._retained_output_data or ()
+            return retained[int(key)] if int(key) < len(retained) else None
         if kind is SlotKind.ATTRIBUTE:
             return read_attribute(owner, str(key))
         return owner._data
@@ -146,9 +146,11 @@ def find_slots(
     inputs = function.inputs or ()
     for index in function._input_indexes_to_retain or ():
         if index < len(inputs) and owns(inputs[index]._data):
-            yield Slot(operation, SlotKind.INPUT, index), inputs[index], inputs[
-                index
-            ]._data
+            yield (
+                Slot(operation, SlotKind.INPUT, index),
+                inputs[index],
+                inputs[index]._data,
+            )
     retained = function._retained_output_data or ()
     for position, index in enumerate(function._output_indexes_to_retain or ()):
         if position >= len(retained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from chainer_hybridmem import files
@@ -38,11 +39,22 @@ def save(item: Profile | Plan, path: str) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes text so that a reader sees the old or the new file, never a part."""
-    partial = f'{path}.{os.getpid()}.partial'
+    """Writes text so that a reader sees the old or the new file, never a part.
+
+    What is no regular file, such as a pipe, is written to directly.
+
+    Raises:
+        FormatError: If the file cannot be written; an old one stays.
+    """
+    direct = os.path.exists(path) and not os.path.isfile(path)
+    partial = path if direct else f'{path}.{os.getpid()}.partial'
     try:
         with open(partial, 'w', encoding='utf-8') as file:
             file.write(text)
-        os.replace(partial, path)
+        if not direct:
+            os.replace(partial, path)
     except OSError as error:
+        if not direct:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
         raise FormatError(f'{path} cannot be written: {error}.') from error

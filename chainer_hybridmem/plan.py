@@ -23,6 +23,7 @@ import json
 from typing import Any
 
 from chainer_hybridmem import files
+from chainer_hybridmem.profile import Profile
 
 FORMAT = 'chainer_hybridmem/plan'
 VERSION = 1
@@ -133,6 +134,12 @@ class Plan:
         """Number of feature maps with this action."""
         return sum(m.action is action for m in self.maps)
 
+    def action_bytes(self, profile: Profile, action: Action) -> int:
+        """Bytes of all feature maps with this action."""
+        return sum(
+            profile.storages[m.storage].nbytes for m in self.maps if m.action is action
+        )
+
     def to_json(self) -> str:
         """Serialises to versioned JSON."""
         body = {
@@ -153,7 +160,7 @@ class Plan:
         """
         body = files.parse(text, FORMAT, VERSION)
         with files.reading('plan'):
-            return cls(
+            plan = cls(
                 planner=str(body['planner']),
                 options=dict(body['options']),
                 profile_fingerprint=str(body['profile_fingerprint']),
@@ -167,3 +174,7 @@ class Plan:
                 planning_seconds=float(body['planning_seconds']),
                 simulations=int(body['simulations']),
             )
+        for name in ('memory_limit_bytes', 'predicted_peak_bytes'):
+            if not 0 <= getattr(plan, name) < 2**62:
+                raise files.broken('plan', f'{name} is {getattr(plan, name)}')
+        return plan

@@ -298,7 +298,7 @@ class Profile:
                 recipes=tuple(files.unrow(Recipe, row) for row in body['recipes']),
                 initial_bytes=int(body['initial_bytes']),
                 graph_end_event=int(body['graph_end_event']),
-                link=Link(**body['link']),
+                link=Link(**{k: float(v) for k, v in dict(body['link']).items()}),
                 device=dict(body['device']),
             )
         check_profile(profile)
@@ -314,7 +314,18 @@ def check_profile(profile: Profile) -> None:
     n_ops, n_storages = len(profile.operations), len(profile.storages)
     if n_ops == 0:
         raise files.broken('profile', 'it has no operation')
+    total = profile.initial_bytes + sum(s.nbytes for s in profile.storages)
+    if not 0 <= profile.initial_bytes <= total < 2**62:
+        raise files.broken('profile', f'its storages have {total} bytes in all')
+    previous = 0
     for index, op in enumerate(profile.operations):
+        if not previous <= op.first_event <= len(profile.events):
+            raise files.broken(
+                'profile',
+                f'operation {index} starts at event {op.first_event} of '
+                f'{len(profile.events)}',
+            )
+        previous = op.first_event
         if op.index != index:
             raise files.broken('profile', f'operation {index} says it is {op.index}')
         if not (0 <= op.device_seconds < 1e9):
@@ -326,8 +337,12 @@ def check_profile(profile: Profile) -> None:
                 'profile', f'operation {index} differentiates operation {op.forward}'
             )
     for index, storage in enumerate(profile.storages):
-        if storage.id != index or storage.nbytes < 0:
+        if storage.id != index or not 0 <= storage.nbytes < files.LARGEST_SIZE:
             raise files.broken('profile', f'storage {index} is {storage}')
+        if list(storage.backward_uses) != sorted(set(storage.backward_uses)):
+            raise files.broken(
+                'profile', f'storage {index} is used at {storage.backward_uses}'
+            )
         uses = (storage.producer, *storage.forward_uses, *storage.backward_uses)
         if not all(-1 <= use < n_ops for use in uses):
             raise files.broken('profile', f'storage {index} is used by {uses}')
@@ -339,7 +354,9 @@ def check_profile(profile: Profile) -> None:
         touched = (*recipe.inputs, *recipe.products)
         if not all(0 <= s < n_storages for s in touched):
             raise files.broken('profile', f'recipe {recipe} names unknown storages')
-        if not 0 <= recipe.operation < n_ops or not 0 <= recipe.seconds < 1e9:
+        possible = 0 <= recipe.seconds < 1e9
+        possible = possible and 0 <= recipe.peak_bytes < files.LARGEST_SIZE
+        if not (possible and 0 <= recipe.operation < n_ops):
             raise files.broken('profile', f'recipe {recipe} is out of range')
         for source in recipe.inputs:
             if profile.storages[source].producer > recipe.operation:

@@ -27,10 +27,10 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
-from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.reporting.session_report import session_report
+from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -130,6 +130,8 @@ class Session(chainer.FunctionHook):
         self._recorder: Recorder | None = None
         self._link: Link | None = None
         self._open = False
+        self._last: tuple[int, Any] | None = None  # forward, not complete yet
+        self._kinds: dict[int, Category] = {}
         self._reset_iteration()
         self._history: list[dict[str, Any]] = []
         self.iterations = 0
@@ -142,7 +144,7 @@ class Session(chainer.FunctionHook):
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
             )
-        self.device.adopt(_permanent_arrays(self.model))
+        self.device.adopt(array for _, array in _permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
         try:
             super().__enter__()
@@ -195,9 +197,9 @@ class Session(chainer.FunctionHook):
 
     def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
-        where = f'operation {self._position - 1}' if self._position else 'the start'
+        where = f'after operation {self._position - 1}' if self._position else 'first'
         return OutOfMemoryError(
-            f'{format_bytes(requested)} ({requested} bytes) asked for at {where} '
+            f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
             f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
             f'use and nothing more can be swapped. The smallest limit that would '
             f'work here is about {used + requested} bytes; raise memory_limit or '
@@ -291,7 +293,7 @@ class Session(chainer.FunctionHook):
         self._started = False
         self._position = 0
         self._label = 'no operation yet'
-        self._last: tuple[int, Any] | None = None
+        self._last = None
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._in_backward = False
         self._backward_seen = False
@@ -327,7 +329,8 @@ class Session(chainer.FunctionHook):
             guide = Guide()
         self._guide = guide
         self._matching = guide.table is not None
-        self._refresh_permanent()
+        self._kinds = self._permanent_kinds()
+        self._executor.permanent = set(self._kinds)
         self._executor.begin(guide.table, guide.copies)
         if guide.stage is not Stage.GUIDED:
             self._recorder = Recorder(
@@ -356,7 +359,8 @@ class Session(chainer.FunctionHook):
         self._executor.settle()
         self.device.synchronize()
         link = self._measured_link()
-        profile = _uncounted(recorder.build, link, self.device.describe())
+        kinds = {**self._kinds, **self._permanent_kinds()}
+        profile = _uncounted(recorder.build, link, self.device.describe(), kinds)
         _uncounted(guide.learn, profile, self._keys)
         if guide not in self._guides:
             self._guides = [guide, *self._guides][:LARGEST_GUIDE_COUNT]
@@ -390,13 +394,17 @@ class Session(chainer.FunctionHook):
         plan = _uncounted(
             make_plan, guide.problem, self.limit_bytes, planner, **options
         )
-        self._finish_iteration()
+        self.finish_iteration()
         self.planner, self.planner_options = planner, options
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
 
-    def _finish_iteration(self) -> None:
-        """Ends the iteration now instead of at the start of the next one."""
+    def finish_iteration(self) -> None:
+        """Ends the iteration now instead of at the start of the next one.
+
+        To be called after the update, when something else than the next
+        iteration follows: its time is then not counted as the iteration's.
+        """
         if self._started:
             self._complete_last()
             self._end_iteration()
@@ -416,7 +424,7 @@ class Session(chainer.FunctionHook):
 
     def _follow(self, guide: Guide, problem: Problem, plan: Plan) -> None:
         guide.follow(problem, plan)
-        self.device.reserve(swap_bytes(problem.profile, plan))
+        self.device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
         self._tell(
             f'planned in {format_seconds(plan.planning_seconds)} '
             f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '
@@ -431,10 +439,14 @@ class Session(chainer.FunctionHook):
             self._link = Link(latency, d2h, h2d)
         return self._link
 
-    def _refresh_permanent(self) -> None:
-        identify = self.device.allocation_id
-        arrays = _permanent_arrays(self.model)
-        self._executor.permanent = {identify(a) for a in arrays if self.device.owns(a)}
+    def _permanent_kinds(self) -> dict[int, Category]:
+        """What the model's allocations hold now, by allocation id."""
+        identify, owns = self.device.allocation_id, self.device.owns
+        return {
+            identify(array): category
+            for category, array in _permanent_arrays(self.model)
+            if owns(array)
+        }
 
     # -- results --------------------------------------------------------------
     @property
@@ -498,6 +510,15 @@ class Session(chainer.FunctionHook):
             self._record_statistics(time.perf_counter() - self._start_seconds)
             self._started = False
 
+    def _guided_entries(self) -> list[dict[str, Any]]:
+        """Iterations that followed the present plan."""
+        plan = id(self.plan)
+        return [e for e in self._history if e['guided'] and e['plan'] == plan]
+
+    def iteration_times(self) -> list[float]:
+        """Seconds of every finished iteration that followed the present plan."""
+        return [entry['seconds'] for entry in self._guided_entries()]
+
     def statistics(self) -> dict[str, Any]:
         """Figures of the run so far.
 
@@ -505,11 +526,7 @@ class Session(chainer.FunctionHook):
             dict: Bytes as int, seconds as float, None where nothing is known
             yet. Medians are over guided iterations.
         """
-        guided = [
-            entry
-            for entry in self._history
-            if entry['guided'] and entry['plan'] == id(self.plan)
-        ]
+        guided = self._guided_entries()
         recent = guided or self._history
 
         def median(name: str) -> float | None:
@@ -598,28 +615,22 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return contextvars.Context().run(lambda: function(*args, **kwargs))
 
 
-def swap_bytes(profile: Profile, plan: Plan) -> int:
-    """Bytes of all feature maps a plan swaps: what the host must hold."""
-    return sum(
-        profile.storages[m.storage].nbytes
-        for m in plan.maps
-        if m.action is Action.SWAP
-    )
-
-
-def _permanent_arrays(model: chainer.Link) -> list[Any]:
+def _permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     """Parameters, gradients, optimizer state and persistent arrays."""
-    arrays: list[Any] = []
+    arrays: list[tuple[Category, Any]] = []
     for parameter in model.params():
-        arrays.append(parameter.array)
-        arrays.append(parameter._grad)  # the property raises where there is none
+        arrays.append((Category.PARAMETER, parameter.array))
+        # The public property raises where there is none.
+        arrays.append((Category.GRADIENT, parameter._grad))
         rule = parameter.update_rule
         if rule is not None and rule.state:
-            arrays.extend(rule.state.values())
+            states = rule.state.values()
+            arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
     for link in model.links():
-        arrays.extend(link.__dict__.get(name) for name in link._persistent)
+        persistent = (link.__dict__.get(name) for name in link._persistent)
+        arrays.extend((Category.PARAMETER, value) for value in persistent)
     kinds = chainer.get_array_types()
-    return [array for array in arrays if isinstance(array, kinds)]
+    return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
 
 
 def _device_name(model: chainer.Link, device: str | None) -> str:

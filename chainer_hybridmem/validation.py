@@ -6,6 +6,8 @@ sets of what is present, O(operations x maps), and gives exact reasons.
 
 from __future__ import annotations
 
+import itertools
+
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
@@ -77,7 +79,7 @@ def _check_order(profile: Profile, plan: Plan) -> None:
         if entry.action is Action.SWAP:
             steps[1:1] = [('swap_out_before', entry.swap_out_before - 1)]
             steps[3:3] = [('swap_in_before', entry.swap_in_before - 1)]
-        for (left, a), (right, b) in zip(steps, steps[1:], strict=False):
+        for (left, a), (right, b) in itertools.pairwise(steps):
             if a > b:
                 raise PlanError(
                     f'Feature map {entry.storage}: {left} ({a + 1}) must not come '

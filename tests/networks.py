@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import chainer_hybridmem  # noqa: F401  (before chainer: it makes it importable)
+import chainer_hybridmem  # before chainer, which it makes importable
 
 # isort: split
 import chainer

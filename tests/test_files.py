@@ -82,7 +82,10 @@ def test_a_row_of_the_wrong_length(row: Any) -> None:
         ('{}', "format None; 'f' was expected"),
         ('{"format": "g", "version": 3}', "format 'g'; 'f' was expected"),
         ('{"format": "f"}', 'version None of f; this release reads version 3'),
-        ('{"format": "f", "version": 4}', 'version 4 of f; this release reads version 3'),
+        (
+            '{"format": "f", "version": 4}',
+            'version 4 of f; this release reads version 3',
+        ),
         ('{"format": "f", "version": "3"}', "version '3' of f"),
         ('1' * 5000, 'not JSON'),
     ],
@@ -104,7 +107,7 @@ def test_errors_of_unpacking_become_one(error: Exception) -> None:
 
 def test_a_format_error_stays_as_it_is() -> None:
     error = FormatError('as it is')
-    with pytest.raises(FormatError, match='^as it is$'), files.reading('plan'):
+    with pytest.raises(FormatError, match=r'^as it is$'), files.reading('plan'):
         raise error
 
 
@@ -121,12 +124,14 @@ def test_profiles_and_plans_on_disk(tmp_path: pathlib.Path) -> None:
 def test_each_loader_refuses_the_other_kind(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / 'p.json')
     library.save(toys.chain(2), path)
-    with pytest.raises(FormatError, match=r"hybridmem/profile'; 'chainer_hybridmem/plan"):
+    with pytest.raises(
+        FormatError, match=r"hybridmem/profile'; 'chainer_hybridmem/plan"
+    ):
         library.load_plan(path)
 
 
 def test_missing_unreadable_binary_and_unwritable(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(FormatError, match='missing.json cannot be read'):
+    with pytest.raises(FormatError, match=r'missing\.json cannot be read'):
         library.load_profile(str(tmp_path / 'missing.json'))
     with pytest.raises(FormatError, match='cannot be read'):
         library.load_profile(str(tmp_path))

@@ -60,7 +60,11 @@ def swapped(profile: Profile) -> Plan:
 def recomputed(profile: Profile) -> Plan:
     """Maps 0 to 2 recomputed: before B3 (operation 8) r0 r1 r2."""
     plan = plan_for(profile, *[RECOMPUTE] * 3, *[KEEP] * 3, limit_bytes=50 * MIB)
-    assert [(r.before, r.operation) for r in plan.replays][:3] == [(8, 0), (8, 1), (8, 2)]
+    assert [(r.before, r.operation) for r in plan.replays][:3] == [
+        (8, 0),
+        (8, 1),
+        (8, 2),
+    ]
     return plan
 
 
@@ -79,19 +83,23 @@ def test_one_byte_over_the_limit_is_refused(profile: Profile) -> None:
 
 def test_use_before_needed(profile: Profile, swapped: Plan) -> None:
     late = changed(swapped, 2, swap_in_before=8, needed_before=9)
-    with pytest.raises(PlanError, match='needed_before .9. must not come after first'):
+    with pytest.raises(PlanError, match=r'needed_before .9. must not come after first'):
         check_plan(profile, late)
 
 
 def test_needed_before_it_is_taken(profile: Profile, swapped: Plan) -> None:
     early = changed(swapped, 2, swap_in_before=8, needed_before=7)
-    with pytest.raises(PlanError, match=r'swap_in_before .8. must not .* needed_before'):
+    with pytest.raises(
+        PlanError, match=r'swap_in_before .8. must not .* needed_before'
+    ):
         check_plan(profile, early)
 
 
 def test_release_before_the_copy_starts(profile: Profile, swapped: Plan) -> None:
     broken = changed(swapped, 2, swap_out_before=5, release_before=4)
-    with pytest.raises(PlanError, match=r'swap_out_before .5. must not .* release_befo'):
+    with pytest.raises(
+        PlanError, match=r'swap_out_before .5. must not .* release_befo'
+    ):
         check_plan(profile, broken)
 
 
@@ -102,12 +110,16 @@ def test_copy_before_the_last_forward_use(profile: Profile, swapped: Plan) -> No
 
 def test_swap_in_before_the_release(profile: Profile, swapped: Plan) -> None:
     broken = changed(swapped, 2, release_before=6, swap_in_before=5)
-    with pytest.raises(PlanError, match=r'release_before .6. must not .* swap_in_before'):
+    with pytest.raises(
+        PlanError, match=r'release_before .6. must not .* swap_in_before'
+    ):
         check_plan(profile, broken)
 
 
 def test_drop_before_the_last_use(profile: Profile, swapped: Plan) -> None:
-    with pytest.raises(PlanError, match=r'Operation 9 .* uses feature map 2.* not there'):
+    with pytest.raises(
+        PlanError, match=r'Operation 9 .* uses feature map 2.* not there'
+    ):
         check_plan(profile, changed(swapped, 2, drop_before=9))
 
 
@@ -119,7 +131,7 @@ def test_keep_dropped_before_the_last_use(profile: Profile) -> None:
 
 def test_dropped_before_it_is_there(profile: Profile) -> None:
     plan = plan_for(profile, *[KEEP] * 6)
-    with pytest.raises(PlanError, match='2 is released before operation 1, .* until 4'):
+    with pytest.raises(PlanError, match=r'2 is released before operation 1,.*until 4'):
         check_plan(profile, changed(plan, 2, drop_before=1))
 
 
@@ -127,7 +139,7 @@ def test_released_twice(profile: Profile) -> None:
     """No replay makes it, but it is dropped after its last use."""
     plan = plan_for(profile, *[KEEP] * 5, RECOMPUTE)
     missing = with_replays(plan)
-    with pytest.raises(PlanError, match='Operation 6 .* uses feature map 5'):
+    with pytest.raises(PlanError, match=r'Operation 6 .* uses feature map 5'):
         check_plan(profile, missing)
     unused = dataclasses.replace(profile.storages[5], backward_uses=(11,))
     storages = (*profile.storages[:5], unused, *profile.storages[6:])
@@ -167,7 +179,7 @@ def test_released_while_the_program_holds_it(action: int) -> None:
     entry = plan.maps[0]
     assert entry.storage == 1
     early = changed(plan, 0, release_before=2)
-    with pytest.raises(PlanError, match='before operation 2, .* holds it until 3'):
+    with pytest.raises(PlanError, match=r'before operation 2, .* holds it until 3'):
         check_plan(profile, early)
     check_plan(profile, changed(plan, 0, release_before=3))
 
@@ -219,13 +231,13 @@ def test_dropped_outside_the_iteration(
 
 def test_replay_without_source(profile: Profile, recomputed: Plan) -> None:
     without_first = with_replays(recomputed, *recomputed.replays[1:])
-    with pytest.raises(PlanError, match='operation 1 .* needs storage 0'):
+    with pytest.raises(PlanError, match=r'operation 1 .* needs storage 0'):
         check_plan(profile, without_first)
 
 
 def test_replays_in_the_wrong_order(profile: Profile, recomputed: Plan) -> None:
     first, second, *rest = recomputed.replays
-    with pytest.raises(PlanError, match='operation 1 .* needs storage 0'):
+    with pytest.raises(PlanError, match=r'operation 1 .* needs storage 0'):
         check_plan(profile, with_replays(recomputed, second, first, *rest))
 
 

@@ -219,7 +219,9 @@ def network(
     Storage 0 is the input batch; then come each node's outputs, mask and saved
     attribute, and the gradients. Workspaces are events as well.
     """
-    return _Network(nodes).profile(Link(latency, bandwidth, bandwidth), graph_dies_early)
+    return _Network(nodes).profile(
+        Link(latency, bandwidth, bandwidth), graph_dies_early
+    )
 
 
 class _Network:
@@ -310,8 +312,9 @@ class _Network:
                 self.events.append(-before - 1)
             self._record(k, i, first, made)
         graph_end = len(self.events)
-        self.events.append(-gradient - 1)
-        first = self._operate(2 * n, [], MIB)
+        if gradient >= 0:
+            self.events.append(-gradient - 1)
+        self._operate(2 * n, [], MIB)
         self._record(2 * n, -1, graph_end, [])
         return Profile(
             operations=tuple(self.operations),

@@ -13,7 +13,6 @@ from chainer_hybridmem.planners.base import SWAP, Search, least_memory
 from chainer_hybridmem.profile import Category, Phase, Profile
 from chainer_hybridmem.simulation import Interval, Problem, Timeline
 
-
 LARGEST_LIMIT_BYTES = 2**62
 
 
@@ -57,7 +56,7 @@ def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
         'in_core_seconds': plan.in_core_seconds,
         'overhead': plan.overhead,
         'peak_bytes': plan.predicted_peak_bytes,
-        'host_bytes': action_bytes(problem.profile, plan, Action.SWAP),
+        'host_bytes': plan.action_bytes(problem.profile, Action.SWAP),
         'planning_seconds': plan.planning_seconds,
         'lower_bound_seconds': plan.lower_bound_seconds,
         'gap': plan.gap,
@@ -100,13 +99,6 @@ def timeline_figures(timeline: Timeline, longest: int) -> dict[str, Any]:
         'stalls': len(stalls),
         'longest_stalls': [_stall(interval) for interval in stalls[:longest]],
     }
-
-
-def action_bytes(profile: Profile, plan: Plan, action: Action) -> int:
-    """Bytes of all feature maps with one action."""
-    return sum(
-        profile.storages[m.storage].nbytes for m in plan.maps if m.action is action
-    )
 
 
 def _stall(interval: Interval) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     from chainer_hybridmem.simulation import simulate
 
     sizes = {
-        f'{action.value}_bytes': figures.action_bytes(problem.profile, plan, action)
+        f'{action.value}_bytes': plan.action_bytes(problem.profile, action)
         for action in Action
     }
     return {

@@ -12,8 +12,8 @@ Note: [pending exceptions]
 
 Note: [headers]
     Each block starts 64 bytes after a header: its id, its size, the address the
-    C library knows or the bytes it takes up, and where it lies. So the id of any live array is one read away,
-    and nothing has to be looked up when it dies.
+    C library knows or the bytes it takes up, and where it lies. So the id of any
+    live array is one read away, and nothing has to be looked up when it dies.
 
 Note: [slab]
     A new large block from the system costs a page fault for every page, up to a
@@ -83,9 +83,7 @@ _MOST_HOLES = 1 << 13
 _LEAST_HOLE = 4096
 _IN_HEAP, _IN_SLAB, _MAPPED = 0, 1, 2  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
-_MAP_FLAGS = (
-    mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
-)
+_MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
 _ID_BITS = 40  # of an id; the counter's number is above them
 
 

@@ -40,8 +40,11 @@ class ActionTable:
 
 def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
     """Sorts a plan's actions by position."""
-    lists: list[Lists] = [collections.defaultdict(list) for _ in range(5)]
-    swap_outs, releases, drops, swap_ins, needs = lists
+    swap_outs: Lists = collections.defaultdict(list)
+    releases: Lists = collections.defaultdict(list)
+    drops: Lists = collections.defaultdict(list)
+    swap_ins: Lists = collections.defaultdict(list)
+    needs: Lists = collections.defaultdict(list)
     replays: dict[int, list[Replay]] = collections.defaultdict(list)
     # Copies are queued in order of need, as the simulator does.
     for entry in sorted(plan.maps, key=lambda m: (m.needed_before, m.storage)):
@@ -60,13 +63,15 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         replays[replay.before].append(replay)
     planned = {entry.storage for entry in plan.maps}
     return ActionTable(
-        *(dict(actions) for actions in lists),
+        swap_outs=dict(swap_outs),
+        releases=dict(releases),
+        drops=dict(drops),
+        swap_ins=dict(swap_ins),
+        needs=dict(needs),
         replays=dict(replays),
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
         },
         recipes={recipe.operation: recipe for recipe in profile.recipes},
-        passive=all(
-            m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps
-        ),
+        passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
     )

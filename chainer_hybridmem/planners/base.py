@@ -101,9 +101,7 @@ class Search:
         """Whether plain Chainer stays inside the limit."""
         return self.problem.in_core_peak_bytes <= self.limit_bytes
 
-    def finish(
-        self, planner: str, candidate: Candidate, **options: Any
-    ) -> Plan:
+    def finish(self, planner: str, candidate: Candidate, **options: Any) -> Plan:
         """Turns the chosen candidate into a checked plan.
 
         Raises:
@@ -192,7 +190,7 @@ def infeasible(
         what = f'operation {worst} ({problem.profile.operations[worst].label})'
     message = (
         f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
-        f'({needed} bytes), the memory limit is {limit}. Planner \'swap-all\' works '
+        f"({needed} bytes), the memory limit is {limit}. Planner 'swap-all' works "
         f'from {smallest} on.'
     )
     return InfeasibleError(message, needed, limit_bytes)

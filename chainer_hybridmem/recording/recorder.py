@@ -201,26 +201,34 @@ class Recorder:
         return node.creator_node is not None or graph.node_array(node) is not None
 
     # -- result ---------------------------------------------------------------
-    def build(self, link: Link, description: dict[str, Any]) -> Profile:
+    def build(
+        self, link: Link, description: dict[str, Any], kinds: dict[int, Category]
+    ) -> Profile:
         """The profile; to be called at the start of the next iteration.
 
         Args:
             link: The measured link.
             description: Name, kind and versions of the device.
+            kinds: What the model's own allocations hold.
         """
         self._held = self._watch = None
         entries = self.device.take_events()
         sizes = {**self._sizes, **{abs(event): nbytes for event, nbytes in entries}}
         raw = [event for event, _ in entries]
-        return _Builder(self, raw, sizes).build(link, description)
+        return _Builder(self, raw, sizes, kinds).build(link, description)
 
 
 class _Builder:
     """Sorts a recording into a profile."""
 
     def __init__(
-        self, recorder: Recorder, raw: list[int], sizes: dict[int, int]
+        self,
+        recorder: Recorder,
+        raw: list[int],
+        sizes: dict[int, int],
+        kinds: dict[int, Category],
     ) -> None:
+        self.kinds = kinds
         self.recorder = recorder
         self.hooks = recorder._hooks
         self.steps = list(recorder._steps)
@@ -254,8 +262,10 @@ class _Builder:
                 if event > 0:
                     managed.add(event)
         end = self.hooks[-1].first_event
-        kept = [p for p, event in enumerate(self.raw[:end]) if abs(event) not in managed]
-        self.index = {}  # allocation id -> storage id
+        kept = [
+            p for p, event in enumerate(self.raw[:end]) if abs(event) not in managed
+        ]
+        self.index: dict[int, int] = {}  # allocation id -> storage id
         for position in kept:
             self.index.setdefault(abs(self.raw[position]), len(self.index))
         for allocation in (*self.recorder._slots, *self._read_ids()):
@@ -299,7 +309,9 @@ class _Builder:
                 Storage(
                     id=i,
                     nbytes=self.sizes.get(allocation, 0),
-                    category=self._category(producer, slots, malloc[i], free[i]),
+                    category=self.kinds.get(
+                        allocation, self._category(producer, slots, free[i])
+                    ),
                     label=self.steps[producer].label if producer >= 0 else 'input',
                     producer=producer,
                     allocated_at=malloc[i],
@@ -311,9 +323,7 @@ class _Builder:
                 )
             )
 
-    def _category(
-        self, producer: int, slots: tuple[Slot, ...], malloc: int, free: int
-    ) -> Category:
+    def _category(self, producer: int, slots: tuple[Slot, ...], free: int) -> Category:
         if producer < 0:
             return Category.INPUT
         if slots:
@@ -322,8 +332,6 @@ class _Builder:
             free < 0 or self._operation_at(free) > producer
         ):
             return Category.GRADIENT
-        if self.steps[producer].phase is Phase.UPDATE and free < 0:
-            return Category.OPTIMIZER_STATE
         return Category.WORKSPACE
 
     def _releasable(self, producer: int, reads: list[int], free: int) -> int:

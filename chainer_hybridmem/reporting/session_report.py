@@ -80,9 +80,8 @@ def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _maps(plan: Plan, profile: Profile, action: Action) -> str:
-    chosen = [m for m in plan.maps if m.action is action]
-    nbytes = sum(profile.storages[m.storage].nbytes for m in chosen)
-    return f'{len(chosen)} feature maps, {format_bytes(nbytes)}'
+    nbytes = plan.action_bytes(profile, action)
+    return f'{plan.count(action)} feature maps, {format_bytes(nbytes)}'
 
 
 def _bytes(value: float | None) -> str:

@@ -180,9 +180,7 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
                 born += storage.nbytes if event > 0 else 0
                 load += storage.nbytes if event > 0 else 0
             elif (
-                event < 0
-                and storage.id in held
-                and position < profile.graph_end_event
+                event < 0 and storage.id in held and position < profile.graph_end_event
             ):
                 waiting += storage.nbytes
             else:
@@ -264,7 +262,9 @@ def _promised(profile: Profile, recipe: Recipe, returning: set[int]) -> bool:
         dies = 0 <= profile.storages[source].freed_at < end
         if dies and source not in returning:
             return False  # perhaps in the middle of backward
-    return all(profile.storages[s].producer == recipe.operation for s in recipe.products)
+    return all(
+        profile.storages[s].producer == recipe.operation for s in recipe.products
+    )
 
 
 def _pointers(rows: list[list[int]]) -> np.ndarray:

@@ -112,9 +112,7 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
     replay_seconds = np.zeros(n)
     for replay in plan.replays:
         if not (0 <= replay.before < n and 0 <= replay.operation < n):
-            raise PlanError(
-                f'{replay} lies outside the {n} operations of the profile.'
-            )
+            raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
         seconds = problem.arrays.recipe_seconds[replay.operation]
         if seconds < 0:
             raise PlanError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_the_map_needed_nearest_to_the_worst_operation_goes_first() -> None:
     assert last is seen[-1]
     assert last.fits
     assert given_up == len(seen) - 1 > 1
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert not before.fits
         (flipped,) = np.nonzero(before.action != after.action)[0]
         assert (before.action[flipped], after.action[flipped]) == (RECOMPUTE, SWAP)

@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Candidate, Search
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.planners.base import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Candidate,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.timeline import plan_from_positions

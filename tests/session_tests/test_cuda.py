@@ -1,0 +1,137 @@
+"""The whole path on a GPU: exact, inside the limit, everything restored."""
+
+from __future__ import annotations
+
+import chainer
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import planners
+
+pytestmark = pytest.mark.gpu
+ITERATIONS = 8
+
+
+def train(**options):
+    """Like networks.train, on the current GPU and reproducibly."""
+    import cupy
+
+    np.random.seed(0)
+    cupy.random.seed(0)
+    model = networks.Everything(channels=16)
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    data = [
+        chainer.get_device('@cupy:0').send(batch)
+        for batch in networks.batches(ITERATIONS, size=32)
+    ]
+    losses = []
+
+    def loop():
+        for x, t in data:
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss
+            optimizer.update()
+
+    session = None
+    with chainer.using_config('cudnn_deterministic', True):
+        if options:
+            with hybridmem.optimize(model, **options) as session:
+                loop()
+        else:
+            loop()
+    model.to_device('@numpy')
+    result = networks.outcome(model, losses)
+    del result['random']
+    return result, session
+
+
+@pytest.fixture(scope='module')
+def in_core():
+    return train()[0]
+
+
+@pytest.fixture(scope='module')
+def peak():
+    _, session = train(memory_limit='8GiB', planner='in-core')
+    figures = session.statistics()
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['in_core_peak_bytes'], rel=0.01
+    )
+    return figures['in_core_peak_bytes']
+
+
+@pytest.mark.parametrize('planner', [p for p in planners.PLANNERS if p != 'in-core'])
+def test_same_bits_inside_the_limit(planner, in_core, peak):
+    limit = int(peak * 0.75)
+    result, session = train(memory_limit=limit, planner=planner)
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['state'] == 'guided'
+    assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
+    assert figures['peak_bytes'] <= limit
+    assert session.device.footprint_bytes <= limit
+    assert figures['swap'] + figures['recompute'] > 0
+
+
+def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkeypatch):
+    """Hazard 1: a slow copy stream must not let anybody see stale memory."""
+    import cupy
+
+    from chainer_hybridmem.devices.cuda import CudaDevice
+
+    spin = cupy.RawKernel(
+        r'extern "C" __global__ void spin(long long n) '
+        r'{ long long t = clock64(); while (clock64() - t < n); }',
+        'spin',
+    )
+    original_out, original_in = CudaDevice.swap_out, CudaDevice.swap_in
+
+    def delay(stream):
+        with stream:
+            spin((1,), (1,), (np.int64(20_000_000),))
+
+    def swap_out(self, root, copy):
+        delay(self._d2h)
+        return original_out(self, root, copy)
+
+    def swap_in(self, copy, root):
+        view = self.restore(root, hybridmem_view(root, self))
+        view.fill(float('nan'))
+        delay(self._h2d)
+        return original_in(self, copy, root)
+
+    monkeypatch.setattr(CudaDevice, 'swap_out', swap_out)
+    monkeypatch.setattr(CudaDevice, 'swap_in', swap_in)
+    result, _ = train(memory_limit=int(peak * 0.75), planner='swap-all')
+    networks.assert_same(in_core, result)
+
+
+def hybridmem_view(root, device):
+    """All of an allocation as float32."""
+    from chainer_hybridmem.devices.protocol import View
+
+    return View(0, (device.root_bytes(root) // 4,), (4,), '<f4')
+
+
+def test_out_of_memory_is_cupys_error_too():
+    import cupy
+
+    with pytest.raises(hybridmem.OutOfMemoryError) as caught:
+        train(memory_limit='1MiB')
+    assert isinstance(caught.value, MemoryError)
+    assert cupy.cuda.get_allocator() is not None
+    train()  # the former allocator works
+
+
+def test_the_allocator_is_restored():
+    import cupy
+
+    before = cupy.cuda.get_allocator()
+    train(memory_limit='4GiB')
+    assert cupy.cuda.get_allocator() == before

@@ -1,0 +1,141 @@
+"""What the compiled inner loop does at its edges."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import toys
+
+from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.plan import Replay
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search, least_memory
+from chainer_hybridmem.simulation import kernel, make_problem, simulate
+from chainer_hybridmem.simulation.timeline import positions_from_plan
+
+MIB = toys.MIB
+
+
+def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read-only installation, and no home directory to write to."""
+
+    def njit(function: Any = None, cache: bool = False) -> Callable[..., Any]:
+        if function is not None:
+            return lambda *arguments: ('compiled', function(*arguments))
+
+        def refuse(function: Any) -> Any:
+            raise RuntimeError('cannot cache function: no locator available')
+
+        return refuse if cache else njit
+
+    monkeypatch.setattr(kernel.numba, 'njit', njit)
+    assert kernel.compiled(lambda x: x + 1)(2) == ('compiled', 3)
+
+
+def test_a_map_without_a_recipe_cannot_be_recomputed() -> None:
+    """A planner's mistake does not fit; it does not crash."""
+    node = toys.Node((), exact=False, reads_inputs=False, reads_outputs=True)
+    problem = make_problem(toys.network([node]))
+    assert not problem.recomputable.any()
+    candidate = Search(problem, 2**40).evaluate(np.array([RECOMPUTE], np.int64))
+    assert not candidate.fits
+    assert candidate.seconds == float('inf')
+
+
+def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
+    """40 diamonds have 2**40 paths; each operation runs once per chain."""
+    parents: list[list[int]] = [[]]
+    for i in range(40):
+        parents += [[3 * i], [3 * i], [3 * i + 1, 3 * i + 2]]
+    problem = make_problem(toys.graph(parents))
+    search = Search(problem, 2**50)
+    candidate = search.evaluate(search.fill(RECOMPUTE))
+    assert len(candidate.positions.program) <= 3 * len(parents)
+
+
+def test_maps_may_be_used_in_any_order_in_backward() -> None:
+    """Backward uses out of order in a file mean the same."""
+    profile = toys.chain()
+    storages = tuple(
+        dataclasses.replace(s, backward_uses=s.backward_uses[::-1])
+        for s in profile.storages
+    )
+    turned = dataclasses.replace(profile, storages=storages)
+    plan = make_plan(turned, 45 * MIB, 'swap-opt')
+    assert plan.maps == make_plan(profile, 45 * MIB, 'swap-opt').maps
+
+
+def test_a_map_forward_reads_after_backward_has_begun_is_left_alone() -> None:
+    """Two losses, two backwards: the second forward reads a map of the first."""
+    profile = toys.chain(3)
+    operations = list(profile.operations)
+    operations[3] = dataclasses.replace(
+        operations[3], phase=operations[0].phase, forward=-1
+    )
+    operations[2] = dataclasses.replace(
+        operations[2], phase=profile.operations[3].phase, forward=1
+    )
+    storages = list(profile.storages)
+    storages[1] = dataclasses.replace(storages[1], forward_uses=(3,))
+    both = dataclasses.replace(
+        profile, operations=tuple(operations), storages=tuple(storages)
+    )
+    assert [s.id for s in make_problem(both).maps] == [0]
+
+
+def test_an_iteration_that_ends_with_forward() -> None:
+    """Evaluation: no backward, nothing to plan, nothing to crash."""
+    profile = toys.chain(3)
+    cut = dataclasses.replace(
+        profile,
+        operations=profile.operations[:3],
+        storages=tuple(
+            dataclasses.replace(s, backward_uses=()) for s in profile.storages[:3]
+        ),
+        events=profile.events[: profile.operations[3].first_event],
+    )
+    plan = make_plan(cut, '1GiB', 'swap-all')
+    assert plan.maps == ()
+    assert plan.predicted_seconds == pytest.approx(3)
+
+
+def test_the_least_memory_is_that_of_single_operations() -> None:
+    """45 MiB: B1 to B4 read two maps beside two gradients and 5 MiB."""
+    assert least_memory(make_problem(toys.chain())) == (45 * MIB, 7)
+    problem = make_problem(toys.chain(3, nbytes=[10 * MIB, 40 * MIB, 10 * MIB]))
+    # B1: 5 + gradients of maps 2 and 1 (10 + 40) + maps 1 and 0.
+    assert least_memory(problem) == (105 * MIB, 4)
+
+
+def test_the_limit_of_the_kernel_is_inclusive() -> None:
+    problem = make_problem(toys.chain())
+    for limit, fits in ((45 * MIB, True), (45 * MIB - 1, False)):
+        search = Search(problem, limit)
+        assert search.evaluate(search.fill(SWAP)).fits is fits
+
+
+@pytest.mark.parametrize(
+    'replay', [Replay(99, 0), Replay(-1, 0), Replay(8, 99), Replay(8, -1), Replay(8, 7)]
+)
+def test_replays_of_a_strange_plan_are_refused(replay: Replay) -> None:
+    problem = make_problem(toys.chain())
+    plan = make_plan(problem, 45 * MIB, 'swap-all')
+    with pytest.raises(PlanError):
+        positions_from_plan(problem, dataclasses.replace(plan, replays=(replay,)))
+
+
+@pytest.mark.parametrize('field', ['swap_out_before', 'needed_before', 'drop_before'])
+@pytest.mark.parametrize('value', [-2, 14, 10**18])
+def test_positions_of_a_strange_plan_are_refused(field: str, value: int) -> None:
+    profile = toys.chain()
+    plan = make_plan(profile, 45 * MIB, 'swap-all')
+    entry = dataclasses.replace(plan.maps[0], **{field: value})  # type: ignore[arg-type]
+    strange = dataclasses.replace(plan, maps=(entry, *plan.maps[1:]))
+    with pytest.raises(PlanError, match=f'{field} lies outside the 13 operations'):
+        simulate(profile, strange)

@@ -1,0 +1,91 @@
+"""The public names, what importing costs, and how errors behave."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import pytest
+import toys
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import errors
+
+PURE = (
+    'profile', 'plan', 'files', 'library', 'units', 'validation', 'simulation',
+    'planners',
+)  # fmt: skip
+
+
+def run(code: str) -> str:
+    root = str(pathlib.Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        env={**os.environ, 'PYTHONPATH': root},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_pure_floor_imports_neither_chainer_nor_cupy() -> None:
+    """Usable on a laptop with somebody else's profile."""
+    names = ', '.join(f'chainer_hybridmem.{name}' for name in PURE)
+    code = f'import sys, chainer_hybridmem, {names}; '
+    code += "print(sorted({'chainer', 'cupy', 'matplotlib'} & set(sys.modules)))"
+    assert run(code) == '[]'
+
+
+def test_the_package_alone_imports_no_compiler() -> None:
+    code = "import sys, chainer_hybridmem; print('numba' in sys.modules)"
+    assert run(code) == 'False'
+
+
+def test_public_names() -> None:
+    assert set(hybridmem.__all__) <= set(dir(hybridmem))
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        hybridmem.no_such_name  # noqa: B018
+    for name in ('load_plan', 'load_profile', 'make_plan', 'simulate'):
+        assert inspect.getdoc(getattr(hybridmem, name))
+
+
+def test_from_profile_to_timeline(tmp_path: pathlib.Path) -> None:
+    """What a program does with a profile from another machine."""
+    from chainer_hybridmem.library import save
+
+    profile_path, plan_path = str(tmp_path / 'p.json'), str(tmp_path / 'plan.json')
+    save(toys.chain(), profile_path)
+    profile = hybridmem.load_profile(profile_path)
+    save(hybridmem.make_plan(profile, '45MiB', planner='swap-opt'), plan_path)
+    timeline = hybridmem.simulate(profile, hybridmem.load_plan(plan_path))
+    assert timeline.total_seconds == pytest.approx(21.1)
+    with pytest.raises(hybridmem.InfeasibleError):
+        hybridmem.make_plan(profile, '44MiB')
+
+
+def every_error() -> list[type[Exception]]:
+    return [
+        error
+        for _, error in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(error, Exception)
+    ]
+
+
+@pytest.mark.parametrize('error', every_error())
+def test_errors_have_one_root_and_pickle(error: type[Exception]) -> None:
+    assert issubclass(error, hybridmem.HybridMemoryError)
+    again = pickle.loads(pickle.dumps(error('what happened')))
+    assert type(again) is error
+    assert str(again) == 'what happened'
+
+
+def test_out_of_memory_is_a_memory_error_with_numbers() -> None:
+    error = errors.InfeasibleError('no room', 30, 20, 10)
+    assert isinstance(error, MemoryError)
+    again = pickle.loads(pickle.dumps(error))
+    numbers = (again.requested_bytes, again.limit_bytes, again.used_bytes)
+    assert numbers == (30, 20, 10)
