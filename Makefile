@@ -52,6 +52,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,examples,plot$$extra]"
+	$(BIN)/hybridmem doctor
 	@touch $@
 
 clean:

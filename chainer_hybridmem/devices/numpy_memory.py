@@ -46,10 +46,11 @@ from typing import Any
 
 import llvmlite.binding
 import llvmlite.ir
-import numba
 import numpy
 from numba import types
 from numba.extending import intrinsic
+
+from chainer_hybridmem.jit import callback, compiled
 
 try:
     from numpy._core import (  # type: ignore[attr-defined,unused-ignore]
@@ -150,7 +151,7 @@ _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int
 _reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
 
 
-@numba.njit(types.void(_i64, _i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64, _i64))
 def _log(counter: int, ident: int, size: int) -> None:
     length, capacity = _load(counter + _LOG_LENGTH), _load(counter + _LOG_CAPACITY)
     if length == capacity:
@@ -166,7 +167,7 @@ def _log(counter: int, ident: int, size: int) -> None:
     _store(counter + _LOG_LENGTH, length + 1)
 
 
-@numba.njit(types.void(_i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64))
 def _release_pages(start: int, end: int) -> None:
     """Gives the whole pages between two addresses back; they read as zero."""
     first, last = (start + 4095) & -4096, end & -4096
@@ -174,7 +175,7 @@ def _release_pages(start: int, end: int) -> None:
         _c_madvise(first, last - first, _MADV_DONTNEED)
 
 
-@numba.njit(types.void(_i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64))
 def _remove_hole(counter: int, index: int) -> None:
     holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT) - 1
     for i in range(index, count):
@@ -183,7 +184,7 @@ def _remove_hole(counter: int, index: int) -> None:
     _store(counter + _HOLE_COUNT, count)
 
 
-@numba.njit(_i64(_i64, _i64), cache=True)
+@compiled(_i64(_i64, _i64))
 def _cut(counter: int, total: int) -> int:
     """Takes space from the slab: the smallest hole, else above the top."""
     holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
@@ -213,7 +214,7 @@ def _cut(counter: int, total: int) -> int:
     return address
 
 
-@numba.njit(types.void(_i64, _i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64, _i64))
 def _join(counter: int, address: int, total: int) -> None:
     """Puts space back into the slab and joins it with its neighbours."""
     holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
@@ -251,7 +252,7 @@ def _join(counter: int, address: int, total: int) -> None:
     _store(counter + _HOLE_COUNT, count + 1)
 
 
-@numba.njit(types.void(_i64), cache=True)
+@compiled(types.void(_i64))
 def _release_holes(counter: int) -> None:
     """Gives the pages of everything unused in the slab back to the system."""
     holes, slab = _load(counter + _HOLES), _load(counter + _SLAB)
@@ -263,7 +264,7 @@ def _release_holes(counter: int) -> None:
     _store(counter + _SLAB_TOUCHED, top)
 
 
-@numba.njit(types.void(_i64), cache=True)
+@compiled(types.void(_i64))
 def _drop_slab(counter: int) -> None:
     """Gives the slab back once no block is in it any more."""
     if _load(counter + _SLAB) != 0 and _load(counter + _SLAB_BLOCKS) == 0:
@@ -272,7 +273,7 @@ def _drop_slab(counter: int) -> None:
             _store(counter + field, 0)
 
 
-@numba.njit(types.void(_i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64))
 def _make_slab(counter: int, nbytes: int) -> None:
     """Reserves addresses for the slab; memory comes as it is touched."""
     if _load(counter + _SLAB) == 0:
@@ -283,7 +284,7 @@ def _make_slab(counter: int, nbytes: int) -> None:
             _store(counter + _SLAB_SIZE, nbytes)
 
 
-@numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
+@compiled(_i64(_i64, _i64, types.boolean))
 def _large_block(counter: int, size: int, zeroed: bool) -> int:
     """A block from the slab, or one mapped by itself; see Note: [slab]."""
     total = (size + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
@@ -304,7 +305,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
     return base + _HEADER
 
 
-@numba.njit(types.void(_i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64))
 def _free_block(counter: int, address: int) -> None:
     """Gives a block back to where it came from."""
     base, place = address - _HEADER, _load(address - _HEADER + 24)
@@ -320,7 +321,7 @@ def _free_block(counter: int, address: int) -> None:
             _drop_slab(counter)
 
 
-@numba.njit(types.boolean(_i64, _i64), cache=True)
+@compiled(types.boolean(_i64, _i64))
 def _admit(counter: int, size: int) -> bool:
     """Whether a block fits, after asking for space if need be."""
     used, limit = _load(counter + _USED), _load(counter + _LIMIT)
@@ -338,7 +339,7 @@ def _admit(counter: int, size: int) -> bool:
     return True
 
 
-@numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
+@compiled(_i64(_i64, _i64, types.boolean))
 def _new_block(counter: int, size: int, zeroed: bool) -> int:
     """Memory behind a header; see Note: [headers] and [slab]."""
     if size >= _LARGE_BYTES:
@@ -353,7 +354,7 @@ def _new_block(counter: int, size: int, zeroed: bool) -> int:
     return address
 
 
-@numba.njit(_i64(_i64, _i64), cache=True)
+@compiled(_i64(_i64, _i64))
 def _count(counter: int, size: int) -> int:
     """Counts bytes in use; returns a new id."""
     ident = _load(counter + _NEXT_ID)
@@ -367,7 +368,7 @@ def _count(counter: int, size: int) -> int:
     return ident
 
 
-@numba.njit(types.void(_i64, _i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64, _i64))
 def _uncount(counter: int, ident: int, size: int) -> None:
     """Takes counted bytes back."""
     _store(counter + _USED, _load(counter + _USED) - size)
@@ -375,7 +376,7 @@ def _uncount(counter: int, ident: int, size: int) -> None:
         _log(counter, -ident, size)
 
 
-@numba.njit(_i64(_i64, _i64, types.boolean), cache=True)
+@compiled(_i64(_i64, _i64, types.boolean))
 def _take(counter: int, size: int, zeroed: bool) -> int:
     """Address of a new block; 0 if it does not fit."""
     if not _admit(counter, size):
@@ -391,7 +392,7 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     return address
 
 
-@numba.njit(types.void(_i64, _i64), cache=True)
+@compiled(types.void(_i64, _i64))
 def _give(counter: int, address: int) -> None:
     """Takes a block back."""
     ident, size = _load(address - _HEADER), _load(address - _HEADER + 8)
@@ -399,17 +400,17 @@ def _give(counter: int, address: int) -> None:
     _free_block(counter, address)
 
 
-@numba.cfunc(_i64(_i64, _i64), cache=True)
+@callback(_i64(_i64, _i64))
 def _on_malloc(counter: int, size: int) -> int:
     return _take(counter, size, False)
 
 
-@numba.cfunc(_i64(_i64, _i64, _i64), cache=True)
+@callback(_i64(_i64, _i64, _i64))
 def _on_calloc(counter: int, count: int, size: int) -> int:
     return _take(counter, count * size, True)
 
 
-@numba.cfunc(_i64(_i64, _i64, _i64), cache=True)
+@callback(_i64(_i64, _i64, _i64))
 def _on_realloc(counter: int, address: int, size: int) -> int:
     if address == 0:
         return _take(counter, size, False)
@@ -420,7 +421,7 @@ def _on_realloc(counter: int, address: int, size: int) -> int:
     return moved
 
 
-@numba.cfunc(types.void(_i64, _i64, _i64), cache=True)
+@callback(types.void(_i64, _i64, _i64))
 def _on_free(counter: int, address: int, size: int) -> None:
     if address != 0:
         _give(counter, address)

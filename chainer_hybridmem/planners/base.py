@@ -60,6 +60,9 @@ class Search:
         earliest = np.full(n, problem.arrays.first_backward, np.int64)
         self.lead = earliest if lead is None else np.maximum(lead, earliest)
         self.simulations = 0
+        # On a fresh installation this compiles, which is not planning.
+        self.evaluate(self.fill(SWAP))
+        self.simulations = 0
         self.started = time.perf_counter()
 
     def fill(self, action: int) -> np.ndarray:

@@ -14,27 +14,16 @@ Notation as in :mod:`chainer_hybridmem.simulation.problem`; ``-1`` is "never".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation.problem import Arrays
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
-
-Function = TypeVar('Function', bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Compiles a function, with a cache on disk where one can be written."""
-    try:
-        return cast(Function, numba.njit(cache=True)(function))
-    except RuntimeError:  # a read-only installation and no home directory
-        return cast(Function, numba.njit(function))
 
 
 class Positions(NamedTuple):
@@ -64,14 +53,14 @@ class Times(NamedTuple):
     in_end: np.ndarray  # (M,)
 
 
-@compiled
+@compiled()
 def _order_by(keys: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Indices of chosen entries, by ascending key, ties by index."""
     picked = np.nonzero(chosen)[0]
     return picked[np.argsort(keys[picked], kind='mergesort')]
 
 
-@compiled
+@compiled()
 def _forward(a: Arrays, action: np.ndarray, limit: int, release: np.ndarray) -> Any:
     """Release positions during forward; highest load and its operation.
 
@@ -113,7 +102,7 @@ def _forward(a: Arrays, action: np.ndarray, limit: int, release: np.ndarray) -> 
     return peak, worst
 
 
-@compiled
+@compiled()
 def _chain(
     a: Arrays,
     n_maps: int,
@@ -159,7 +148,7 @@ def _chain(
     return length
 
 
-@compiled
+@compiled()
 def schedule(
     a: Arrays,
     action: np.ndarray,
@@ -357,7 +346,7 @@ def schedule(
     )  # fmt: skip
 
 
-@compiled
+@compiled()
 def _bucket(position: np.ndarray, rank: np.ndarray, n: int) -> Any:
     """Linked lists of maps per operation, in order of ``rank``."""
     head = np.full(n + 1, -1, np.int64)
@@ -370,7 +359,7 @@ def _bucket(position: np.ndarray, rank: np.ndarray, n: int) -> Any:
     return head, following
 
 
-@compiled
+@compiled()
 def times(
     seconds: np.ndarray,
     positions: Positions,

@@ -310,3 +310,22 @@ def test_copies_pay_the_latency_of_the_link() -> None:
     assert lane(timeline, 'swap-out') == [(1, 1, 2.25)]
     assert lane(timeline, 'swap-in') == [(1, 2.25, 3.5)]
     assert timeline.total_seconds == pytest.approx(3.5 + 2 + 0.1)
+
+
+def test_memory_is_not_gained_from_a_map_the_program_holds() -> None:
+    """35 MiB: map 0 is held until F4, so F3 waits for map 1 instead."""
+    nodes = [
+        toys.Node(
+            ((i - 1, 0),) if i else (),
+            reads_inputs=False,
+            reads_outputs=True,
+            workspace=0,
+            held=3 if i == 0 else -2,
+        )
+        for i in range(5)
+    ]
+    profile = toys.network(nodes)
+    plan = make_plan(profile, 35 * MIB, 'swap-all')
+    assert [m.swap_out_before for m in plan.maps] == [2, 3, 4, 5, 5]
+    assert [m.release_before for m in plan.maps] == [4, 3, 5, 5, 5]
+    assert in_mib(simulate(profile, plan))[:5] == [15, 25, 35, 35, 35]

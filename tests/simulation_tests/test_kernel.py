@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +12,10 @@ from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search, least_memory
-from chainer_hybridmem.simulation import kernel, make_problem, simulate
+from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
-
-
-def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A read-only installation, and no home directory to write to."""
-
-    def njit(function: Any = None, cache: bool = False) -> Callable[..., Any]:
-        if function is not None:
-            return lambda *arguments: ('compiled', function(*arguments))
-
-        def refuse(function: Any) -> Any:
-            raise RuntimeError('cannot cache function: no locator available')
-
-        return refuse if cache else njit
-
-    monkeypatch.setattr(kernel.numba, 'njit', njit)
-    assert kernel.compiled(lambda x: x + 1)(2) == ('compiled', 3)
 
 
 def test_a_map_without_a_recipe_cannot_be_recomputed() -> None:
