@@ -127,6 +127,7 @@ class Session(chainer.FunctionHook):
         self._executor = Executor(self.device)
         self._guides: list[Guide] = []
         self._guide: Guide | None = None
+        self._lost = False  # whether the last iteration left its guide
         self._recorder: Recorder | None = None
         self._link: Link | None = None
         self._open = False
@@ -201,9 +202,9 @@ class Session(chainer.FunctionHook):
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
             f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
-            f'use and nothing more can be swapped. The smallest limit that would '
-            f'work here is about {used + requested} bytes; raise memory_limit or '
-            f'lower the batch size.',
+            f'use and nothing more can be swapped. The smallest limit that gets past '
+            f'this allocation is {used + requested} bytes; raise memory_limit or lower '
+            f'the batch size.',
             requested,
             self.limit_bytes,
             used,
@@ -316,8 +317,8 @@ class Session(chainer.FunctionHook):
         self._matching = False
         self._executor.leave_plan()
         self.deviations += 1
-        if self._recorder is None:
-            self._guides = [g for g in self._guides if g is not self._guide][-1:]
+        # What begins like this one and goes another way is recorded next time.
+        self._lost = True
         self._tell(f'iteration {self.iterations + 1} differs: passive, then profiled')
 
     def _begin_iteration(self, key: Key) -> None:
@@ -325,8 +326,9 @@ class Session(chainer.FunctionHook):
         self._reset_iteration()
         self._index = index  # older graphs may still be asked for
         guide = next((g for g in self._guides if g.keys[:1] == [key]), None)
-        if guide is None:
+        if guide is None or self._lost:
             guide = Guide()
+        self._lost = False
         self._guide = guide
         self._matching = guide.table is not None
         self._kinds = self._permanent_kinds()
@@ -361,9 +363,12 @@ class Session(chainer.FunctionHook):
         link = self._measured_link()
         kinds = {**self._kinds, **self._permanent_kinds()}
         profile = _uncounted(recorder.build, link, self.device.describe(), kinds)
-        _uncounted(guide.learn, profile, self._keys)
-        if guide not in self._guides:
-            self._guides = [guide, *self._guides][:LARGEST_GUIDE_COUNT]
+        known = next((g for g in self._guides if g.keys == self._keys), guide)
+        if known is guide:
+            _uncounted(guide.learn, profile, self._keys)
+        # The signature seen last is tried first the next time.
+        others = [g for g in self._guides if g is not known and g is not guide]
+        self._guides = [known, *others][:LARGEST_GUIDE_COUNT]
         if guide.profiled and guide.stage is not Stage.GUIDED:
             _uncounted(self._plan, guide)
 

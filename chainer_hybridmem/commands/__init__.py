@@ -25,6 +25,7 @@ from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
+from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.errors import HybridMemoryError
 
@@ -36,6 +37,7 @@ COMMANDS: tuple[type[Command], ...] = (
     PlanCommand,
     CompareCommand,
     TraceCommand,
+    ShowCommand,
     DoctorCommand,
 )
 

@@ -20,8 +20,9 @@ Note: [slab]
     fifth of an iteration, and the C library's heap keeps freed ones in pieces.
     Large blocks are therefore cut from one slab as large as the limit: best
     fit, neighbours joined when freed, pages kept. A block for which no hole is
-    large enough is mapped by itself; then the pages of all holes go back to the
-    system first, so that physical memory follows the load, not its history.
+    large enough is mapped by itself; then pages of holes, the largest first, go
+    back to the system as far as the limit wants it, so that physical memory
+    follows the load, not its history.
 
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
@@ -78,10 +79,12 @@ _LOGGING, _LOG, _LOG_LENGTH, _LOG_CAPACITY = 40, 48, 56, 64
 _RECLAIMING, _FAILED_BYTES, _FAILED_USED, _LIMITED = 72, 80, 88, 96
 _SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _SLAB_BLOCKS = 104, 112, 120, 128, 136
 _HOLES, _HOLE_COUNT = 144, 152  # (address, bytes) pairs by address
+_RELEASED = 1  # in the bytes of a hole, which are a multiple of 64: no pages
 _FIELDS = 20
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _MOST_HOLES = 1 << 13
 _LEAST_HOLE = 4096
+_EVERYTHING = 1 << 60  # bytes
 _IN_HEAP, _IN_SLAB, _MAPPED = 0, 1, 2  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
@@ -190,14 +193,15 @@ def _cut(counter: int, total: int) -> int:
     holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
     best, best_bytes = -1, 0
     for i in range(count):
-        nbytes = _load(holes + 16 * i + 8)
+        nbytes = _load(holes + 16 * i + 8) & ~_RELEASED
         if nbytes >= total and (best < 0 or nbytes < best_bytes):
             best, best_bytes = i, nbytes
     if best >= 0:
         address = _load(holes + 16 * best)
         if best_bytes - total >= _LEAST_HOLE:
             _store(holes + 16 * best, address + total)
-            _store(holes + 16 * best + 8, best_bytes - total)
+            released = _load(holes + 16 * best + 8) & _RELEASED
+            _store(holes + 16 * best + 8, (best_bytes - total) | released)
         else:
             total = best_bytes
             _remove_hole(counter, best)
@@ -227,14 +231,15 @@ def _join(counter: int, address: int, total: int) -> None:
         else:
             high = middle
     if low < count and _load(holes + 16 * low) == address + total:
-        total += _load(holes + 16 * low + 8)
+        total += _load(holes + 16 * low + 8) & ~_RELEASED
         _remove_hole(counter, low)
         count -= 1
     if low > 0:
         before = holes + 16 * (low - 1)
-        if _load(before) + _load(before + 8) == address:
+        nbytes = _load(before + 8) & ~_RELEASED
+        if _load(before) + nbytes == address:
             address = _load(before)
-            total += _load(before + 8)
+            total += nbytes
             low -= 1
             _remove_hole(counter, low)
             count -= 1
@@ -252,16 +257,35 @@ def _join(counter: int, address: int, total: int) -> None:
     _store(counter + _HOLE_COUNT, count + 1)
 
 
-@compiled(types.void(_i64))
-def _release_holes(counter: int) -> None:
-    """Gives the pages of everything unused in the slab back to the system."""
-    holes, slab = _load(counter + _HOLES), _load(counter + _SLAB)
-    for i in range(_load(counter + _HOLE_COUNT)):
-        start = _load(holes + 16 * i)
-        _release_pages(start, start + _load(holes + 16 * i + 8))
-    top = _load(counter + _SLAB_TOP)
-    _release_pages(slab + top, slab + _load(counter + _SLAB_TOUCHED))
-    _store(counter + _SLAB_TOUCHED, top)
+@compiled(types.void(_i64, _i64))
+def _release_holes(counter: int, size: int) -> None:
+    """Gives unused pages of the slab back until ``size`` more bytes fit.
+
+    The limit is then kept by what is in use, what holes still hold and the new
+    bytes together.
+    """
+    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
+    slab, top = _load(counter + _SLAB), _load(counter + _SLAB_TOP)
+    excess = _load(counter + _USED) + size - _load(counter + _LIMIT)
+    for i in range(count):
+        nbytes = _load(holes + 16 * i + 8)
+        if nbytes & _RELEASED == 0:
+            excess += nbytes
+    if excess + _load(counter + _SLAB_TOUCHED) - top > 0:
+        _release_pages(slab + top, slab + _load(counter + _SLAB_TOUCHED))
+        _store(counter + _SLAB_TOUCHED, top)
+    while excess > 0:
+        largest, most = -1, 0
+        for i in range(count):
+            nbytes = _load(holes + 16 * i + 8)
+            if nbytes & _RELEASED == 0 and nbytes > most:
+                largest, most = i, nbytes
+        if largest < 0:
+            return
+        start = _load(holes + 16 * largest)
+        _release_pages(start, start + most)
+        _store(holes + 16 * largest + 8, most | _RELEASED)
+        excess -= most
 
 
 @compiled(types.void(_i64))
@@ -294,7 +318,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
         if zeroed:
             _c_memset(base + _HEADER, 0, size)
         return base + _HEADER
-    _release_holes(counter)
+    _release_holes(counter, size)
     base = _c_mmap(0, total, _PROTECTION, _MAP_FLAGS, -1, 0)
     if base == -1:
         return 0
@@ -563,7 +587,7 @@ class Counter:
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
         self._set(_LIMITED, 0)
-        _release_holes(self._address)
+        _release_holes(self._address, _EVERYTHING)
         _drop_slab(self._address)
         _set_handler(self._previous)
         self._previous = None

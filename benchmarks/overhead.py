@@ -1,0 +1,71 @@
+"""What a session costs when everything fits: plain Chainer against in-core.
+
+Both train the same network in turns in one process, so that a machine whose
+speed drifts is unfair to neither; medians and their ratio are reported.
+
+    python benchmarks/overhead.py [--arch resnet50] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import common
+
+import chainer_hybridmem as hybridmem
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--iterations', type=int, default=3)
+    options = parser.parse_args()
+    rows = []
+    for arch in options.arch:
+        batchsize = common.HOST_BATCHES[arch]
+        plain, guided = [], []
+        one = common.Training(arch, batchsize)
+        two = common.Training(arch, batchsize)
+        one.step()
+        for _ in range(options.rounds):
+            for _ in range(options.iterations):
+                start = time.perf_counter()
+                one.step()
+                plain.append(time.perf_counter() - start)
+            with hybridmem.optimize(two.model, '1TB') as session:
+                for _ in range(3 + options.iterations):
+                    two.step()
+            guided += session.iteration_times()
+        rows.append(
+            {
+                'arch': arch,
+                'batchsize': batchsize,
+                'plain_seconds': statistics.median(plain),
+                'session_seconds': statistics.median(guided),
+                'ratio': statistics.median(guided) / statistics.median(plain),
+                'all_plain': plain,
+                'all_session': guided,
+            }
+        )
+        print(
+            common.table(
+                rows[-1:],
+                {
+                    'arch': str,
+                    'batchsize': str,
+                    'plain_seconds': '{:.3f}'.format,
+                    'session_seconds': '{:.3f}'.format,
+                    'ratio': '{:.3f}'.format,
+                },
+            ),
+            flush=True,
+        )
+    common.save('host_overhead', {'rows': rows})
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,39 @@
+"""``hybridmem show`` draws a picture, or says in one line why not."""
+
+from __future__ import annotations
+
+import sys
+
+import toys
+
+from chainer_hybridmem import library, make_plan
+from chainer_hybridmem.commands import main
+
+
+def written(tmp_path, planner='pooch'):
+    profile = toys.chain(6)
+    plan = make_plan(profile, '60MiB', planner)
+    paths = [str(tmp_path / name) for name in ('profile.json', 'plan.json')]
+    library.save(profile, paths[0])
+    library.save(plan, paths[1])
+    return paths
+
+
+def test_a_picture_is_written(tmp_path, capsys):
+    output = tmp_path / 'picture.png'
+    assert main(['show', *written(tmp_path), '-o', str(output)]) == 0
+    assert output.read_bytes().startswith(b'\x89PNG')
+    assert 'pooch' in capsys.readouterr().out
+
+
+def test_an_unknown_kind_of_picture(tmp_path, capsys):
+    output = str(tmp_path / 'picture.quark')
+    assert main(['show', *written(tmp_path), '-o', output]) == 1
+    assert 'quark' in capsys.readouterr().err
+
+
+def test_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    output = str(tmp_path / 'picture.png')
+    assert main(['show', *written(tmp_path), '-o', output]) == 1
+    assert 'pip install' in capsys.readouterr().err
