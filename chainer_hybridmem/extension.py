@@ -77,10 +77,11 @@ class HybridMemory(extension.Extension):
         self.session = session
 
     def __call__(self, trainer: Any) -> None:
-        """Reports the figures of the last finished iteration."""
+        """Ends the iteration and reports its figures."""
         session = self.session
         if session is None:
             return
+        session.finish_iteration()
         figures = session.last_iteration()
         observation = {
             f'hybridmem/{name}': float(figures[name])

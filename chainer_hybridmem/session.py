@@ -26,7 +26,7 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
+from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.reporting.session_report import session_report
@@ -112,7 +112,7 @@ class Session(chainer.FunctionHook):
             )
         self.model = model
         self.planner = check_name(planner)
-        self.planner_options = options
+        self.planner_options = check_options(planner, options)
         self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         bandwidth = (
             None
@@ -410,11 +410,13 @@ class Session(chainer.FunctionHook):
         To be called after the update, when something else than the next
         iteration follows: its time is then not counted as the iteration's.
         """
-        if self._started:
+        if self._started and self._backward_seen and not self._in_backward:
+            if self._recorder is not None:
+                self._recorder.enter()
             self._complete_last()
             self._end_iteration()
             self._started = False
-        self._executor.settle()
+            self._executor.forget_dead()
 
     def _plan(self, guide: Guide) -> None:
         problem = guide.make_problem()
@@ -428,6 +430,7 @@ class Session(chainer.FunctionHook):
         """Called with every finished profile, before it is planned."""
 
     def _follow(self, guide: Guide, problem: Problem, plan: Plan) -> None:
+        self._executor.settle()
         guide.follow(problem, plan)
         self.device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
         self._tell(

@@ -17,7 +17,9 @@ from chainer_hybridmem.devices.protocol import Root, Transfer
 from chainer_hybridmem.devices.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
 
-_STEP_SECONDS = 0.01  # a throttled copy sleeps about this often
+# A throttled copy wakes this often. Each time it takes a core from BLAS, whose
+# other threads then spin: seldom is better.
+_STEP_SECONDS = 0.2
 _LEAST_STEP_BYTES = 1 << 16
 
 _Copy = Callable[[int, int, int], None]

@@ -103,24 +103,28 @@ class Executor:
         """Ends guidance for the rest of the iteration: passive from here on."""
         self._table = None
 
-    def settle(self) -> None:
-        """Ends an iteration: forgets the maps of graphs that have died.
-
-        A host copy that a living graph still needs is taken out of the plan's
-        copies, so that the next iteration does not write over it.
-        """
+    def forget_dead(self) -> None:
+        """Ends an iteration: forgets the maps of graphs that have died."""
         self._table = None
         for allocation, live in list(self._by_allocation.items()):
-            planned = live.storage >= 0
             if live.alive():
-                if planned and self._copies.get(live.storage) is live.copy:
-                    self._copies.pop(live.storage, None)
-                live.storage = -1
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if not planned and live.copy is not None:
-                live.copy.close()
+            if live.storage < 0 and live.copy is not None:
+                live.copy.close()  # no plan owns it
+
+    def settle(self) -> None:
+        """Like :meth:`forget_dead`; living graphs keep what they need.
+
+        A host copy that a living graph may still ask for is taken out of the
+        plan's copies, so that nobody writes over it or gives it back.
+        """
+        self.forget_dead()
+        for live in self._by_allocation.values():
+            if live.storage >= 0 and self._copies.get(live.storage) is live.copy:
+                self._copies.pop(live.storage, None)
+            live.storage = -1
 
     def close(self) -> None:
         """Brings back whatever a living graph may still ask for."""

@@ -43,6 +43,22 @@ def check_name(planner: str) -> str:
     return planner
 
 
+def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options if the planner has them all.
+
+    Raises:
+        OptionError: Naming the options there are.
+    """
+    known = list(inspect.signature(PLANNERS[planner]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise OptionError(
+                f'Planner {planner!r} has no option {option!r}; '
+                f'it has {", ".join(known) or "none"}.'
+            )
+    return options
+
+
 def make_plan(
     profile: Profile | Problem,
     memory_limit: int | str,
@@ -67,12 +83,6 @@ def make_plan(
     """
     function = PLANNERS[check_name(planner)]
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
-    known = list(inspect.signature(function).parameters)[2:]
-    for option in options:
-        if option not in known:
-            raise OptionError(
-                f'Planner {planner!r} has no option {option!r}; '
-                f'it has {", ".join(known) or "none"}.'
-            )
+    check_options(planner, options)
     problem = profile if isinstance(profile, Problem) else make_problem(profile)
     return function(problem, limit_bytes, **options)

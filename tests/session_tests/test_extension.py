@@ -14,6 +14,7 @@ from chainer.training import extensions
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.plan import Action
 
 LIMIT = 4_000_000
 
@@ -69,3 +70,39 @@ def test_out_of_memory_is_explained(tmp_path, capsys):
         trainer.run()
     assert 'Convolution2DFunction' in capsys.readouterr().err
     assert not numpy_memory.installed()
+
+
+def test_a_classifier_that_holds_its_graph_until_the_next_forward(tmp_path):
+    """chainer.links.Classifier keeps loss and prediction on itself."""
+
+    class Predictor(networks.Everything):
+        def forward(self, x):
+            h = self.block2(self.block1(chainer.functions.relu(self.first(x))))
+            return self.last(chainer.functions.max_pooling_2d(h, 2))
+
+    def run(out, limit):
+        np.random.seed(0)
+        model = chainer.links.Classifier(Predictor())
+        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+        rows = [row for x, t in networks.batches(4) for row in zip(x, t, strict=True)]
+        iterator = chainer.iterators.SerialIterator(rows, 8)
+        updater = training.StandardUpdater(iterator, optimizer)
+        trainer = training.Trainer(updater, (8, 'iteration'), out=str(out))
+        if limit:
+            trainer.extend(hybridmem.HybridMemory(limit, planner='swap-all'))
+        trainer.run()
+        return trainer, model
+
+    _, expected = run(tmp_path / 'plain', None)
+    trainer, model = run(tmp_path / 'guided', LIMIT)
+    for name, parameter in expected.namedparams():
+        array = dict(model.namedparams())[name].array
+        assert array.tobytes() == parameter.array.tobytes()
+    session = trainer.get_extension('HybridMemory').session
+    figures = session.statistics()
+    assert figures['guided_iterations'] == 5
+    assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
+    assert figures['peak_bytes'] <= LIMIT
+    assert figures["host_bytes"] == session.plan.action_bytes(
+        session.profile, Action.SWAP
+    )
