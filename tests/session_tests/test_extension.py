@@ -103,6 +103,6 @@ def test_a_classifier_that_holds_its_graph_until_the_next_forward(tmp_path):
     assert figures['guided_iterations'] == 5
     assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
     assert figures['peak_bytes'] <= LIMIT
-    assert figures["host_bytes"] == session.plan.action_bytes(
+    assert figures['host_bytes'] == session.plan.action_bytes(
         session.profile, Action.SWAP
     )
