@@ -43,7 +43,7 @@ def main() -> int:
                 arch, batchsize, limit, None, True, options.rounds, options.iterations
             )
         except Exception:
-            # One network must not cost the others their time on a lent GPU.
+            # One network must not cost the others their time on a GPU.
             failures.append({'arch': arch, 'traceback': traceback.format_exc()})
             traceback.print_exc()
             continue
