@@ -36,7 +36,7 @@ DEMO = {
     'dataset': 'demo',
     'log_interval': 1,
     'snapshot_interval': 0,
-    'learning_rate': 0.002,
+    'learning_rate': 0.0005,
 }
 # The link is throttled to about the ratio of compute to copies of a V100 on PCIe 3,
 # so that keeping, swapping and recomputing all have their price.
