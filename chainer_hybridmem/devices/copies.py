@@ -20,6 +20,7 @@ from chainer_hybridmem.errors import SwapStoreError
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
 # other threads then spin: seldom is better.
 _STEP_SECONDS = 0.2
+_LATE_SECONDS = 0.01  # a copy thread that woke late may make up for so much
 _LEAST_STEP_BYTES = 1 << 16
 
 _Copy = Callable[[int, int, int], None]
@@ -175,7 +176,7 @@ class CopyThread:
         else:
             due += nbytes / self._bandwidth
             _copy_in_steps(copy, job, begin, self._bandwidth)
-        self._free_from = max(due, time.perf_counter() - _STEP_SECONDS)
+        self._free_from = max(due, time.perf_counter() - _LATE_SECONDS)
 
 
 def _copy_in_steps(copy: _Copy, job: _Job, begin: float, bandwidth: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 
 import chainer
 import chainer.functions as F
@@ -150,8 +151,16 @@ class _InterruptingHook(_FailingHook):
             _thread.interrupt_main()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal; jobs in the background start with it ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize('iteration', [0, 2, 4])
-def test_ctrl_c_ends_the_session_cleanly(model, iteration):
+def test_ctrl_c_ends_the_session_cleanly(model, iteration, ctrl_c):
     optimizer = chainer.optimizers.SGD().setup(model)
     (x, t), *_ = networks.batches(1)
     with pytest.raises(KeyboardInterrupt):
