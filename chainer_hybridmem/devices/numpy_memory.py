@@ -85,6 +85,7 @@ _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _MOST_HOLES = 1 << 13
 _LEAST_HOLE = 4096
 _EVERYTHING = 1 << 60  # bytes
+_RECLAIM_TRIES = 8
 _IN_HEAP, _IN_SLAB, _MAPPED = 0, 1, 2  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
@@ -308,24 +309,47 @@ def _make_slab(counter: int, nbytes: int) -> None:
             _store(counter + _SLAB_SIZE, nbytes)
 
 
-@compiled(_i64(_i64, _i64, types.boolean))
-def _large_block(counter: int, size: int, zeroed: bool) -> int:
-    """A block from the slab, or one mapped by itself; see Note: [slab]."""
-    total = (size + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
+@compiled(_i64(_i64, _i64))
+def _find_space(counter: int, total: int) -> int:
+    """Space for a large block: in the slab, else mapped; 0 if there is none."""
     base = _cut(counter, total)
     if base != 0:
         _store(base + 24, _IN_SLAB)
-        if zeroed:
-            _c_memset(base + _HEADER, 0, size)
-        return base + _HEADER
-    _release_holes(counter, size)
+        return base
+    _release_holes(counter, total)
     base = _c_mmap(0, total, _PROTECTION, _MAP_FLAGS, -1, 0)
     if base == -1:
         return 0
-    if size >= _HUGE_BYTES:
+    if total >= _HUGE_BYTES:
         _c_madvise(base, total, _MADV_HUGEPAGE)
     _store(base + 16, total)
     _store(base + 24, _MAPPED)
+    return base
+
+
+@compiled(_i64(_i64, _i64, types.boolean))
+def _large_block(counter: int, size: int, zeroed: bool) -> int:
+    """A block from the slab, or one mapped by itself; see Note: [slab].
+
+    Where the system refuses to map, others must leave the slab to make room.
+    """
+    total = (size + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
+    base = _find_space(counter, total)
+    if _load(counter + _LIMITED) != 0 and _load(counter + _RECLAIMING) == 0:
+        tries = 0
+        while base == 0 and tries < _RECLAIM_TRIES:
+            used = _load(counter + _USED)
+            _store(counter + _RECLAIMING, 1)
+            _reclaim(counter, total)
+            _store(counter + _RECLAIMING, 0)
+            if _load(counter + _USED) == used:
+                break
+            base = _find_space(counter, total)
+            tries += 1
+    if base == 0:
+        return 0
+    if zeroed:
+        _c_memset(base + _HEADER, 0, size)
     return base + _HEADER
 
 
