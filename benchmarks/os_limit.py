@@ -21,7 +21,7 @@ import common
 
 import chainer_hybridmem as hybridmem
 
-MARGIN_BYTES = 192 * 2**20
+MARGIN_BYTES = 320 * 2**20
 
 
 def mapped_bytes() -> int:
