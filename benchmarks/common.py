@@ -18,6 +18,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem import architectures
+from chainer_hybridmem.devices.host import processor_name
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -36,7 +37,7 @@ def environment() -> dict[str, Any]:
         'date': datetime.date.today().isoformat(),
         'commit': _git('rev-parse', '--short', 'HEAD'),
         'clean': not _git('status', '--porcelain', '--', 'chainer_hybridmem'),
-        'processor': _processor(),
+        'processor': processor_name(),
         'cores': os.cpu_count(),
         'python': platform.python_version(),
         'numpy': np.__version__,
@@ -51,17 +52,6 @@ def _git(*arguments: str) -> str:
         ['git', *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return result.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        with open('/proc/cpuinfo', encoding='utf-8') as lines:
-            for line in lines:
-                if line.startswith('model name'):
-                    return line.split(':', 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 class Training:

@@ -134,7 +134,7 @@ class HostDevice(Device):
     def describe(self) -> dict[str, Any]:
         return {
             'kind': self.kind,
-            'name': _processor_name(),
+            'name': processor_name(),
             'cores': _usable_cores(),
             'numpy': numpy.__version__,
             'python': platform.python_version(),
@@ -425,7 +425,8 @@ def _space(copy: HostCopy, nbytes: int) -> Space:
     return copy
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """What the machine calls its processor."""
     try:
         with open('/proc/cpuinfo', encoding='utf-8') as lines:
             for line in lines:
