@@ -378,7 +378,7 @@ def random_plan(seed: int) -> tuple[Profile, Plan]:
     ]
     search = Search(problem, rng.randint(1, problem.in_core_peak_bytes))
     candidate = search.evaluate(np.array(actions, np.int64))
-    search = Search(problem, max(search.limit_bytes, candidate.positions.peak_bytes))
+    search = Search(problem, max(search.limit_bytes, candidate.peak_bytes))
     return profile, search.finish('test', search.evaluate(candidate.action))
 
 

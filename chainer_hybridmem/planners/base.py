@@ -25,20 +25,26 @@ class Candidate:
 
     Attributes:
         action (ndarray): (M,) KEEP, SWAP or RECOMPUTE.
-        positions (Positions): Where everything happens.
-        times (Times or None): When; None if it does not fit.
         seconds (float): Simulated time; infinite if it does not fit.
+        peak_bytes (int): Highest load.
+        worst (int): Operation with the highest load.
+        collective (bool): Whether replays keep what they pass.
+        release_stall (ndarray): (M,) seconds compute waits for each swap-out.
+        need_stall (ndarray): (M,) seconds compute waits for each swap-in.
     """
 
     action: np.ndarray
-    positions: kernel.Positions
-    times: kernel.Times | None
     seconds: float
+    peak_bytes: int
+    worst: int
+    collective: bool
+    release_stall: np.ndarray
+    need_stall: np.ndarray
 
     @property
     def fits(self) -> bool:
         """Whether the load stays inside the limit at every moment."""
-        return self.times is not None
+        return self.seconds < float('inf')
 
 
 class Search:
@@ -49,16 +55,23 @@ class Search:
         limit_bytes (int): Memory limit.
         lead (ndarray or None): (n,) earliest position of a swap-in by the
             operation that needs it. None: as early as memory allows.
+        barrier (bool): Whether backward starts when every swap-out has finished.
     """
 
     def __init__(
-        self, problem: Problem, limit_bytes: int, lead: np.ndarray | None = None
+        self,
+        problem: Problem,
+        limit_bytes: int,
+        lead: np.ndarray | None = None,
+        barrier: bool = True,
     ) -> None:
         self.problem = problem
         self.limit_bytes = limit_bytes
         n = len(problem.arrays.seconds)
         earliest = np.full(n, problem.arrays.first_backward, np.int64)
         self.lead = earliest if lead is None else np.maximum(lead, earliest)
+        self.barrier = barrier
+        self.work = kernel.make_work(problem.arrays)
         self.simulations = 0
         # On a fresh installation this compiles, which is not planning.
         self.evaluate(self.fill(SWAP))
@@ -78,27 +91,53 @@ class Search:
                 swapping it costs; -1 for none.
         """
         self.simulations += 1
-        positions = self._schedule(action)
-        if positions.peak_bytes > self.limit_bytes:
-            return Candidate(action.copy(), positions, None, float('inf'))
+        collective = True
+        outcome = self._outcome(action, collective, free)
+        if outcome.peak_bytes > self.limit_bytes and (action == RECOMPUTE).any():
+            bare = self._outcome(action, False, free)
+            if bare.peak_bytes < outcome.peak_bytes:
+                outcome, collective = bare, False
+        return Candidate(
+            action=action.copy(),
+            seconds=outcome.seconds,
+            peak_bytes=outcome.peak_bytes,
+            worst=outcome.worst,
+            collective=collective,
+            release_stall=self.work.release_stall.copy(),
+            need_stall=self.work.need_stall.copy(),
+        )
+
+    def _outcome(
+        self,
+        action: np.ndarray,
+        collective: bool,
+        free: int = -1,
+        work: kernel.Work | None = None,
+    ) -> kernel.Outcome:
         out_seconds = self.problem.swap_out_seconds
         in_seconds = self.problem.swap_in_seconds
         if free >= 0:
             out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
             out_seconds[free] = in_seconds[free] = 0.0
-        times = kernel.times(
-            self.problem.arrays.seconds, positions, out_seconds, in_seconds
+        outcome: kernel.Outcome = kernel.evaluate(
+            self.problem.arrays,
+            action,
+            self.limit_bytes,
+            self.lead,
+            out_seconds,
+            in_seconds,
+            collective,
+            self.barrier,
+            self.work if work is None else work,
         )
-        return Candidate(action.copy(), positions, times, float(times.total_seconds))
+        return outcome
 
-    def _schedule(self, action: np.ndarray) -> kernel.Positions:
-        arguments = (self.problem.arrays, action, self.limit_bytes, self.lead)
-        positions = kernel.schedule(*arguments, True)
-        if positions.peak_bytes > self.limit_bytes and (action == RECOMPUTE).any():
-            bare = kernel.schedule(*arguments, False)
-            if bare.peak_bytes < positions.peak_bytes:
-                return bare
-        return positions
+    def positions(self, candidate: Candidate) -> kernel.Work:
+        """Where everything of a candidate happens, replays included."""
+        outcome = self._outcome(candidate.action, candidate.collective)
+        work = kernel.make_work(self.problem.arrays, outcome.entries)
+        self._outcome(candidate.action, candidate.collective, work=work)
+        return work
 
     def in_core_fits(self) -> bool:
         """Whether plain Chainer stays inside the limit."""
@@ -113,7 +152,7 @@ class Search:
         if not candidate.fits:
             raise infeasible(self.problem, self.limit_bytes, planner, candidate)
         maps, replays = plan_from_positions(
-            self.problem, candidate.action, candidate.positions
+            self.problem, candidate.action, self.positions(candidate)
         )
         plan = Plan(
             planner=planner,
@@ -123,7 +162,7 @@ class Search:
             maps=maps,
             replays=replays,
             predicted_seconds=candidate.seconds,
-            predicted_peak_bytes=int(candidate.positions.peak_bytes),
+            predicted_peak_bytes=int(candidate.peak_bytes),
             in_core_seconds=self.problem.in_core_seconds,
             lower_bound_seconds=self.problem.in_core_seconds,
             planning_seconds=time.perf_counter() - self.started,
@@ -164,10 +203,8 @@ def least_memory(problem: Problem) -> tuple[int, int]:
     the last moment: what remains is what single operations need.
     """
     search = Search(problem, 0)
-    positions = kernel.schedule(
-        problem.arrays, search.fill(SWAP), 0, search.lead, False
-    )
-    return int(positions.peak_bytes), int(positions.worst)
+    candidate = search.evaluate(search.fill(SWAP))
+    return candidate.peak_bytes, candidate.worst
 
 
 def infeasible(
@@ -188,8 +225,8 @@ def infeasible(
     if candidate is None:
         needed, what = problem.in_core_peak_bytes, 'keeping every feature map'
     else:
-        needed = int(candidate.positions.peak_bytes)
-        worst = int(candidate.positions.worst)
+        needed = int(candidate.peak_bytes)
+        worst = int(candidate.worst)
         what = f'operation {worst} ({problem.profile.operations[worst].label})'
     message = (
         f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '

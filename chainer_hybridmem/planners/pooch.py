@@ -56,15 +56,13 @@ def pooch(problem: Problem, limit_bytes: int, node_budget: int = NODE_BUDGET) ->
 def _stage_one(search: Search, node_budget: int) -> tuple[Candidate, bool]:
     """Returns the best candidate and whether one whole tree was searched."""
     base = search.evaluate(search.fill(SWAP))
-    if base.times is None:
+    if not base.fits:
         return base, True
     exposed = _by_exposure(base)
     best = _Tree(search, node_budget - search.simulations).run(base, exposed)
     if best.complete:
         return best.candidate, True
     while search.simulations < node_budget:
-        times = best.candidate.times
-        assert times is not None
         tree = _Tree(search, node_budget - search.simulations)
         found = tree.run(best.candidate, _by_exposure(best.candidate)[:LARGEST_TREE])
         if found.candidate.seconds >= best.candidate.seconds:
@@ -75,8 +73,7 @@ def _stage_one(search: Search, node_budget: int) -> tuple[Candidate, bool]:
 
 def _by_exposure(candidate: Candidate) -> list[int]:
     """Maps whose swap-in compute waits for (L_I), longest wait first."""
-    assert candidate.times is not None
-    stall = candidate.times.need_stall
+    stall = candidate.need_stall
     waited = [m for m in range(len(stall)) if stall[m] > 0]
     return sorted(waited, key=lambda m: -stall[m])
 
@@ -117,9 +114,7 @@ class _Tree:
         action = candidate.action.copy()
         current = candidate
         for m in range(len(action) - 1, -1, -1):
-            times = current.times
-            assert times is not None
-            if not (times.release_stall > 0).any():
+            if not (current.release_stall > 0).any():
                 break
             if action[m] != SWAP:
                 continue

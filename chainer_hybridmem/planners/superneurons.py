@@ -45,11 +45,11 @@ def give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, i
     """
     arrays = search.problem.arrays
     current, given_up = search.evaluate(action), 0
-    while not current.fits and current.positions.worst >= arrays.first_backward:
+    while not current.fits and current.worst >= arrays.first_backward:
         recomputed = np.nonzero(current.action == RECOMPUTE)[0]
         if len(recomputed) == 0:
             break
-        distance = np.abs(arrays.first_use[recomputed] - current.positions.worst)
+        distance = np.abs(arrays.first_use[recomputed] - current.worst)
         action = current.action.copy()
         action[recomputed[np.argmin(distance)]] = SWAP
         current, given_up = search.evaluate(action), given_up + 1

@@ -2,14 +2,18 @@
 
 Two steps, each linear in the operations for a bounded number of maps alive:
 
-``schedule``
-    decides *where* everything happens, from memory alone: the released-by
-    position of each swap-out, replays, and each swap-in as early as memory
-    allows, in order of need (Ito et al., section 4.3).
-``times``
+``evaluate``
+    decides *where* everything happens: in forward, finished swap-outs are
+    released when memory is asked for, oldest first; in backward, replays come
+    just in time, swap-outs still under way are released as they finish, and
+    swap-ins start as early as memory allows, in order of need (Ito et al.,
+    section 4.3). Then it asks ``lanes``.
+``lanes``
     decides *when*: one compute lane, one lane per copy direction.
 
-Notation as in :mod:`chainer_hybridmem.simulation.problem`; ``-1`` is "never".
+Both write into a :class:`Work`, so that a search allocates nothing per candidate
+and runs compiled as a whole. Notation as in
+:mod:`chainer_hybridmem.simulation.problem`; ``-1`` is "never".
 """
 
 from __future__ import annotations
@@ -24,11 +28,14 @@ from chainer_hybridmem.simulation.problem import Arrays
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
+# Lists of maps per position.
+OUT, LEAVE, IN, NEED = 0, 1, 2, 3
 
 
-class Positions(NamedTuple):
-    """Where each map is released, taken back and dropped; (M,) int64 each."""
+class Work(NamedTuple):
+    """Where one evaluation leaves its results, and its scratch space."""
 
+    # Positions, (M,) int64 each.
     swap_out: np.ndarray
     release: np.ndarray
     swap_in: np.ndarray
@@ -36,112 +43,186 @@ class Positions(NamedTuple):
     drop: np.ndarray
     program: np.ndarray  # (P, 3): position, RUN/STAY/FREE, operation or item
     replay_seconds: np.ndarray  # (n,)
+    # Times in seconds, (M,) float64 each.
+    start: np.ndarray  # (n,) compute start, replays included
+    release_stall: np.ndarray  # compute waited for this swap-out
+    need_stall: np.ndarray  # compute waited for this swap-in
+    out_start: np.ndarray
+    out_end: np.ndarray
+    in_start: np.ndarray
+    in_end: np.ndarray
+    # Scratch.
+    load: np.ndarray  # (n+1,) int64
+    extra: np.ndarray  # (n+1,) int64, replays above what is loaded
+    heads: np.ndarray  # (4, n+1) int64, first map per position
+    tails: np.ndarray  # (n+1,) int64, last map per position
+    following: np.ndarray  # (4, M) int64, next map of the same position
+    mark: np.ndarray  # (n,) int64
+    chain: np.ndarray  # (n,) int64
+    stack: np.ndarray  # (2n+2,) int64
+    uses: np.ndarray  # (M+T,) int64, readers left in a chain
+    stays: np.ndarray  # (M+T,) bool
+    made: np.ndarray  # (M,) bool
+
+
+class Outcome(NamedTuple):
+    """What an evaluation says about one assignment of actions."""
+
+    seconds: float  # of the iteration; infinite if it does not fit
     peak_bytes: int
     worst: int  # operation with the highest load
+    entries: int  # of the replay program
 
 
-class Times(NamedTuple):
-    """When operations run and copies are under way, in seconds."""
+def make_work(arrays: Arrays, program: int = 0) -> Work:
+    """Space for evaluations of one problem.
 
-    total_seconds: float
-    start: np.ndarray  # (n,) compute start, replays included
-    release_stall: np.ndarray  # (M,) compute waited for this swap-out
-    need_stall: np.ndarray  # (M,) compute waited for this swap-in
-    out_start: np.ndarray  # (M,)
-    out_end: np.ndarray  # (M,)
-    in_start: np.ndarray  # (M,)
-    in_end: np.ndarray  # (M,)
-
-
-@compiled()
-def _order_by(keys: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Indices of chosen entries, by ascending key, ties by index."""
-    picked = np.nonzero(chosen)[0]
-    return picked[np.argsort(keys[picked], kind='mergesort')]
-
-
-@compiled()
-def _forward(a: Arrays, action: np.ndarray, limit: int, release: np.ndarray) -> Any:
-    """Release positions during forward; highest load and its operation.
-
-    A finished swap-out is released only when memory is asked for, oldest
-    first, and all are at the first backward operation (Ito et al., section
-    3.1: backward starts when every swap-out has finished).
+    Args:
+        arrays: The problem's arrays.
+        program: Entries of the replay program to store.
     """
-    b0 = a.first_backward
-    n_maps = len(action)
-    born = np.argsort(a.producer[:n_maps], kind='mergesort')
-    queue = _order_by(a.copy_from, action == SWAP)
-    dropped = _order_by(a.release_from, action == RECOMPUTE)
+    n, n_maps, n_items = len(arrays.seconds), len(arrays.first_use), len(arrays.size)
+
+    return Work(
+        swap_out=np.zeros(n_maps, np.int64),
+        release=np.zeros(n_maps, np.int64),
+        swap_in=np.zeros(n_maps, np.int64),
+        needed=np.zeros(n_maps, np.int64),
+        drop=np.zeros(n_maps, np.int64),
+        program=np.zeros((program, 3), np.int64),
+        replay_seconds=np.zeros(n),
+        start=np.zeros(n),
+        release_stall=np.zeros(n_maps),
+        need_stall=np.zeros(n_maps),
+        out_start=np.zeros(n_maps),
+        out_end=np.zeros(n_maps),
+        in_start=np.zeros(n_maps),
+        in_end=np.zeros(n_maps),
+        load=np.zeros(n + 1, np.int64),
+        extra=np.zeros(n + 1, np.int64),
+        heads=np.zeros((4, n + 1), np.int64),
+        tails=np.zeros(n + 1, np.int64),
+        following=np.zeros((4, n_maps), np.int64),
+        mark=np.zeros(n, np.int64),
+        chain=np.zeros(n, np.int64),
+        stack=np.zeros(2 * n + 2, np.int64),
+        uses=np.zeros(n_items, np.int64),
+        stays=np.zeros(n_items, bool),
+        made=np.zeros(n_maps, bool),
+    )
+
+
+@compiled()
+def _forward(
+    a: Arrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
+) -> Any:
+    """Release positions during forward: peak, its operation, time at the end.
+
+    A finished swap-out is released only when memory is asked for, oldest first.
+    """
+    release, out_end = w.release, w.out_end
+    size, release_from, copy_from = a.size, a.release_from, a.copy_from
+    by_copy, by_release, by_producer = a.by_copy, a.by_release, a.by_producer
+    fixed_peak, seconds, producer = a.fixed_peak, a.seconds, a.producer
+    b0, n_maps = a.first_backward, len(action)
     load, peak, worst = 0, 0, 0
-    born_at, drop_at, head = 0, 0, 0
+    born, dropped, started, head = 0, 0, 0, 0
+    now, link_free = 0.0, 0.0
     for k in range(b0):
-        while drop_at < len(dropped) and a.release_from[dropped[drop_at]] <= k:
-            load -= a.size[dropped[drop_at]]
-            release[dropped[drop_at]] = a.release_from[dropped[drop_at]]
-            drop_at += 1
+        while started < n_maps and copy_from[by_copy[started]] <= k:
+            m = by_copy[started]
+            if action[m] == SWAP:
+                link_free = max(now, link_free) + out_seconds[m]
+                out_end[m] = link_free
+            started += 1
+        while dropped < n_maps and release_from[by_release[dropped]] <= k:
+            m = by_release[dropped]
+            if action[m] == RECOMPUTE:
+                load -= size[m]
+                release[m] = release_from[m]
+            dropped += 1
         i = head
-        while load + a.fixed_peak[k] > limit and i < len(queue):
-            m = queue[i]
-            if a.copy_from[m] > k:
-                break
-            if release[m] < 0 and a.release_from[m] <= k:
+        while load + fixed_peak[k] > limit and i < started:
+            m = by_copy[i]
+            if action[m] == SWAP and release[m] < 0 and release_from[m] <= k:
                 release[m] = k
-                load -= a.size[m]
+                load -= size[m]
+                now = max(now, out_end[m])
             i += 1
-        while head < len(queue) and release[queue[head]] >= 0:
+        while head < started:
+            m = by_copy[head]
+            if action[m] == SWAP and release[m] < 0:
+                break
             head += 1
-        if load + a.fixed_peak[k] > peak:
-            peak, worst = load + a.fixed_peak[k], k
-        while born_at < n_maps and a.producer[born[born_at]] <= k:
-            load += a.size[born[born_at]]
-            born_at += 1
-    for m in range(n_maps):
-        if action[m] != KEEP and release[m] < 0:
-            release[m] = b0
-    return peak, worst
+        if load + fixed_peak[k] > peak:
+            peak, worst = load + fixed_peak[k], k
+        while born < n_maps and producer[by_producer[born]] <= k:
+            load += size[by_producer[born]]
+            born += 1
+        now += seconds[k]
+    while started < n_maps:
+        m = by_copy[started]
+        if action[m] == SWAP:
+            link_free = max(now, link_free) + out_seconds[m]
+            out_end[m] = link_free
+        started += 1
+    return peak, worst, now
+
+
+@compiled()
+def _at_hand(
+    present: np.ndarray,
+    action: np.ndarray,
+    made: np.ndarray,
+    drop: np.ndarray,
+    n_maps: int,
+    item: int,
+    k: int,
+) -> bool:
+    """Whether an item is there before operation k without a replay."""
+    if item >= n_maps:
+        return bool(present[item])
+    return action[item] != RECOMPUTE or (made[item] and k < drop[item])
 
 
 @compiled()
 def _chain(
-    a: Arrays,
-    n_maps: int,
-    target: int,
-    available: np.ndarray,
-    mark: np.ndarray,
-    stamp: int,
-    chain: np.ndarray,
-    length: int,
+    a: Arrays, action: np.ndarray, target: int, k: int, length: int, w: Work
 ) -> int:
     """Appends the operations to replay for one item, sources first.
 
-    ``mark[operation] == stamp`` says that it is in this chain already: the
-    memo without which residual networks cost exponential time. Returns the
-    new length, or -1 if an operation on the way has no recipe.
+    ``mark[operation] == k`` says that it is in this chain already: the memo
+    without which residual networks cost exponential time. Returns the new
+    length, or -1 if an operation on the way has no recipe.
     """
-    stack = np.empty(2 * len(a.seconds) + 2, np.int64)
-    stack[0] = a.producer[target]
+    stack, mark, chain, made, drop = w.stack, w.mark, w.chain, w.made, w.drop
+    present, inputs, input_ptr, producer = a.present, a.inputs, a.input_ptr, a.producer
+    recipe_seconds, n_maps = a.recipe_seconds, len(action)
+    stack[0] = producer[target]
     top = 1
     while top > 0:
         op = stack[top - 1]
-        if mark[op] == stamp:
+        if mark[op] == k:
             top -= 1
             continue
-        if a.recipe_seconds[op] < 0:
+        if recipe_seconds[op] < 0:
             return -1
         pushed = False
-        for j in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            item = a.inputs[j]
-            source = a.producer[item]
-            if not available[item] and mark[source] != stamp:
-                if source >= op or top >= len(stack):
-                    return -1
-                stack[top] = source
-                top += 1
-                pushed = True
-                break
+        for j in range(input_ptr[op], input_ptr[op + 1]):
+            item = inputs[j]
+            source = producer[item]
+            if mark[source] == k or _at_hand(
+                present, action, made, drop, n_maps, item, k
+            ):
+                continue
+            if source >= op or top >= len(stack):
+                return -1
+            stack[top] = source
+            top += 1
+            pushed = True
+            break
         if not pushed:
-            mark[op] = stamp
+            mark[op] = k
             chain[length] = op
             length += 1
             top -= 1
@@ -149,14 +230,303 @@ def _chain(
 
 
 @compiled()
-def schedule(
+def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
+    """Sources must be there at k: bring swapped ones early, keep all longer."""
+    load, needed, drop, made, chain = w.load, w.needed, w.drop, w.made, w.chain
+    inputs, input_ptr, size, present = a.inputs, a.input_ptr, a.size, a.present
+    n_maps = len(action)
+    for i in range(length):
+        for j in range(input_ptr[chain[i]], input_ptr[chain[i] + 1]):
+            m = inputs[j]
+            if m >= n_maps:
+                continue
+            if not _at_hand(present, action, made, drop, n_maps, m, k):
+                continue
+            if action[m] == SWAP and k < needed[m]:
+                for q in range(k, needed[m]):
+                    load[q] += size[m]
+                needed[m] = k
+            for q in range(drop[m], k + 1):
+                load[q] += size[m]
+            drop[m] = max(drop[m], k + 1)
+
+
+@compiled()
+def _choose_stays(
+    a: Arrays,
+    action: np.ndarray,
+    limit: int,
+    k: int,
+    length: int,
+    collective: bool,
+    w: Work,
+) -> None:
+    """Which products of a chain stay: the targets, and what will be needed later.
+
+    The latter only while memory allows, nearest need (end of the chain) first.
+    """
+    load, made, chain, uses, stays = w.load, w.made, w.chain, w.uses, w.stays
+    products, product_ptr, size = a.products, a.product_ptr, a.size
+    inputs, input_ptr = a.inputs, a.input_ptr
+    fixed_peak, first_use, n_maps = a.fixed_peak, a.first_use, len(action)
+    for i in range(length - 1, -1, -1):
+        op = chain[i]
+        for j in range(product_ptr[op], product_ptr[op + 1]):
+            item = products[j]
+            uses[item] = 0
+            stays[item] = False
+            if item >= n_maps or action[item] != RECOMPUTE or made[item]:
+                continue
+            use = first_use[item]
+            if use == k:
+                stays[item] = True
+            elif collective and use > k:
+                room = limit - size[item]
+                fits = True
+                for q in range(use - 1, k - 1, -1):
+                    if load[q] + fixed_peak[q] > room:
+                        fits = False
+                        break
+                if fits:
+                    stays[item] = True
+                    for q in range(k, use):
+                        load[q] += size[item]
+    for i in range(length):
+        for j in range(input_ptr[chain[i]], input_ptr[chain[i] + 1]):
+            uses[inputs[j]] += 1
+
+
+@compiled()
+def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
+    load, chain, uses, stays = w.load, w.chain, w.uses, w.stays
+    for i in range(length):
+        for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
+            item = a.products[j]
+            if stays[item] and a.first_use[item] > k:
+                for q in range(k, a.first_use[item]):
+                    load[q] -= a.size[item]
+        for j in range(a.input_ptr[chain[i]], a.input_ptr[chain[i] + 1]):
+            uses[a.inputs[j]] = 0
+
+
+@compiled()
+def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> int:
+    if entries < len(program):
+        program[entries, 0] = k
+        program[entries, 1] = kind
+        program[entries, 2] = what
+    return entries + 1
+
+
+@compiled()
+def _run_chain(
+    a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
+) -> Any:
+    """The replays of one chain in order; highest load on the way."""
+    chain, uses, stays, made, drop = w.chain, w.uses, w.stays, w.made, w.drop
+    products, product_ptr, size = a.products, a.product_ptr, a.size
+    inputs, input_ptr, present = a.inputs, a.input_ptr, a.present
+    recipe_peak, program, n_maps = a.recipe_peak, w.program, len(action)
+    now = a.fixed_start[k] + w.load[k]
+    for i in range(length):
+        for j in range(product_ptr[chain[i]], product_ptr[chain[i] + 1]):
+            if stays[products[j]]:
+                now -= size[products[j]]
+    high = now
+    for i in range(length):
+        op = chain[i]
+        high = max(high, now + recipe_peak[op])
+        entries = _write(program, entries, k, RUN, op)
+        for j in range(product_ptr[op], product_ptr[op + 1]):
+            item = products[j]
+            if stays[item]:
+                now += size[item]
+                entries = _write(program, entries, k, STAY, item)
+            elif uses[item] > 0 and not _at_hand(
+                present, action, made, drop, n_maps, item, k
+            ):
+                now += size[item]
+            else:  # nobody needs it, or it is there already
+                entries = _write(program, entries, k, FREE, item)
+        for j in range(input_ptr[op], input_ptr[op + 1]):
+            item = inputs[j]
+            uses[item] -= 1
+            if uses[item] > 0 or stays[item]:
+                continue
+            if not _at_hand(present, action, made, drop, n_maps, item, k):
+                now -= size[item]
+                entries = _write(program, entries, k, FREE, item)
+    return high, entries
+
+
+@compiled()
+def _replays(
+    a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
+) -> int:
+    """Replays before each backward operation that needs them.
+
+    Returns the number of entries of the program, or -1 - k if the chain before
+    operation k has no recipe somewhere.
+    """
+    by_use, first_use, producer = a.by_use, a.first_use, a.producer
+    made, mark, chain, stays, uses = w.made, w.mark, w.chain, w.stays, w.uses
+    products, product_ptr = a.products, a.product_ptr
+    n_maps = len(action)
+    entries = 0
+    t = 0
+    while t < n_maps:
+        k = first_use[by_use[t]]
+        length = 0
+        while t < n_maps and first_use[by_use[t]] == k:
+            m = by_use[t]
+            t += 1
+            absent = action[m] == RECOMPUTE and not made[m]
+            if absent and mark[producer[m]] != k:
+                length = _chain(a, action, m, k, length, w)
+                if length < 0:
+                    return -1 - k
+        if length == 0:
+            continue
+        _hold_sources(a, action, k, length, w)
+        _choose_stays(a, action, limit, k, length, collective, w)
+        high, written = _run_chain(a, action, k, length, entries, w)
+        if high > limit and collective:  # staying was too much: pass without
+            _undo_stays(a, k, length, w)
+            _choose_stays(a, action, limit, k, length, False, w)
+            high, written = _run_chain(a, action, k, length, entries, w)
+        entries = written
+        w.extra[k] = high - w.load[k]
+        spent = 0.0
+        for i in range(length):
+            op = chain[i]
+            spent += a.recipe_seconds[op]
+            for j in range(product_ptr[op], product_ptr[op + 1]):
+                item = products[j]
+                if item < n_maps and stays[item]:
+                    made[item] = True
+                    w.needed[item] = k
+                stays[item] = False
+                uses[item] = 0
+        w.replay_seconds[k] = spent
+    return entries
+
+
+@compiled()
+def _list_by(
+    position: np.ndarray, swap_out: np.ndarray, heads: np.ndarray, following: np.ndarray
+) -> None:
+    """Lists of swapped maps per position, each by number."""
+    heads[:] = -1
+    for m in range(len(position) - 1, -1, -1):
+        if swap_out[m] >= 0:
+            following[m] = heads[position[m]]
+            heads[position[m]] = m
+
+
+@compiled()
+def _list_swap_ins(w: Work) -> None:
+    """Lists of swapped maps per start of their swap-in, in order of need."""
+    heads, following, tails, swap_in = w.heads[IN], w.following[IN], w.tails, w.swap_in
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    heads[:] = -1
+    for k in range(len(w.replay_seconds)):
+        m = need_heads[k]
+        while m >= 0:
+            at = swap_in[m]
+            if heads[at] < 0:
+                heads[at] = m
+            else:
+                following[tails[at]] = m
+            following[m] = -1
+            tails[at] = m
+            m = need_following[m]
+
+
+@compiled()
+def _release_late(
+    a: Arrays, action: np.ndarray, limit: int, now: float, w: Work
+) -> None:
+    """Release positions in backward: as swap-outs finish, sooner where memory asks.
+
+    Without a barrier, backward begins while copies are still under way.
+    ``load`` gets what they hold until then.
+    """
+    release, out_end, load, extra = w.release, w.out_end, w.load, w.extra
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    by_copy, size, fixed_peak = a.by_copy, a.size, a.fixed_peak
+    n_maps = len(action)
+    held, head = 0, 0
+    for m in range(n_maps):
+        if action[m] == SWAP and release[m] < 0:
+            held += size[m]
+    for k in range(a.first_backward, len(a.seconds)):
+        if held == 0:
+            break
+        m = need_heads[k]
+        while m >= 0:  # needed at once: it has to have left before
+            if release[m] < 0:
+                release[m] = k
+                held -= size[m]
+                now = max(now, out_end[m])
+            m = need_following[m]
+        need = load[k] + max(fixed_peak[k], extra[k])
+        while head < n_maps:
+            m = by_copy[head]
+            if action[m] == SWAP and release[m] < 0:
+                if out_end[m] > now and need + held <= limit:
+                    break
+                release[m] = k
+                held -= size[m]
+                now = max(now, out_end[m])
+            head += 1
+        load[k] += held
+        now += w.replay_seconds[k] + a.seconds[k]
+
+
+@compiled()
+def _swap_ins(
+    a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
+) -> Any:
+    """Swap-ins as early as memory allows, in order of need; the highest load."""
+    need, extra, release, swap_in = w.load, w.extra, w.release, w.swap_in
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    size, fixed_peak = a.size, a.fixed_peak
+    n, b0 = len(a.seconds), a.first_backward
+    peak, worst = 0, 0
+    for k in range(b0, n):
+        need[k] += max(fixed_peak[k], extra[k])
+    previous = b0
+    for at in range(b0, n):
+        m = need_heads[at]
+        while m >= 0:
+            k = at
+            room = limit - size[m]
+            earliest = max(previous, lead[k], release[m])
+            while k > earliest and need[k - 1] <= room:
+                k -= 1
+                need[k] += size[m]
+            swap_in[m] = k
+            previous = k
+            m = need_following[m]
+    for k in range(b0, n):
+        if need[k] > peak:
+            peak, worst = need[k], k
+    return peak, worst
+
+
+@compiled()
+def evaluate(
     a: Arrays,
     action: np.ndarray,
     limit: int,
     lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
     collective: bool,
-) -> Any:
-    """Positions for an assignment of actions.
+    barrier: bool,
+    w: Work,
+) -> Outcome:
+    """Positions and times for an assignment of actions.
 
     Args:
         a: The problem's arrays.
@@ -164,251 +534,101 @@ def schedule(
         limit: Memory limit in bytes.
         lead: (n,) earliest position at which a swap-in that is needed at an
             operation may start.
+        out_seconds: (M,) seconds of each swap-out.
+        in_seconds: (M,) seconds of each swap-in.
         collective: Whether what a replay passes stays when it is needed later
             and memory allows (Capuchin's collective recompute).
+        barrier: Whether backward starts when every swap-out has finished (Ito
+            et al., section 3.1).
+        w: Where positions and times go.
 
     Returns:
-        Positions. Feasible if ``peak_bytes <= limit`` and ``worst >= 0``.
+        Outcome: It fits if ``seconds`` is finite.
     """
     n, b0, n_maps = len(a.seconds), a.first_backward, len(action)
-    n_items = len(a.size)
-    release = np.full(n_maps, -1, np.int64)
-    swap_in = np.full(n_maps, -1, np.int64)
-    needed = np.full(n_maps, -1, np.int64)
-    drop = np.full(n_maps, -1, np.int64)
-    swap_out = np.where(action == SWAP, a.copy_from, -1)
-    replay_seconds = np.zeros(n)
-    peak, worst = _forward(a, action, limit, release)
+    w.replay_seconds[:] = 0
+    w.load[:] = 0
+    w.extra[:] = 0
+    w.mark[:] = -1
+    for m in range(n_maps):
+        w.release[m] = w.swap_in[m] = -1
+        w.made[m] = False
+        w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
+    peak, worst, now = _forward(a, action, limit, out_seconds, w)
 
     # Loads that must be there: each map over its own uses.
-    load = np.zeros(n + 1, np.int64)
     for m in range(n_maps):
         first = b0 if action[m] == KEEP else a.first_use[m]
-        needed[m] = -1 if action[m] == KEEP else first
-        drop[m] = a.last_use[m] + 1
-        for k in range(first, drop[m]):
-            load[k] += a.size[m]
-
-    # Replays, in order of need.
-    chain_extra = np.zeros(n + 1, np.int64)  # above what is loaded at k
-    program = np.empty((64, 3), np.int64)
-    written = 0
-    mark = np.full(n, -1, np.int64)
-    available = a.present.copy()
-    count = np.zeros(n_items, np.int64)
-    stays = np.zeros(n_items, np.bool_)
-    made = np.zeros(n_maps, np.bool_)
-    chain = np.empty(n, np.int64)
-    position = np.empty(n, np.int64)
-    targets = _order_by(a.first_use, action == RECOMPUTE)
-    t = 0
-    while t < len(targets):
-        k = a.first_use[targets[t]]
-        begin = t
-        while t < len(targets) and a.first_use[targets[t]] == k:
-            t += 1
-        # What is at hand at this position without a replay.
+        w.needed[m] = -1 if action[m] == KEEP else first
+        w.drop[m] = a.last_use[m] + 1
+        w.load[first] += a.size[m]
+        w.load[w.drop[m]] -= a.size[m]
+        if action[m] == RECOMPUTE and w.release[m] < 0:
+            w.release[m] = b0
+    for k in range(b0, n):
+        w.load[k + 1] += w.load[k]
+    entries = _replays(a, action, limit, collective, w)
+    if entries < 0:
+        return Outcome(np.inf, limit + 1, -1 - entries, 0)
+    _list_by(w.needed, w.swap_out, w.heads[NEED], w.following[NEED])
+    if barrier:
         for m in range(n_maps):
-            if action[m] == RECOMPUTE:
-                available[m] = made[m] and needed[m] <= k < drop[m]
-            else:
-                available[m] = True
-        length = 0
-        for i in range(begin, t):
-            if not available[targets[i]] and mark[a.producer[targets[i]]] != k:
-                length = _chain(
-                    a, n_maps, targets[i], available, mark, k, chain, length
-                )
-                if length < 0:
-                    return Positions(
-                        swap_out, release, swap_in, needed, drop,
-                        program[:0], replay_seconds, limit + 1, k,
-                    )  # fmt: skip
-        if length == 0:
-            continue
-        for i in range(length):
-            position[chain[i]] = i
-            # Sources must be there: bring swapped ones early, keep all longer.
-            for j in range(a.input_ptr[chain[i]], a.input_ptr[chain[i] + 1]):
-                m = a.inputs[j]
-                if m < n_maps and available[m]:
-                    if action[m] == SWAP and k < needed[m]:
-                        for q in range(k, needed[m]):
-                            load[q] += a.size[m]
-                        needed[m] = k
-                    for q in range(drop[m], k + 1):
-                        load[q] += a.size[m]
-                    drop[m] = max(drop[m], k + 1)
-        for attempt in range(2):
-            keep_passing = collective and attempt == 0
-            # Who stays: the targets, and what will be needed later, nearest
-            # need (the end of the chain) first.
-            for i in range(length - 1, -1, -1):
-                op = chain[i]
-                for j in range(a.product_ptr[op], a.product_ptr[op + 1]):
-                    item = a.products[j]
-                    count[item] = 0
-                    stays[item] = False
-                    if item >= n_maps or action[item] != RECOMPUTE or made[item]:
-                        continue
-                    if a.first_use[item] == k:
-                        stays[item] = True
-                    elif keep_passing and a.first_use[item] > k:
-                        fits = True
-                        for q in range(k, a.first_use[item]):
-                            if load[q] + a.fixed_peak[q] + a.size[item] > limit:
-                                fits = False
-                                break
-                        if fits:
-                            stays[item] = True
-                            for q in range(k, a.first_use[item]):
-                                load[q] += a.size[item]
-            for i in range(length):
-                for j in range(a.input_ptr[chain[i]], a.input_ptr[chain[i] + 1]):
-                    count[a.inputs[j]] += 1
-            # The highest load on the way.
-            now = a.fixed_start[k] + load[k]
-            for i in range(length):
-                for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
-                    if stays[a.products[j]]:
-                        now -= a.size[a.products[j]]
-            high = now
-            first_entry = written
-            for i in range(length):
-                op = chain[i]
-                high = max(high, now + a.recipe_peak[op])
-                entries = 2 + (a.product_ptr[op + 1] - a.product_ptr[op])
-                entries += a.input_ptr[op + 1] - a.input_ptr[op]
-                while written + entries > len(program):
-                    grown = np.empty((2 * len(program), 3), np.int64)
-                    grown[:written] = program[:written]
-                    program = grown
-                program[written] = (k, RUN, op)
-                written += 1
-                for j in range(a.product_ptr[op], a.product_ptr[op + 1]):
-                    item = a.products[j]
-                    if stays[item]:
-                        now += a.size[item]
-                        program[written] = (k, STAY, item)
-                        written += 1
-                    elif count[item] > 0 and not available[item]:
-                        now += a.size[item]
-                    else:  # nobody needs it, or it is there already
-                        program[written] = (k, FREE, item)
-                        written += 1
-                for j in range(a.input_ptr[op], a.input_ptr[op + 1]):
-                    item = a.inputs[j]
-                    count[item] -= 1
-                    if count[item] == 0 and not stays[item] and not available[item]:
-                        now -= a.size[item]
-                        program[written] = (k, FREE, item)
-                        written += 1
-            if high <= limit or not keep_passing:
-                break
-            # Staying was too much: undo and pass without.
-            written = first_entry
-            for i in range(length):
-                for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
-                    item = a.products[j]
-                    if stays[item] and a.first_use[item] > k:
-                        for q in range(k, a.first_use[item]):
-                            load[q] -= a.size[item]
-        chain_extra[k] = high - load[k]
-        for i in range(length):
-            replay_seconds[k] += a.recipe_seconds[chain[i]]
-            for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
-                item = a.products[j]
-                if item < n_maps and stays[item]:
-                    made[item] = True
-                    needed[item] = k
-                stays[item] = False
-                count[item] = 0
-
-    # Swap-ins as early as memory allows, in order of need.
-    need = np.empty(n, np.int64)
-    for k in range(b0, n):
-        need[k] = load[k] + max(a.fixed_peak[k], chain_extra[k])
-    previous = b0
-    for m in _order_by(needed, action == SWAP):
-        k = needed[m]
-        earliest = max(previous, lead[k])
-        while k > earliest and need[k - 1] + a.size[m] <= limit:
-            k -= 1
-            need[k] += a.size[m]
-        swap_in[m] = k
-        previous = k
-    for k in range(b0, n):
-        if need[k] > peak:
-            peak, worst = need[k], k
-    return Positions(
-        swap_out, release, swap_in, needed, drop,
-        program[:written], replay_seconds, peak, worst,
-    )  # fmt: skip
+            if action[m] == SWAP and w.release[m] < 0:
+                w.release[m] = b0
+    else:
+        _release_late(a, action, limit, now, w)
+    high, where = _swap_ins(a, action, limit, lead, w)
+    if high > peak:
+        peak, worst = high, where
+    if peak > limit:
+        return Outcome(np.inf, peak, worst, entries)
+    return Outcome(lanes(a.seconds, out_seconds, in_seconds, w), peak, worst, entries)
 
 
 @compiled()
-def _bucket(position: np.ndarray, rank: np.ndarray, n: int) -> Any:
-    """Linked lists of maps per operation, in order of ``rank``."""
-    head = np.full(n + 1, -1, np.int64)
-    following = np.full(len(position), -1, np.int64)
-    for i in range(len(rank) - 1, -1, -1):
-        m = rank[i]
-        if position[m] >= 0:
-            following[m] = head[position[m]]
-            head[position[m]] = m
-    return head, following
-
-
-@compiled()
-def times(
-    seconds: np.ndarray,
-    positions: Positions,
-    out_seconds: np.ndarray,
-    in_seconds: np.ndarray,
-) -> Any:
-    """Start of every operation and copy for given positions.
+def lanes(
+    seconds: np.ndarray, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
+) -> float:
+    """Start of every operation and copy for the positions in ``w``; the total.
 
     Before operation k, in this order: swap-outs start, releases wait for
     their copy, swap-ins start, needed maps are waited for, replays run.
     """
-    n, n_maps = len(seconds), len(positions.release)
-    start = np.zeros(n)
-    out_start, out_end = np.zeros(n_maps), np.zeros(n_maps)
-    in_start, in_end = np.zeros(n_maps), np.zeros(n_maps)
-    release_stall, need_stall = np.zeros(n_maps), np.zeros(n_maps)
-    swapped = positions.swap_out >= 0
-    by_out = _order_by(positions.swap_out, swapped)
-    by_need = _order_by(positions.needed, swapped)
-    out_head, out_next = _bucket(positions.swap_out, by_out, n)
-    free_head, free_next = _bucket(positions.release, by_out, n)
-    in_head, in_next = _bucket(positions.swap_in, by_need, n)
-    need_head, need_next = _bucket(positions.needed, by_need, n)
+    heads, following = w.heads, w.following
+    _list_by(w.swap_out, w.swap_out, heads[OUT], following[OUT])
+    _list_by(w.release, w.swap_out, heads[LEAVE], following[LEAVE])
+    _list_by(w.needed, w.swap_out, heads[NEED], following[NEED])
+    _list_swap_ins(w)
+    out_start, out_end = w.out_start, w.out_end
+    in_start, in_end = w.in_start, w.in_end
+    release_stall, need_stall = w.release_stall, w.need_stall
+    replay_seconds, start = w.replay_seconds, w.start
+    release_stall[:] = 0
+    need_stall[:] = 0
     now, d2h_free, h2d_free = 0.0, 0.0, 0.0
-    for k in range(n):
-        m = out_head[k]
+    for k in range(len(seconds)):
+        m = heads[OUT, k]
         while m >= 0:
             out_start[m] = max(now, d2h_free)
             out_end[m] = d2h_free = out_start[m] + out_seconds[m]
-            m = out_next[m]
-        m = free_head[k]
+            m = following[OUT, m]
+        m = heads[LEAVE, k]
         while m >= 0:
             if out_end[m] > now:
                 release_stall[m] = out_end[m] - now
                 now = out_end[m]
-            m = free_next[m]
-        m = in_head[k]
+            m = following[LEAVE, m]
+        m = heads[IN, k]
         while m >= 0:
             in_start[m] = max(now, h2d_free)
             in_end[m] = h2d_free = in_start[m] + in_seconds[m]
-            m = in_next[m]
-        m = need_head[k]
+            m = following[IN, m]
+        m = heads[NEED, k]
         while m >= 0:
             if in_end[m] > now:
                 need_stall[m] = in_end[m] - now
                 now = in_end[m]
-            m = need_next[m]
+            m = following[NEED, m]
         start[k] = now
-        now += positions.replay_seconds[k] + seconds[k]
-    return Times(
-        now, start, release_stall, need_stall, out_start, out_end, in_start, in_end
-    )
+        now += replay_seconds[k] + seconds[k]
+    return now

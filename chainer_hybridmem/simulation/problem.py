@@ -38,6 +38,10 @@ class Arrays(NamedTuple):
     release_from: np.ndarray  # (M,) int64, first position it may be free
     first_use: np.ndarray  # (M,) int64, backward
     last_use: np.ndarray  # (M,) int64, backward
+    by_producer: np.ndarray  # (M,) int64, maps by producer
+    by_copy: np.ndarray  # (M,) int64, maps by copy_from
+    by_release: np.ndarray  # (M,) int64, maps by release_from
+    by_use: np.ndarray  # (M,) int64, maps by first_use
     recipe_seconds: np.ndarray  # (n,) float64; -1 where there is none
     recipe_peak: np.ndarray  # (n,) int64
     input_ptr: np.ndarray  # (n+1,) int64
@@ -92,20 +96,27 @@ def make_problem(profile: Profile) -> Problem:
     fixed_start, fixed_peak = _fixed_load(profile, planned)
     recipes = _recipe_arrays(profile, item_of, planned.union(transients))
     storages = profile.storages
+    producer = np.array([storages[i].producer for i in items], np.int64)
+    copy_from = np.array([_last_forward(s) + 1 for s in maps], np.int64)
+    releasable = np.array([s.releasable_from for s in maps], np.int64)
+    release_from = np.maximum(releasable, copy_from)
+    first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
     arrays = Arrays(
         first_backward=b0,
         seconds=np.array([op.device_seconds for op in profile.operations]),
         fixed_start=fixed_start,
         fixed_peak=fixed_peak,
         size=np.array([storages[i].nbytes for i in items], np.int64),
-        producer=np.array([storages[i].producer for i in items], np.int64),
+        producer=producer,
         present=np.arange(len(items)) >= len(maps) + len(transients),
-        copy_from=np.array([_last_forward(s) + 1 for s in maps], np.int64),
-        release_from=np.array(
-            [max(s.releasable_from, _last_forward(s) + 1) for s in maps], np.int64
-        ),
-        first_use=np.array([min(s.backward_uses) for s in maps], np.int64),
+        copy_from=copy_from,
+        release_from=release_from,
+        first_use=first_use,
         last_use=np.array([max(s.backward_uses) for s in maps], np.int64),
+        by_producer=np.argsort(producer[: len(maps)], kind='stable'),
+        by_copy=np.argsort(copy_from, kind='stable'),
+        by_release=np.argsort(release_from, kind='stable'),
+        by_use=np.argsort(first_use, kind='stable'),
         **recipes,
     )
     link = profile.link

@@ -61,7 +61,7 @@ class Timeline:
 
 
 def plan_from_positions(
-    problem: Problem, action: np.ndarray, positions: kernel.Positions
+    problem: Problem, action: np.ndarray, positions: kernel.Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
     """The kernel's flat arrays as plan entries."""
     actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
@@ -91,7 +91,7 @@ def plan_from_positions(
     return maps, tuple(replays)
 
 
-def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
+def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
     """Plan entries as the kernel's flat arrays.
 
     Raises:
@@ -109,7 +109,7 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
             f'{len(problem.maps)}; plan again with `hybridmem plan`.'
         )
     n = len(problem.profile.operations)
-    replay_seconds = np.zeros(n)
+    work = kernel.make_work(problem.arrays)
     for replay in plan.replays:
         if not (0 <= replay.before < n and 0 <= replay.operation < n):
             raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
@@ -119,25 +119,19 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Positions:
                 f'The plan replays operation {replay.operation}, which the profile '
                 f'has not shown to be repeatable.'
             )
-        replay_seconds[replay.before] += seconds
-
-    def column(name: str) -> np.ndarray:
+        work.replay_seconds[replay.before] += seconds
+    for name, column in (
+        ('swap_out_before', work.swap_out),
+        ('release_before', work.release),
+        ('swap_in_before', work.swap_in),
+        ('needed_before', work.needed),
+        ('drop_before', work.drop),
+    ):
         values = [getattr(m, name) for m in plan.maps]
         if not all(-1 <= value <= n for value in values):
             raise PlanError(f'A {name} lies outside the {n} operations of the profile.')
-        return np.array(values, np.int64)
-
-    return kernel.Positions(
-        swap_out=column('swap_out_before'),
-        release=column('release_before'),
-        swap_in=column('swap_in_before'),
-        needed=column('needed_before'),
-        drop=column('drop_before'),
-        program=np.empty((0, 3), np.int64),
-        replay_seconds=replay_seconds,
-        peak_bytes=plan.predicted_peak_bytes,
-        worst=0,
-    )
+        column[:] = values
+    return work
 
 
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
@@ -157,31 +151,26 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     from chainer_hybridmem.validation import check_plan
 
     problem = profile if isinstance(profile, Problem) else make_problem(profile)
-    positions = positions_from_plan(problem, plan)
+    work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
-    times = kernel.times(
-        problem.arrays.seconds,
-        positions,
-        problem.swap_out_seconds,
-        problem.swap_in_seconds,
+    total = kernel.lanes(
+        problem.arrays.seconds, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
-    stall = float(times.release_stall.sum() + times.need_stall.sum())
+    stall = float(work.release_stall.sum() + work.need_stall.sum())
     return Timeline(
-        total_seconds=float(times.total_seconds),
+        total_seconds=total,
         peak_bytes=max(loads),
         stall_seconds=stall,
-        recompute_seconds=float(positions.replay_seconds.sum()),
+        recompute_seconds=float(work.replay_seconds.sum()),
         load_bytes=tuple(loads),
-        intervals=tuple(_intervals(problem, plan, positions, times)),
+        intervals=tuple(_intervals(problem, plan, work)),
     )
 
 
-def _intervals(
-    problem: Problem, plan: Plan, positions: kernel.Positions, times: kernel.Times
-) -> list[Interval]:
+def _intervals(problem: Problem, plan: Plan, work: kernel.Work) -> list[Interval]:
     result = []
     recipe = problem.arrays.recipe_seconds
-    clock = times.start.copy()
+    clock = work.start.copy()
     operations = problem.profile.operations
     for replay in plan.replays:
         start = float(clock[replay.before])
@@ -193,19 +182,19 @@ def _intervals(
         end = start + op.device_seconds
         result.append(Interval('compute', op.phase.value, op.label, start, end))
     for m, storage in enumerate(problem.maps):
-        if positions.swap_out[m] < 0:
+        if work.swap_out[m] < 0:
             continue
         label, copies = storage.label, (
-            ('d2h', 'swap-out', times.out_start[m], times.out_end[m]),
-            ('h2d', 'swap-in', times.in_start[m], times.in_end[m]),
+            ('d2h', 'swap-out', work.out_start[m], work.out_end[m]),
+            ('h2d', 'swap-in', work.in_start[m], work.in_end[m]),
         )  # fmt: skip
         for lane, kind, first, last in copies:
             result.append(
                 Interval(lane, kind, label, float(first), float(last), storage.id)
             )
         for verb, last, stall in (
-            ('swap-out', times.out_end[m], times.release_stall[m]),
-            ('swap-in', times.in_end[m], times.need_stall[m]),
+            ('swap-out', work.out_end[m], work.release_stall[m]),
+            ('swap-in', work.in_end[m], work.need_stall[m]),
         ):
             if stall > 0:
                 cause = f'waits for {verb} of {label}'

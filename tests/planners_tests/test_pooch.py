@@ -52,8 +52,7 @@ def leaf(search: Search, candidate: Candidate) -> list[Candidate]:
     path = [candidate]
     for m in reversed(range(len(candidate.action))):
         current = path[-1]
-        assert current.times is not None
-        if not any(current.times.release_stall > 0):
+        if not any(current.release_stall > 0):
             break
         if current.action[m] != SWAP:
             continue
@@ -70,8 +69,7 @@ def literal_stage_one(problem: Problem, limit: int) -> tuple[float, float]:
     """Best time over all leaves, and over everything met on the way there."""
     search = Search(problem, limit)
     base = search.evaluate(search.fill(SWAP))
-    assert base.times is not None
-    exposed = [m for m in range(len(base.action)) if base.times.need_stall[m] > 0]
+    exposed = [m for m in range(len(base.action)) if base.need_stall[m] > 0]
     at_leaves, anywhere = [], []
     for choice in itertools.product((KEEP, SWAP), repeat=len(exposed)):
         action = base.action.copy()

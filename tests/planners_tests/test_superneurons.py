@@ -131,7 +131,7 @@ def test_the_map_needed_nearest_to_the_worst_operation_goes_first() -> None:
         assert not before.fits
         (flipped,) = np.nonzero(before.action != after.action)[0]
         assert (before.action[flipped], after.action[flipped]) == (RECOMPUTE, SWAP)
-        distance = abs(problem.arrays.first_use - before.positions.worst)
+        distance = abs(problem.arrays.first_use - before.worst)
         recomputed = np.nonzero(before.action == RECOMPUTE)[0]
         assert distance[flipped] == distance[recomputed].min()
 

@@ -36,7 +36,7 @@ def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
     problem = make_problem(toys.graph(parents))
     search = Search(problem, 2**50)
     candidate = search.evaluate(search.fill(RECOMPUTE))
-    assert len(candidate.positions.program) <= 3 * len(parents)
+    assert len(search.positions(candidate).program) <= 3 * len(parents)
 
 
 def test_maps_may_be_used_in_any_order_in_backward() -> None:

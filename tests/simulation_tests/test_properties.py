@@ -47,7 +47,9 @@ class Case:
     def plan(self) -> Plan:
         """The candidate as a plan, whether or not it fits."""
         maps, replays = plan_from_positions(
-            self.problem, self.candidate.action, self.candidate.positions
+            self.problem,
+            self.candidate.action,
+            self.search.positions(self.candidate),
         )
         return Plan(
             planner='test',
@@ -57,7 +59,7 @@ class Case:
             maps=maps,
             replays=replays,
             predicted_seconds=self.candidate.seconds,
-            predicted_peak_bytes=self.candidate.positions.peak_bytes,
+            predicted_peak_bytes=self.candidate.peak_bytes,
             in_core_seconds=self.problem.in_core_seconds,
             lower_bound_seconds=0.0,
         )
@@ -78,7 +80,7 @@ def random_case(seed: int, fits: bool = False) -> Case:
     search = Search(problem, rng.randint(int(0.9 * least), int(1.2 * most)))
     candidate = search.evaluate(action)
     while fits and not candidate.fits:
-        search = Search(problem, candidate.positions.peak_bytes)
+        search = Search(problem, candidate.peak_bytes)
         candidate = search.evaluate(action)
     return Case(problem, search, candidate)
 
@@ -138,7 +140,7 @@ def reference_seconds(profile: Profile, plan: Plan) -> float:
 def test_validator_and_kernel_agree_on_the_peak_of_any_assignment(seed: int) -> None:
     case = random_case(seed)
     loads = check_plan(case.profile, case.plan())
-    assert max(loads) == case.candidate.positions.peak_bytes
+    assert max(loads) == case.candidate.peak_bytes
     assert case.candidate.fits == (max(loads) <= case.search.limit_bytes)
 
 
