@@ -1,0 +1,360 @@
+"""A proven lower bound: no executable plan is faster.
+
+The bound is the optimum of a linear program in which every plan that passes
+:mod:`chainer_hybridmem.validation` is feasible. Notation: before operation k compute
+waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is the time
+from the beginning of the wait before operation i to the beginning of operation j.
+
+Variables: per feature map the fractions ``s`` swapped and ``r`` recomputed (the rest
+is kept), per forward operation the number ``R`` of its replays, per operation k the
+wait ``w_k`` and the bytes ``N_k`` of swapped maps that are away while it runs.
+Minimise ``sum(c) + sum(w)`` subject to
+
+memory
+    fixed load + maps alive - recomputed maps not yet made again - ``N_k`` <= limit, at
+    every operation k.
+away
+    ``N_k`` <= bytes of swapped maps that may be away at k: released at the earliest
+    before k, not needed before k + 1.
+swap-out, for operations i <= k
+    of ``N_k``, what forward has finished with only before operation i or later has been
+    copied within ``W(i, k)``.
+swap-in, for operations k < j
+    of ``N_k``, what is needed before operation j at the latest is copied within
+    ``W(k + 1, j)``.
+replays
+    the waits of backward hold all replays; one that needs what forward has
+    dropped needs a replay of its producer.
+
+The pairs (i, k) and (k, j) are added as they turn out to be violated. Leaving pairs
+out only lowers the optimum: each round's value is a bound. The reported value does
+not rely on the solver's tolerances: it is the Lagrangian bound of the
+solver's multipliers, evaluated over the variables' ranges (Neumaier and Shcherbina,
+"Safe bounds in linear and mixed-integer linear programming", 2004).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import optimize, sparse
+
+from chainer_hybridmem.simulation.problem import Problem
+
+ROUNDS = 40
+CUTS_PER_ROUND = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A proven bound and the fractions at which the relaxation attains it.
+
+    Attributes:
+        seconds (float): No executable plan is faster; infinite if none exists.
+        swapped (ndarray): (M,) fraction of each map that is swapped.
+        recomputed (ndarray): (M,) fraction of each map that is recomputed.
+        rounds (int): Linear programs solved.
+    """
+
+    seconds: float
+    swapped: np.ndarray
+    recomputed: np.ndarray
+    rounds: int
+
+
+def lower_bound(problem: Problem, limit_bytes: int, rounds: int = ROUNDS) -> Bound:
+    """Seconds below which no executable plan under this limit can be.
+
+    Args:
+        problem: What is planned.
+        limit_bytes: Memory limit.
+        rounds: Most linear programs to solve.
+    """
+    n_maps = len(problem.maps)
+    nothing = np.zeros(n_maps)
+    if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
+        return Bound(problem.in_core_seconds, nothing, nothing, 0)
+    relaxation = Relaxation(problem, limit_bytes)
+    best = problem.in_core_seconds
+    swapped, recomputed = nothing, nothing
+    for done in range(1, rounds + 1):
+        solution = relaxation.solve()
+        if solution is None:
+            return Bound(best, swapped, recomputed, done)
+        swapped, recomputed = relaxation.fractions(solution.x)
+        improved = solution.seconds - best
+        best = max(best, solution.seconds)
+        if not relaxation.cut(solution.x) or (0 <= improved < 1e-5 * best and done > 3):
+            break
+    return Bound(best, swapped, recomputed, done)
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """A solved relaxation: a safe value and the point where it is attained."""
+
+    seconds: float
+    x: np.ndarray
+
+
+class Relaxation:
+    """The linear program of one problem under one limit, in seconds and limits.
+
+    Bytes are divided by the limit, so that all numbers are of one order.
+    """
+
+    def __init__(self, problem: Problem, limit_bytes: int) -> None:
+        a = problem.arrays
+        self.arrays = a
+        self.n, self.n_maps = len(a.seconds), len(problem.maps)
+        self.scale = float(max(limit_bytes, 1))
+        self.limit = limit_bytes / self.scale
+        self.size = a.size[: self.n_maps] / self.scale
+        self.out_rate = problem.profile.link.d2h_bytes_per_second / self.scale
+        self.in_rate = problem.profile.link.h2d_bytes_per_second / self.scale
+        self.base_seconds = problem.in_core_seconds
+        # Compute time before each operation.
+        self.elapsed = np.concatenate([[0.0], np.cumsum(a.seconds)])
+        n, n_maps = self.n, self.n_maps
+        self.first_swap = 0
+        self.first_recompute = n_maps
+        self.first_replay = 2 * n_maps
+        self.first_wait = self.first_replay + a.first_backward
+        self.first_away = self.first_wait + n
+        self.first_remade = self.first_away + n
+        self.first_eligible = self.first_remade + n
+        self.columns = self.first_eligible + n
+        total = float(self.size.sum())
+        longest = self._longest_wait(problem)
+        self.lower = np.zeros(self.columns)
+        self.upper = np.concatenate(
+            [
+                np.ones(n_maps),
+                problem.recomputable.astype(float),
+                np.ones(a.first_backward),
+                np.full(n, longest),
+                np.full(3 * n, total),
+            ]
+        )
+        self.cost = np.zeros(self.columns)
+        self.cost[self.first_wait : self.first_away] = 1
+        self.rows: list[tuple[np.ndarray, np.ndarray, float]] = []
+        self.equations: list[tuple[np.ndarray, np.ndarray, float]] = []
+        self.pairs: set[tuple[str, int, int]] = set()
+        self._choice()
+        self._replays()
+        self._sums()
+        self._memory()
+
+    def _longest_wait(self, problem: Problem) -> float:
+        """No plan worth having waits longer: everything copied, nothing hidden."""
+        copies = problem.swap_out_seconds.sum() + problem.swap_in_seconds.sum()
+        recipes = np.maximum(problem.arrays.recipe_seconds, 0).sum()
+        return float(copies + recipes) + 1.0
+
+    def _row(self, columns: Any, values: Any, right: float) -> None:
+        """``sum(values * x[columns]) <= right``."""
+        pair = np.broadcast_arrays(
+            np.asarray(columns, np.int64), np.asarray(values, float)
+        )
+        self.rows.append((pair[0].ravel(), pair[1].ravel(), float(right)))
+
+    def _choice(self) -> None:
+        for m in range(self.n_maps):
+            self._row([self.first_swap + m, self.first_recompute + m], [1, 1], 1)
+
+    def _replays(self) -> None:
+        a = self.arrays
+        for m in range(self.n_maps):
+            if self.upper[self.first_recompute + m] > 0:
+                made_by = self.first_replay + int(a.producer[m])
+                self._row([self.first_recompute + m, made_by], [1, -1], 0)
+        for op in range(a.first_backward):
+            if a.recipe_seconds[op] < 0:
+                self.upper[self.first_replay + op] = 0
+                continue
+            for j in range(a.input_ptr[op], a.input_ptr[op + 1]):
+                item = int(a.inputs[j])
+                source = int(a.producer[item])
+                if item < self.n_maps or a.present[item]:
+                    continue
+                if a.recipe_seconds[source] < 0:
+                    self.upper[self.first_replay + op] = 0
+                else:
+                    columns = [self.first_replay + op, self.first_replay + source]
+                    self._row(columns, [1, -1], 0)
+        used = np.nonzero(a.recipe_seconds[: a.first_backward] > 0)[0]
+        waits = np.arange(self.first_wait + a.first_backward, self.first_wait + self.n)
+        self._row(
+            np.concatenate([self.first_replay + used, waits]),
+            np.concatenate([a.recipe_seconds[used], -np.ones(len(waits))]),
+            0,
+        )
+
+    def _sums(self) -> None:
+        """Bytes that may be away, as running sums over the operations."""
+        a = self.arrays
+        released = _positions(a.release_from, self.n)
+        used = _positions(a.first_use, self.n)
+        for first, variable in (
+            (self.first_remade, self.first_recompute),
+            (self.first_eligible, self.first_swap),
+        ):
+            for k in range(self.n):
+                leaving, coming = released[k], used[k]
+                columns = [[first + k], variable + leaving, variable + coming]
+                values = [[1.0], -self.size[leaving], self.size[coming]]
+                if k:
+                    columns.append([first + k - 1])
+                    values.append([-1.0])
+                self.equations.append(
+                    (
+                        np.concatenate(columns).astype(np.int64),
+                        np.concatenate(values),
+                        0.0,
+                    )
+                )
+        for k in range(self.n):
+            self._row([self.first_away + k, self.first_eligible + k], [1, -1], 0)
+
+    def _memory(self) -> None:
+        a = self.arrays
+        for k in range(self.n):
+            alive = (a.producer[: self.n_maps] < k) & (k <= a.last_use)
+            load = a.fixed_peak[k] / self.scale + self.size[alive].sum()
+            if load <= self.limit:
+                continue
+            columns = [self.first_remade + k, self.first_away + k]
+            self._row(columns, [-1, -1], self.limit - load)
+
+    def solve(self) -> Solution | None:
+        """The optimum, made safe against the solver's tolerances."""
+        matrix, right = self._matrix(self.rows)
+        equal, equal_right = self._matrix(self.equations)
+        result = optimize.linprog(
+            self.cost,
+            A_ub=matrix,
+            b_ub=right,
+            A_eq=equal,
+            b_eq=equal_right,
+            bounds=np.stack([self.lower, self.upper], axis=1),
+            method='highs',
+        )
+        if result.status != 0:
+            return None
+        # Multipliers of <= rows must not be positive in scipy's convention.
+        below = np.minimum(result.ineqlin.marginals, 0)
+        reduced = self.cost - matrix.T @ below - equal.T @ result.eqlin.marginals
+        attained = np.where(reduced > 0, self.lower, self.upper) * reduced
+        value = float(
+            attained.sum() + below @ right + result.eqlin.marginals @ equal_right
+        )
+        return Solution(self.base_seconds + value, result.x)
+
+    def _matrix(
+        self, rows: list[tuple[np.ndarray, np.ndarray, float]]
+    ) -> tuple[Any, np.ndarray]:
+        lengths = [len(columns) for columns, _, _ in rows]
+        matrix = sparse.csr_array(
+            (
+                np.concatenate([values for _, values, _ in rows]),
+                np.concatenate([columns for columns, _, _ in rows]),
+                np.cumsum([0, *lengths]),
+            ),
+            shape=(len(rows), self.columns),
+        )
+        return matrix, np.array([right for _, _, right in rows])
+
+    def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Swapped and recomputed fraction of each map."""
+        recompute = slice(self.first_recompute, self.first_recompute + self.n_maps)
+        return x[: self.n_maps].copy(), x[recompute].copy()
+
+    def cut(self, x: np.ndarray) -> bool:
+        """Adds the pairs of operations that the solution violates most."""
+        found = sorted([*self._late_outs(x), *self._late_ins(x)], reverse=True)
+        for _, kind, left, right in found[:CUTS_PER_ROUND]:
+            self.pairs.add((kind, left, right))
+            if kind == 'out':
+                self._cut_out(left, right)
+            else:
+                self._cut_in(left, right)
+        return bool(found)
+
+    def _late_outs(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
+        """Per operation k the i with the most bytes that cannot have left in time."""
+        a, swap = self.arrays, x[: self.n_maps] * self.size
+        waits = x[self.first_wait : self.first_away]
+        before = np.concatenate([[0.0], np.cumsum(waits)])  # waits before operation i
+        found = []
+        for k in range(self.n):
+            away = x[self.first_away + k]
+            if away <= 1e-9:
+                continue
+            eligible = (a.release_from <= k) & (k < a.first_use)
+            done = np.bincount(
+                a.copy_from[eligible], swap[eligible], minlength=self.n + 1
+            )
+            # Bytes of maps with copy_from < i, for i = 0 .. k.
+            earlier = np.concatenate([[0.0], np.cumsum(done)])[: k + 1]
+            window = before[k + 1] - before[: k + 1]
+            window += self.elapsed[k] - self.elapsed[: k + 1]
+            excess = away - earlier - self.out_rate * window
+            i = int(np.argmax(excess))
+            if excess[i] > 1e-7 and ('out', i, k) not in self.pairs:
+                found.append((float(excess[i]), 'out', i, k))
+        return found
+
+    def _late_ins(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
+        """Per operation k the j with the most bytes that cannot be back in time."""
+        a, swap = self.arrays, x[: self.n_maps] * self.size
+        waits = x[self.first_wait : self.first_away]
+        before = np.concatenate([[0.0], np.cumsum(waits)])
+        found = []
+        for k in range(self.n - 1):
+            away = x[self.first_away + k]
+            if away <= 1e-9:
+                continue
+            eligible = (a.release_from <= k) & (k < a.first_use)
+            used = np.bincount(
+                a.first_use[eligible], swap[eligible], minlength=self.n + 1
+            )
+            # Bytes of maps with first_use > j, for j = k+1 .. n-1.
+            later = (used.sum() - np.cumsum(used))[k + 1 : self.n]
+            window = before[k + 2 : self.n + 1] - before[k + 1]
+            window += self.elapsed[k + 1 : self.n] - self.elapsed[k + 1]
+            excess = away - later - self.in_rate * window
+            j = int(np.argmax(excess))
+            if excess[j] > 1e-7 and ('in', k, k + 1 + j) not in self.pairs:
+                found.append((float(excess[j]), 'in', k, k + 1 + j))
+        return found
+
+    def _cut_out(self, i: int, k: int) -> None:
+        a = self.arrays
+        free = (a.release_from <= k) & (k < a.first_use) & (a.copy_from < i)
+        self._cut(k, free, i, k, self.out_rate)
+
+    def _cut_in(self, k: int, j: int) -> None:
+        a = self.arrays
+        free = (a.release_from <= k) & (k < a.first_use) & (a.first_use > j)
+        self._cut(k, free, k + 1, j, self.in_rate)
+
+    def _cut(self, k: int, free: np.ndarray, i: int, j: int, rate: float) -> None:
+        """``N_k <= bytes of the free maps + rate * W(i, j)``."""
+        maps = np.nonzero(free)[0]
+        waits = np.arange(self.first_wait + i, self.first_wait + j + 1)
+        columns = np.concatenate([[self.first_away + k], maps, waits])
+        values = np.concatenate(
+            [[1.0], -self.size[maps], np.full(len(waits), -rate)]
+        )
+        self._row(columns, values, rate * (self.elapsed[j] - self.elapsed[i]))
+
+
+def _positions(position: np.ndarray, n: int) -> list[np.ndarray]:
+    """Maps per position."""
+    result: list[list[int]] = [[] for _ in range(n + 1)]
+    for m, k in enumerate(position):
+        result[k].append(m)
+    return [np.array(maps, np.int64) for maps in result]
