@@ -1,28 +1,37 @@
 """The operating system as the judge: in-core dies, a session finishes.
 
-Both children get the same address-space limit: what the process has mapped
-before the model exists, plus the memory limit, plus a margin for what is no array data
-(copy buffers, compiled code, BLAS). The plain child must fail; the one with a
-session, which swaps to a file, must finish all its iterations.
+Both children train under the same limit set by the system: the memory limit plus a
+margin for what is no array data (copy buffers, compiled code, BLAS). The plain
+child must fail; the one with a session, which swaps to a file, must finish all
+its iterations. The judge is a memory control group, which counts pages in use and
+kills (Linux, needs the right to make one), or the address space.
 
-    python benchmarks/os_limit.py [--arch resnet50] [--batchsize 16]
+An address-space limit is the harsher judge: it counts what a fragmented heap has
+reserved but not in use, so it needs a larger margin.
+
+    python benchmarks/os_limit.py [--arch resnet50] [--batchsize 8]
+        [--judge cgroup|address-space] [--margin 256MiB]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
+import pathlib
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import common
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.units import parse_bytes
 
-MARGIN_BYTES = 448 * 2**20
+GROUPS = pathlib.Path('/sys/fs/cgroup')
 
 
 def mapped_bytes() -> int:
@@ -31,37 +40,73 @@ def mapped_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
+@contextlib.contextmanager
+def control_group(limit_bytes: int) -> Iterator[pathlib.Path]:
+    """A memory control group, version 1 or 2, that is gone afterwards."""
+    version_1 = GROUPS / 'memory'
+    root = version_1 if version_1.is_dir() else GROUPS
+    name = 'memory.limit_in_bytes' if version_1.is_dir() else 'memory.max'
+    group = root / f'chainer_hybridmem-{os.getpid()}'
+    group.mkdir()
+    try:
+        (group / name).write_text(str(limit_bytes))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def enter(options: argparse.Namespace) -> None:
+    """From here on the system counts and limits."""
+    if options.group:
+        (pathlib.Path(options.group) / 'cgroup.procs').write_text(str(os.getpid()))
+    else:
+        limit = mapped_bytes() + options.memory_limit + options.margin
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def child(options: argparse.Namespace) -> int:
-    """Trains under an address-space limit."""
+    """Trains under the system's limit."""
     common.Training('alexnet', 1, 67).step()  # BLAS threads and buffers exist
     gc.collect()
-    limit = mapped_bytes() + options.memory_limit + MARGIN_BYTES
+    enter(options)
     training = common.Training(options.arch, options.batchsize)
     if options.child == 'session':
-        session = hybridmem.optimize(
+        with hybridmem.optimize(
             training.model, options.memory_limit, swap_dir=options.swap_dir
-        )
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        with session:
+        ) as session:
             for _ in range(options.iterations):
                 training.step()
         print(session.report())
     else:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for _ in range(options.iterations):
             training.step()
     print(f'finished, last loss {training.losses[-1]:.6f}')
     return 0
 
 
+def run(kind: str, options: argparse.Namespace, limit: int, group: str) -> dict:
+    """One child: how it ended and what it said last."""
+    command = [sys.executable, os.path.abspath(__file__), '--child', kind]
+    for name in ('arch', 'batchsize', 'iterations', 'swap_dir', 'margin'):
+        command += [f'--{name.replace("_", "-")}', str(getattr(options, name))]
+    command += ['--memory-limit', str(limit), '--group', group]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = (result.stdout + result.stderr).strip().splitlines() or ['']
+    print(f'{kind}: exit {result.returncode}\n' + '\n'.join(lines[-24:]))
+    return {'exit': result.returncode, 'last_line': lines[-1][:200]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--arch', default='resnet50')
-    parser.add_argument('--batchsize', type=int, default=16)
-    parser.add_argument('--iterations', type=int, default=5)
+    parser.add_argument('--batchsize', type=int, default=8)
+    parser.add_argument('--iterations', type=int, default=6)
     parser.add_argument('--memory-limit', type=int, default=0)
+    parser.add_argument('--margin', type=parse_bytes, default=256 * 2**20)
     parser.add_argument('--swap-dir', default=tempfile.gettempdir())
+    parser.add_argument('--judge', choices=('cgroup', 'address-space'))
     parser.add_argument('--child', choices=('plain', 'session'))
+    parser.add_argument('--group', default='')
     options = parser.parse_args()
     if options.child:
         return child(options)
@@ -69,17 +114,15 @@ def main() -> int:
     limit = common.half_limit(options.arch, peak, fixed)
     rows = {}
     for kind in ('plain', 'session'):
-        command = [sys.executable, os.path.abspath(__file__), '--child', kind]
-        for name in ('arch', 'batchsize', 'iterations', 'swap_dir'):
-            command += [f'--{name.replace("_", "-")}', str(getattr(options, name))]
-        command += ['--memory-limit', str(limit)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = (result.stdout + result.stderr).strip().splitlines()
-        rows[kind] = {'exit': result.returncode, 'last_line': lines[-1][:200]}
-        print(f'{kind}: exit {result.returncode}\n' + '\n'.join(lines[-24:]))
+        if options.judge == 'address-space':
+            rows[kind] = run(kind, options, limit, '')
+        else:
+            with control_group(limit + options.margin) as group:
+                rows[kind] = run(kind, options, limit, str(group))
     body = {'arch': options.arch, 'batchsize': options.batchsize, 'children': rows}
     body |= {'in_core_peak_bytes': peak, 'limit_bytes': limit}
-    common.save('host_os_limit', {**body, 'margin_bytes': MARGIN_BYTES})
+    body |= {'judge': options.judge or 'cgroup', 'margin_bytes': options.margin}
+    common.save('host_os_limit', body)
     right = rows['plain']['exit'] != 0 and rows['session']['exit'] == 0
     print('as it should be' if right else 'NOT as it should be')
     return 0 if right else 1

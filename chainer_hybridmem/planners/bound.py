@@ -346,9 +346,7 @@ class Relaxation:
         maps = np.nonzero(free)[0]
         waits = np.arange(self.first_wait + i, self.first_wait + j + 1)
         columns = np.concatenate([[self.first_away + k], maps, waits])
-        values = np.concatenate(
-            [[1.0], -self.size[maps], np.full(len(waits), -rate)]
-        )
+        values = np.concatenate([[1.0], -self.size[maps], np.full(len(waits), -rate)])
         self._row(columns, values, rate * (self.elapsed[j] - self.elapsed[i]))
 
 
