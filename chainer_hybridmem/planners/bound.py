@@ -43,8 +43,9 @@ from scipy import optimize, sparse
 
 from chainer_hybridmem.simulation.problem import Problem
 
-ROUNDS = 40
+ROUNDS = 30
 CUTS_PER_ROUND = 60
+PATIENCE = 2  # rounds without progress after which the bound is left as it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +78,17 @@ def lower_bound(problem: Problem, limit_bytes: int, rounds: int = ROUNDS) -> Bou
     if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
         return Bound(problem.in_core_seconds, nothing, nothing, 0)
     relaxation = Relaxation(problem, limit_bytes)
-    best = problem.in_core_seconds
+    best, stuck, done = problem.in_core_seconds, 0, 0
     swapped, recomputed = nothing, nothing
-    for done in range(1, rounds + 1):
+    while done < rounds and stuck < PATIENCE:
+        done += 1
         solution = relaxation.solve()
-        if solution is None:
-            return Bound(best, swapped, recomputed, done)
-        swapped, recomputed = relaxation.fractions(solution.x)
-        improved = solution.seconds - best
+        if solution is None:  # the solver gave up; what is proven stays proven
+            break
+        stuck = 0 if solution.seconds > best * (1 + 1e-6) or done == 1 else stuck + 1
         best = max(best, solution.seconds)
-        if not relaxation.cut(solution.x) or (0 <= improved < 1e-5 * best and done > 3):
+        swapped, recomputed = relaxation.fractions(solution.x)
+        if not relaxation.cut(solution.x):
             break
     return Bound(best, swapped, recomputed, done)
 

@@ -2,8 +2,9 @@
 
 Simulated annealing on simulated time: a move changes the actions of a few maps, the
 simulator judges the result, and what does not fit is refused. Moves are single
-maps, exchanges between two maps, and runs of maps that follow each other in
-production, because what helps one layer often helps its neighbours.
+maps, exchanges between two maps, runs of maps that follow each other in production
+(all, or those made by the same kind of function), and copies of the pattern of another
+place: networks repeat themselves, and what helps one block often helps the next.
 """
 
 from __future__ import annotations
@@ -54,6 +55,70 @@ def _other(action: int, recomputable: bool) -> int:
 
 
 @compiled()
+def _length(most: int) -> int:
+    """A random length from 1 to ``most``: short ones often, long ones at times."""
+    return int(np.exp(np.random.random() * np.log(most + 0.999)))
+
+
+@compiled()
+def _move(
+    current: np.ndarray,
+    recomputable: np.ndarray,
+    kind_of: np.ndarray,
+    proposed: np.ndarray,
+) -> int:
+    """Writes a neighbour of ``current`` into ``proposed``; maps changed."""
+    n_maps = len(current)
+    m = np.random.randint(n_maps)
+    dice = np.random.random()
+    if dice < 0.35:  # one map
+        proposed[m] = _other(current[m], recomputable[m])
+        return 1
+    if dice < 0.65:  # exchange with a map, rather a near one
+        far = _length(n_maps)
+        other = m + far if np.random.random() < 0.5 else m - far
+        for _ in range(6):
+            if 0 <= other < n_maps and current[other] != current[m]:
+                break
+            far = _length(n_maps)
+            other = m + far if np.random.random() < 0.5 else m - far
+        if other < 0 or other >= n_maps or current[other] == current[m]:
+            return 0
+        if current[other] == RECOMPUTE and not recomputable[m]:
+            return 0
+        if current[m] == RECOMPUTE and not recomputable[other]:
+            return 0
+        proposed[m], proposed[other] = current[other], current[m]
+        return 2
+    last = min(n_maps, m + 1 + _length(max(2, n_maps // 4)))
+    changed = 0
+    if dice < 0.85:  # a run of maps, all or those of the same kind of function
+        target = _other(current[m], recomputable[m])
+        alike = np.random.random() < 0.7
+        for i in range(m, last):
+            if alike and kind_of[i] != kind_of[m]:
+                continue
+            if target == RECOMPUTE and not recomputable[i]:
+                continue
+            if current[i] != target:
+                proposed[i] = target
+                changed += 1
+        return changed
+    # The pattern of another place.
+    other = np.random.randint(n_maps)
+    for i in range(m, min(last, m + n_maps - other)):
+        pattern = current[other + i - m]
+        if kind_of[i] != kind_of[other + i - m]:
+            continue
+        if pattern == RECOMPUTE and not recomputable[i]:
+            continue
+        if current[i] != pattern:
+            proposed[i] = pattern
+            changed += 1
+    return changed
+
+
+@compiled()
 def anneal(
     a: Arrays,
     start: np.ndarray,
@@ -63,6 +128,7 @@ def anneal(
     in_seconds: np.ndarray,
     barrier: bool,
     recomputable: np.ndarray,
+    kind_of: np.ndarray,
     steps: int,
     warm: float,
     cold: float,
@@ -73,6 +139,7 @@ def anneal(
     """Simulated annealing from a feasible start.
 
     Args:
+        kind_of: (M,) number of the function that makes each map.
         steps: Candidates to judge.
         warm: First temperature in seconds.
         cold: Last temperature in seconds.
@@ -83,59 +150,26 @@ def anneal(
         tuple: Best actions, their seconds, candidates judged.
     """
     np.random.seed(seed)
-    n_maps = len(start)
     current = start.copy()
+    proposed = start.copy()
     best = start.copy()
     now = judge(a, current, limit, lead, out_seconds, in_seconds, barrier, w)
     best_seconds = now
-    touched = np.empty(n_maps, np.int64)
-    before = np.empty(n_maps, np.int64)
     cooling = (cold / warm) ** (1.0 / max(steps, 1))
     temperature = warm
     done = 0
     while done < steps and best_seconds > goal:
         done += 1
         temperature *= cooling
-        kind = np.random.random()
-        length = 0
-        m = np.random.randint(n_maps)
-        if kind < 0.4:
-            touched[0], before[0], length = m, current[m], 1
-            current[m] = _other(current[m], recomputable[m])
-        elif kind < 0.8:
-            other = np.random.randint(n_maps)
-            for _ in range(8):
-                if current[other] != current[m]:
-                    break
-                other = np.random.randint(n_maps)
-            if current[other] == current[m]:
-                continue
-            if current[other] == RECOMPUTE and not recomputable[m]:
-                continue
-            if current[m] == RECOMPUTE and not recomputable[other]:
-                continue
-            touched[0], before[0] = m, current[m]
-            touched[1], before[1] = other, current[other]
-            current[m], current[other] = before[1], before[0]
-            length = 2
-        else:
-            run = 2 + np.random.randint(5)
-            target = _other(current[m], recomputable[m])
-            for i in range(m, min(m + run, n_maps)):
-                if current[i] == target:
-                    continue
-                if target == RECOMPUTE and not recomputable[i]:
-                    continue
-                touched[length], before[length] = i, current[i]
-                current[i] = target
-                length += 1
-        seconds = judge(a, current, limit, lead, out_seconds, in_seconds, barrier, w)
+        if _move(current, recomputable, kind_of, proposed) == 0:
+            continue
+        seconds = judge(a, proposed, limit, lead, out_seconds, in_seconds, barrier, w)
         if seconds <= now or np.random.random() < np.exp((now - seconds) / temperature):
             now = seconds
+            current[:] = proposed
             if now < best_seconds:
                 best_seconds = now
                 best[:] = current
         else:
-            for i in range(length):
-                current[touched[i]] = before[i]
+            proposed[:] = current
     return best, best_seconds, done
