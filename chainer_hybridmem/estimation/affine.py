@@ -30,6 +30,7 @@ from chainer_hybridmem.estimation.structure import (
 )
 from chainer_hybridmem.profile import Operation, Profile, Recipe, Storage
 
+
 @dataclasses.dataclass(frozen=True)
 class SamplePair:
     """Two recorded iterations that differ in nothing but the batch size.

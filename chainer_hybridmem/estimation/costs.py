@@ -300,7 +300,9 @@ class _Counter:
         return Cost('elementwise', 0.0, nbytes, 1)
 
 
-def time_model(profile: Profile, cost_seconds: Callable[[Cost], float], im2col: bool) -> Profile:
+def time_model(
+    profile: Profile, cost_seconds: Callable[[Cost], float], im2col: bool
+) -> Profile:
     """Gives every operation and recipe the time that a device model says.
 
     Args:

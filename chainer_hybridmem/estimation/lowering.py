@@ -47,12 +47,7 @@ POOLINGS, LRN = costs.POOLINGS, costs.LRN
 ACTIVATIONS = frozenset({'ReLU', 'ClippedReLU', 'Sigmoid', 'Tanh'})
 SOFTMAXES = frozenset({'Softmax', 'LogSoftmax'})
 SERVED = (
-    CONVOLUTIONS
-    | POOLINGS
-    | costs.NORMALIZATIONS
-    | ACTIVATIONS
-    | SOFTMAXES
-    | {LRN}
+    CONVOLUTIONS | POOLINGS | costs.NORMALIZATIONS | ACTIVATIONS | SOFTMAXES | {LRN}
 )
 
 # Attributes that only the implementation for the CPU keeps.
@@ -62,9 +57,7 @@ _CPU_ATTRIBUTES = {
 }
 
 
-def lower_to_cudnn(
-    profile: Profile, workspace_bytes: int = WORKSPACE_BYTES
-) -> Profile:
+def lower_to_cudnn(profile: Profile, workspace_bytes: int = WORKSPACE_BYTES) -> Profile:
     """Replaces the memory behaviour of functions that cuDNN serves.
 
     Args:
