@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -235,9 +236,11 @@ def summarise(
         row = compare_one(problem, limit_bytes, name)
         seconds = row['iteration_seconds']
         row['images_per_second'] = batchsize / seconds if seconds else None
-        if largest:
-            row['largest_batchsize'] = largest_for(estimator, limit_bytes, name)
         rows.append(row)
+    if largest:
+        found = largest_batches(estimator, limit_bytes, methods)
+        for row in rows:
+            row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
     in_core_seconds = summary['in_core_seconds']
     return {
@@ -255,34 +258,39 @@ def summarise(
     }
 
 
-def largest_for(estimator: Estimator, limit_bytes: int, planner: str) -> int:
-    """Largest batch size for which a planner finds a plan; 0 if there is none.
+def largest_batches(
+    estimator: Estimator, limit_bytes: int, methods: Sequence[str]
+) -> dict[str, int]:
+    """Largest batch size for which each planner finds a plan; 0 if there is none.
 
     What in-core or single operations need is quick to see; a planner is asked
     only about the batch size that this leaves, and smaller ones if it declines.
     """
-    from chainer_hybridmem.estimation import largest_batchsize
+    from chainer_hybridmem.estimation import largest_batchsize, largest_planned
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.planners.base import least_memory
     from chainer_hybridmem.simulation import make_problem
 
-    def possible(batchsize: int) -> bool:
-        problem = make_problem(estimator.profile(batchsize))
-        if planner == 'in-core':
-            return problem.in_core_peak_bytes <= limit_bytes
-        return least_memory(problem)[0] <= limit_bytes
+    def problem(batchsize: int) -> Problem:
+        return make_problem(estimator.profile(batchsize))
 
-    def planned(batchsize: int) -> bool:
+    def planned(planner: str, batchsize: int) -> bool:
         try:
-            make_plan(estimator.profile(batchsize), limit_bytes, planner)
+            make_plan(problem(batchsize), limit_bytes, planner)
         except InfeasibleError:
             return False
         return True
 
-    most = largest_batchsize(possible)
-    if planner == 'in-core' or most == 0 or planned(most):
-        return most
-    return largest_batchsize(planned, most=most - 1)
+    most = largest_batchsize(lambda b: least_memory(problem(b))[0], limit_bytes)
+    result = {}
+    for name in methods:
+        if name == 'in-core':
+            result[name] = largest_batchsize(
+                lambda b: problem(b).in_core_peak_bytes, limit_bytes
+            )
+        else:
+            result[name] = largest_planned(functools.partial(planned, name), most)
+    return result
 
 
 # -- text --------------------------------------------------------------------------

@@ -96,18 +96,19 @@ def record(
             f'name two ascending ones.'
         )
     import_chainer()
+    from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
 
+    insize = insize or architectures.insize(arch)  # or there is no such architecture
     profiles: list[Profile] = []
     memory = recording.Memory(NO_LIMIT_BYTES, device)
     for batchsize in batchsizes:
         print(f'hybridmem: recording {arch}, batch size {batchsize}', file=progress)
         network = recording.Network(arch, batchsize, insize, n_class)
         recorded = recording.record(network, memory, ITERATIONS, io.StringIO())
-        insize = recorded.network.insize
         profiles.append(recorded.problem.profile)
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
-    return Samples(arch, insize or 0, n_class, pair)
+    return Samples(arch, insize, n_class, pair)
 
 
 def save(samples: Samples, path: str) -> None:

@@ -9,7 +9,11 @@ from chainer_hybridmem.estimation.device_models import (
     load_device_model,
     model_names,
 )
-from chainer_hybridmem.estimation.estimator import Estimator, largest_batchsize
+from chainer_hybridmem.estimation.estimator import (
+    Estimator,
+    largest_batchsize,
+    largest_planned,
+)
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 
 __all__ = [
@@ -17,6 +21,7 @@ __all__ = [
     'Estimator',
     'SamplePair',
     'largest_batchsize',
+    'largest_planned',
     'load_device_model',
     'lower_to_cudnn',
     'model_names',

@@ -11,7 +11,8 @@ statistics) stays as it is. The structure is that of the larger sample.
 NumPy reuses the memory of large temporaries in expressions and not that of small
 ones, so that the two samples may differ in temporaries of single operations. These
 are aligned; one that only the larger sample has counts like others of its size, or
-grows with the batch. Everything else must be the same in both.
+grows with the batch. Everything else must be the same in both, but for feature maps
+that are too small in the smaller sample to be recorded as such.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from chainer_hybridmem.estimation.structure import (
     passing,
 )
 from chainer_hybridmem.profile import Operation, Profile, Recipe, Storage
+
+SMALL_BYTES = 4096
+"""Below this the recorder takes a feature map for noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,12 @@ class SamplePair:
         return dataclasses.replace(profile, operations=operations)
 
     def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
+        if n1 == n2:
+            return n2
         b1, b2 = self.batchsizes
+        change, rest = divmod(n2 - n1, b2 - b1)
+        if rest == 0:
+            return max(0, n2 + int(change) * (batchsize - b2))
         return max(0, ceil(n2 + Fraction(n2 - n1) * (batchsize - b2) / (b2 - b1)))
 
     def _seconds(self, t1: float, t2: float, batchsize: int) -> float:
@@ -223,11 +232,8 @@ class _Matcher:
             [s for s in side if s.id not in gone or s.slots]
             for side, gone in zip((ours, others), here, strict=True)
         ]
-        keys = [
-            [(s.category, s.slots, s.forward_uses, s.backward_uses) for s in side]
-            for side in staying
-        ]
-        if keys[0] != keys[1]:
+        same = len(staying[0]) == len(staying[1])
+        if not same or not all(map(_alike, *staying)):
             what = f'operation {index} ({self.large.operations[index].label}) leaves'
             counts = [f'{len(side)} arrays' for side in staying]
             if counts[0] == counts[1]:
@@ -272,6 +278,14 @@ class _Matcher:
         """Whether both may be one storage: between constant and proportional."""
         b1, b2 = self.batchsizes
         return a.nbytes <= b.nbytes and b.nbytes * b1 <= a.nbytes * b2
+
+
+def _alike(a: Storage, b: Storage) -> bool:
+    """Whether both play the same part; a feature map may be too small in one."""
+    if a.forward_uses != b.forward_uses:
+        return False
+    left, right = ((s.category, s.slots, s.backward_uses) for s in (a, b))
+    return left == right or a.nbytes < SMALL_BYTES
 
 
 def _outline(storages: Sequence[Storage]) -> str:

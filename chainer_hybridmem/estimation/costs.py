@@ -100,6 +100,28 @@ def kind_of(function: str) -> str:
     return 'elementwise'
 
 
+def gradients_by_storage(profile: Profile) -> dict[int, list[int]]:
+    """Backward operations that make a gradient of each storage.
+
+    Where there are several, the gradients are added. A function that only looks at
+    its input in another way does not count beside one that uses what it makes.
+    """
+    backward_of = {
+        op.forward: op.index
+        for op in profile.operations
+        if op.phase is Phase.BACKWARD and op.forward >= 0
+    }
+    result: dict[int, list[int]] = {}
+    for op in profile.operations:
+        if op.index not in backward_of or op.function in VIEWS:
+            continue
+        for storage in dict.fromkeys(op.reads):
+            item = profile.storages[storage]
+            if item.producer >= 0 and item.category is not Category.PARAMETER:
+                result.setdefault(storage, []).append(backward_of[op.index])
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
     """Arrays of one forward function.
@@ -133,11 +155,7 @@ class _Counter:
     def __init__(self, profile: Profile, im2col: bool) -> None:
         self.profile = profile
         self.im2col = im2col
-        self.backward_of = {
-            op.forward: op.index
-            for op in profile.operations
-            if op.phase is Phase.BACKWARD and op.forward >= 0
-        }
+        self.gradients = gradients_by_storage(profile)
         self.made: dict[int, list[int]] = {}
         for storage in profile.storages:
             if storage.producer >= 0:
@@ -273,11 +291,8 @@ class _Counter:
         """Bytes moved to add the gradients of all uses of the first input."""
         if not forward.reads:
             return 0.0
-        storage = self.profile.storages[forward.reads[0]]
-        users = [
-            self.backward_of[f] for f in storage.forward_uses if f in self.backward_of
-        ]
-        if len(users) < 2 or max(users) != op.index or storage.producer < 0:
+        users = self.gradients.get(forward.reads[0], [])
+        if len(users) < 2 or max(users) != op.index:
             return 0.0
         nbytes = spec_bytes(forward.specs[0]) if forward.specs else 0
         return 3.0 * (len(users) - 1) * nbytes

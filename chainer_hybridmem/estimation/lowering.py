@@ -82,7 +82,11 @@ class _Lowering:
             for op in profile.operations
             if op.phase is Phase.BACKWARD and op.forward >= 0
         }
-        self.consumers = self._backward_consumers()
+        self.gradients = costs.gradients_by_storage(profile)
+        self.held: dict[int, list[int]] = {}  # with slots, by producer
+        for storage in profile.storages:
+            if storage.slots:
+                self.held.setdefault(storage.producer, []).append(storage.id)
 
     def run(self) -> Profile:
         for op in self.profile.operations:
@@ -103,16 +107,6 @@ class _Lowering:
             self.profile.initial_bytes,
         )
 
-    def _backward_consumers(self) -> dict[int, list[int]]:
-        """Backward operations that make a gradient of each storage."""
-        consumers: dict[int, list[int]] = {}
-        for op in self.profile.operations:
-            if op.phase is Phase.FORWARD and op.index in self.backward_of:
-                for storage in dict.fromkeys(op.reads):
-                    backward = self.backward_of[op.index]
-                    consumers.setdefault(storage, []).append(backward)
-        return consumers
-
     def _forward(self, op: Operation) -> Operation:
         return self.profile.operations[op.forward] if op.forward >= 0 else op
 
@@ -122,10 +116,9 @@ class _Lowering:
 
     def _drop_attribute(self, op: Operation) -> None:
         name = _CPU_ATTRIBUTES.get(op.function)
-        for index, storage in enumerate(self.storages):
-            if storage is None or storage.producer != op.index or not storage.slots:
-                continue
-            if all(_is_attribute(slot, op.index, name) for slot in storage.slots):
+        for index in self.held.get(op.index, ()):
+            slots = self.profile.storages[index].slots
+            if all(_is_attribute(slot, op.index, name) for slot in slots):
                 self._remove(index)
 
     def _remove(self, storage: int) -> None:
@@ -205,8 +198,8 @@ class _Lowering:
         forward = self._forward(op)
         if not forward.reads:
             return False
-        consumers = self.consumers.get(forward.reads[0], [])
-        return len(consumers) > 1 and max(consumers) == op.index
+        users = self.gradients.get(forward.reads[0], [])
+        return len(users) > 1 and max(users) == op.index
 
     def _recipe(self, recipe: Recipe) -> Recipe:
         op = self.profile.operations[recipe.operation]
