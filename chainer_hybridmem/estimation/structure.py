@@ -120,7 +120,7 @@ def _operation(
 def _recipe(recipe: Recipe, number: dict[int, int]) -> Recipe:
     made = [
         (number[storage], source)
-        for storage, source in zip(recipe.products, recipe.sources, strict=True)
+        for storage, source in zip(recipe.products, recipe.sources, strict=False)
         if storage in number
     ]
     made.sort(key=lambda pair: pair[0])
