@@ -24,6 +24,10 @@ class OptionError(HybridMemoryError, ValueError):
     """An option has a value that cannot be used."""
 
 
+class ProfileMismatchError(HybridMemoryError, ValueError):
+    """Two recorded iterations are not of the same computation."""
+
+
 class SessionError(HybridMemoryError, RuntimeError):
     """A session is used in a way or at a moment that is not possible."""
 

@@ -23,6 +23,7 @@ from chainer_hybridmem import __version__
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
+from chainer_hybridmem.commands.estimate import EstimateCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.show import ShowCommand
@@ -34,6 +35,7 @@ __all__ = ['COMMANDS', 'main', 'make_parser']
 PROGRAM = 'hybridmem'
 COMMANDS: tuple[type[Command], ...] = (
     ProfileCommand,
+    EstimateCommand,
     PlanCommand,
     CompareCommand,
     TraceCommand,

@@ -1,0 +1,351 @@
+"""``hybridmem estimate``: a plan without the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem import library
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.samples import Samples
+    from chainer_hybridmem.estimation import Estimator
+    from chainer_hybridmem.simulation import Problem
+
+SAMPLE_BATCHSIZES = (2, 4)
+HEADERS = (
+    'method',
+    's / iteration',
+    'images / s',
+    'overhead',
+    'peak',
+    'host',
+    'largest batch',
+)
+
+
+class EstimateCommand(base.Command):
+    """Predicts memory, time and plan of a batch size that nobody has trained.
+
+    Two tiny iterations are recorded, on the CPU by default, and extrapolated.
+    Times come from a model of a GPU, or from the device of the recording.
+    """
+
+    name = 'estimate'
+    help = 'predict any batch size on any GPU from two tiny iterations'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        self._add_network(parser.add_argument_group('network'))
+        self._add_device(parser.add_argument_group('device'))
+        self._add_samples(parser.add_argument_group('samples'))
+        parser.add_argument(
+            '--planner', metavar='NAME', help='default: that of optimize()'
+        )
+        parser.add_argument(
+            '--largest',
+            action='store_true',
+            help='also search the largest batch size that fits each way',
+        )
+        parser.add_argument(
+            '-o', '--output', metavar='FILE', help='where to save the profile'
+        )
+        base.add_json(parser)
+
+    def _add_network(self, group: Any) -> None:
+        from chainer_hybridmem import architectures
+
+        known = ', '.join(architectures.names())
+        group.add_argument(
+            '--arch',
+            required=True,
+            metavar='NAME',
+            help=f'{known}, or module:Class of your own',
+        )
+        group.add_argument('--batchsize', type=base.positive, required=True)
+        group.add_argument(
+            '--insize',
+            type=base.positive,
+            help="picture size; default the architecture's",
+        )
+        group.add_argument(
+            '--n-class', type=base.positive, default=1000, help='default 1000'
+        )
+
+    def _add_device(self, group: Any) -> None:
+        from chainer_hybridmem.estimation import model_names
+
+        group.add_argument(
+            '--gpu',
+            metavar='MODEL',
+            help=f'{", ".join(model_names())}, or a JSON file of your own; '
+            f'default: the device of the recording',
+        )
+        group.add_argument(
+            '--memory-limit',
+            type=base.Limit,
+            metavar='SIZE',
+            help="such as 16GB or 50%% of the in-core peak; default the GPU's memory",
+        )
+        group.add_argument(
+            '--convolution',
+            choices=('cudnn', 'im2col'),
+            help="how the GPU convolves; default the model's",
+        )
+        group.add_argument(
+            '--images-per-second',
+            type=speed,
+            metavar='X',
+            help='calibrate: this speed was measured in-core ...',
+        )
+        group.add_argument(
+            '--calibrate-batch',
+            type=base.positive,
+            metavar='B',
+            help='... with this batch size',
+        )
+
+    def _add_samples(self, group: Any) -> None:
+        group.add_argument(
+            '--record-on',
+            choices=('auto', 'cpu', 'cuda'),
+            help='default cpu; without --gpu auto: cuda where there is a GPU',
+        )
+        group.add_argument(
+            '--sample-batches',
+            type=base.positive,
+            nargs=2,
+            default=SAMPLE_BATCHSIZES,
+            metavar='B',
+            help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
+        )
+        group.add_argument(
+            '--samples',
+            metavar='FILE',
+            help='read the recordings from this file; if it is not there, record '
+            'and write it',
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.commands import samples
+        from chainer_hybridmem.estimation import load_device_model
+        from chainer_hybridmem.planners import DEFAULT, check_name
+        from chainer_hybridmem.simulation import make_problem
+
+        planner = check_name(args.planner or DEFAULT)
+        model = load_device_model(args.gpu) if args.gpu is not None else None
+        _check_calibration(args)
+        for path in (args.output, args.json, args.samples):
+            base.check_output(path)
+        sampled = samples.obtain(
+            args.arch,
+            args.insize,
+            args.n_class,
+            tuple(args.sample_batches),
+            args.record_on or ('auto' if model is None else 'cpu'),
+            args.samples,
+            sys.stderr,
+        )
+        estimator = make_estimator(sampled, model, args)
+        problem = make_problem(estimator.profile(args.batchsize))
+        limit_bytes = choose_limit(args.memory_limit, problem, estimator)
+        if args.output is not None:
+            library.save(problem.profile, args.output)
+        methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
+        figures = summarise(
+            sampled, estimator, problem, limit_bytes, methods, args.largest
+        )
+        base.publish(_text(figures, args.largest), figures, args.json)
+        return 0
+
+
+def speed(text: str) -> float:
+    """Turns an argument into images per second."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number above zero')
+    return number
+
+
+def _check_calibration(args: argparse.Namespace) -> None:
+    if (args.images_per_second is None) != (args.calibrate_batch is None):
+        raise OptionError(
+            'Calibration needs both --images-per-second and --calibrate-batch: a '
+            'measured speed and the batch size it was measured with.'
+        )
+
+
+def make_estimator(sampled: Samples, model: Any, args: argparse.Namespace) -> Estimator:
+    """The estimator that the command line asks for."""
+    from chainer_hybridmem.estimation import Estimator
+
+    estimator = Estimator.make(sampled.pair, model, args.convolution)
+    if args.images_per_second is not None:
+        estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
+    return estimator
+
+
+def choose_limit(
+    limit: base.Limit | None, problem: Problem, estimator: Estimator
+) -> int:
+    """The memory limit in bytes.
+
+    Raises:
+        OptionError: If none is given and the device does not tell its memory.
+    """
+    if limit is not None:
+        return limit.bytes_for(problem)
+    if estimator.model is not None:
+        return estimator.model.memory_bytes
+    total = estimator.samples.large.device.get('total_bytes')
+    if not isinstance(total, int) or total < 1:
+        raise OptionError(
+            'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
+        )
+    return total
+
+
+def summarise(
+    sampled: Samples,
+    estimator: Estimator,
+    problem: Problem,
+    limit_bytes: int,
+    methods: Sequence[str],
+    largest: bool,
+) -> dict[str, Any]:
+    """Everything that ``hybridmem estimate`` tells, as plain values."""
+    from chainer_hybridmem.commands import figures
+    from chainer_hybridmem.commands.compare import compare_one
+
+    figures.load_kernels(problem)
+    batchsize = problem.profile.device['batchsize']
+    rows = []
+    for name in methods:
+        row = compare_one(problem, limit_bytes, name)
+        seconds = row['iteration_seconds']
+        row['images_per_second'] = batchsize / seconds if seconds else None
+        rows.append(row)
+    if largest:
+        found = largest_batches(estimator, limit_bytes, methods)
+        for row in rows:
+            row['largest_batchsize'] = found[row['planner']]
+    summary = figures.profile_figures(problem)
+    in_core_seconds = summary['in_core_seconds']
+    return {
+        'arch': sampled.arch,
+        'batchsize': batchsize,
+        'insize': sampled.insize,
+        'n_class': sampled.n_class,
+        'gpu': estimator.model.name if estimator.model else None,
+        'memory_limit_bytes': limit_bytes,
+        **summary,
+        'in_core_images_per_second': (
+            batchsize / in_core_seconds if in_core_seconds else None
+        ),
+        'methods': rows,
+    }
+
+
+def largest_batches(
+    estimator: Estimator, limit_bytes: int, methods: Sequence[str]
+) -> dict[str, int]:
+    """Largest batch size for which each planner finds a plan; 0 if there is none.
+
+    What in-core or single operations need is quick to see; a planner is asked
+    only about the batch size that this leaves, and smaller ones if it declines.
+    """
+    from chainer_hybridmem.estimation import largest_batchsize, largest_planned
+    from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.planners.base import least_memory
+    from chainer_hybridmem.simulation import make_problem
+
+    def problem(batchsize: int) -> Problem:
+        return make_problem(estimator.profile(batchsize))
+
+    def planned(planner: str, batchsize: int) -> bool:
+        try:
+            make_plan(problem(batchsize), limit_bytes, planner)
+        except InfeasibleError:
+            return False
+        return True
+
+    most = largest_batchsize(lambda b: least_memory(problem(b))[0], limit_bytes)
+    result = {}
+    for name in methods:
+        if name == 'in-core':
+            result[name] = largest_batchsize(
+                lambda b: problem(b).in_core_peak_bytes, limit_bytes
+            )
+        else:
+            result[name] = largest_planned(functools.partial(planned, name), most)
+    return result
+
+
+# -- text --------------------------------------------------------------------------
+
+
+def _text(figures: dict[str, Any], largest: bool) -> str:
+    title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**figures)
+    title = f'{title} on {figures["device"]["name"]}'
+    rows = [_cells(row) for row in figures['methods']]
+    keep = len(HEADERS) if largest else len(HEADERS) - 1
+    parts = [
+        named_values(title, _values(figures)),
+        table(HEADERS[:keep], [row[:keep] for row in rows]),
+    ]
+    reasons = dict.fromkeys(r['reason'] for r in figures['methods'] if not r['fits'])
+    return '\n\n'.join([*parts, '\n'.join(reasons)]).rstrip()
+
+
+def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    f, device = figures, figures['device']
+    least = format_bytes(f['least_memory_bytes'])
+    times = 'the recording, extrapolated'
+    if device['model'] is not None:
+        times = f'device model {device["model"]}, convolution {device["convolution"]}'
+    if device['calibration'] is not None:
+        calibration = device['calibration']
+        times += (
+            f', x {device["compute_factor"]:.3f} for '
+            f'{calibration["images_per_second"]:g} images/s at batch size '
+            f'{calibration["batchsize"]}'
+        )
+    first, second = device['sample_batchsizes']
+    speed = f['in_core_images_per_second']
+    return [
+        ('memory limit', format_bytes(f['memory_limit_bytes'])),
+        ('in-core peak', format_bytes(f['in_core_peak_bytes'])),
+        ('least memory', f'{least}, for {f["least_memory_operation"]}'),
+        ('feature maps', format_bytes(f['feature_map_bytes'])),
+        ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
+        ('times', times),
+        ('recorded', f'batch sizes {first} and {second}'),
+    ]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    largest = str(row.get('largest_batchsize', UNKNOWN))
+    if not row['fits']:
+        unknown = [UNKNOWN] * (len(HEADERS) - 3)
+        return [row['planner'], 'does not fit', *unknown, largest]
+    return [
+        row['planner'],
+        format_seconds(row['iteration_seconds']),
+        f'{row["images_per_second"]:.1f}' if row['images_per_second'] else UNKNOWN,
+        f'{row["overhead"]:+.1%}',
+        format_bytes(row['peak_bytes']),
+        format_bytes(row['host_bytes']),
+        largest,
+    ]

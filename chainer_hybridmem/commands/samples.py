@@ -1,0 +1,168 @@
+"""Records the two small iterations that an estimate starts from, and keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from typing import Any, TextIO
+
+from chainer_hybridmem import files, library
+from chainer_hybridmem.commands.base import import_chainer
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.estimation import SamplePair
+from chainer_hybridmem.profile import Profile
+
+FORMAT = 'chainer_hybridmem/samples'
+VERSION = 1
+ITERATIONS = 10
+# Nothing is to be in the way of two small iterations; the machine has its own limit.
+NO_LIMIT_BYTES = 2**50
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Two recorded iterations of one network.
+
+    Attributes:
+        arch (str): Name of the architecture, or ``module:Class``.
+        insize (int): Height and width of the pictures.
+        n_class (int): Number of classes.
+        pair (SamplePair): The iterations.
+    """
+
+    arch: str
+    insize: int
+    n_class: int
+    pair: SamplePair
+
+
+def obtain(
+    arch: str,
+    insize: int | None,
+    n_class: int,
+    batchsizes: tuple[int, int],
+    device: str,
+    path: str | None,
+    progress: TextIO,
+) -> Samples:
+    """Samples from a file if there is one, else recorded and written to it.
+
+    Args:
+        arch: Name of the architecture, or ``module:Class``.
+        insize: Height and width of the pictures; None for the architecture's, or
+            the file's.
+        n_class: Number of classes.
+        batchsizes: Of the samples, ascending.
+        device: ``'cpu'``, ``'cuda'`` or ``'auto'``.
+        path: The file; None to record anew and keep nothing.
+        progress: Where to tell what happens.
+
+    Raises:
+        FormatError: If the file holds something else.
+        OptionError: If it holds samples of another network.
+        ProfileMismatchError: If the two iterations differ.
+        HybridMemoryError: If the network cannot be trained.
+    """
+    if path is not None and os.path.isfile(path):
+        samples = load(path)
+        _check(samples, arch, insize, n_class, path)
+        return samples
+    samples = record(arch, insize, n_class, batchsizes, device, progress)
+    if path is not None:
+        save(samples, path)
+    return samples
+
+
+def record(
+    arch: str,
+    insize: int | None,
+    n_class: int,
+    batchsizes: tuple[int, int],
+    device: str,
+    progress: TextIO,
+) -> Samples:
+    """Trains with both batch sizes until an iteration of each is recorded.
+
+    Raises:
+        OptionError: If the batch sizes are not ascending.
+        ProfileMismatchError: If the two iterations differ.
+        HybridMemoryError: If the network cannot be trained.
+    """
+    if not batchsizes[0] < batchsizes[1]:
+        raise OptionError(
+            f'The batch sizes to record with are {batchsizes[0]} and {batchsizes[1]}; '
+            f'name two ascending ones.'
+        )
+    import_chainer()
+    import numpy as np
+
+    from chainer_hybridmem import architectures
+    from chainer_hybridmem.commands import recording
+
+    insize = insize or architectures.insize(arch)  # or there is no such architecture
+    profiles: list[Profile] = []
+    memory = recording.Memory(NO_LIMIT_BYTES, device)
+    for batchsize in batchsizes:
+        print(f'hybridmem: recording {arch}, batch size {batchsize}', file=progress)
+        network = recording.Network(arch, batchsize, insize, n_class)
+        # Nobody looks at what is computed: training may well diverge.
+        with np.errstate(all='ignore'):
+            recorded = recording.record(network, memory, ITERATIONS, io.StringIO())
+        profiles.append(recorded.problem.profile)
+    pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
+    return Samples(arch, insize, n_class, pair)
+
+
+def save(samples: Samples, path: str) -> None:
+    """Writes samples as versioned JSON.
+
+    Raises:
+        FormatError: If the file cannot be written.
+    """
+    pair = samples.pair
+    body = {
+        'format': FORMAT,
+        'version': VERSION,
+        'arch': samples.arch,
+        'insize': samples.insize,
+        'n_class': samples.n_class,
+        'batchsizes': list(pair.batchsizes),
+        'profiles': [json.loads(p.to_json()) for p in (pair.small, pair.large)],
+    }
+    library.write_text(path, json.dumps(body))
+
+
+def load(path: str) -> Samples:
+    """Reads what :func:`save` has written.
+
+    Raises:
+        FormatError: If the file is missing, damaged or of another format.
+        ProfileMismatchError: If the two iterations differ.
+    """
+    body = files.parse(files.read_text(path), FORMAT, VERSION)
+    with files.reading('file of samples'):
+        small, large = (
+            Profile.from_json(json.dumps(profile)) for profile in body['profiles']
+        )
+        first, second = (int(b) for b in body['batchsizes'])
+        values: dict[str, Any] = {
+            'arch': str(body['arch']),
+            'insize': int(body['insize']),
+            'n_class': int(body['n_class']),
+        }
+    return Samples(**values, pair=SamplePair.match(small, large, (first, second)))
+
+
+def _check(
+    samples: Samples, arch: str, insize: int | None, n_class: int, path: str
+) -> None:
+    found = (samples.arch, samples.insize, samples.n_class)
+    wanted = (arch, insize or samples.insize, n_class)
+    if found != wanted:
+        raise OptionError(
+            f'{path} has samples of {found[0]} at {found[1]}x{found[1]} with '
+            f'{found[2]} classes, not of {wanted[0]} at {wanted[1]}x{wanted[1]} with '
+            f'{wanted[2]}. Name another file with --samples, or remove this one.'
+        )

@@ -1,0 +1,28 @@
+"""Estimates without the device: two tiny recordings, any batch size, any GPU.
+
+Pure, like the planners: profiles in, profiles out. See ``docs/estimate.md``.
+"""
+
+from chainer_hybridmem.estimation.affine import SamplePair
+from chainer_hybridmem.estimation.device_models import (
+    DeviceModel,
+    load_device_model,
+    model_names,
+)
+from chainer_hybridmem.estimation.estimator import (
+    Estimator,
+    largest_batchsize,
+    largest_planned,
+)
+from chainer_hybridmem.estimation.lowering import lower_to_cudnn
+
+__all__ = [
+    'DeviceModel',
+    'Estimator',
+    'SamplePair',
+    'largest_batchsize',
+    'largest_planned',
+    'load_device_model',
+    'lower_to_cudnn',
+    'model_names',
+]

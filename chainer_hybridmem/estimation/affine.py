@@ -1,0 +1,292 @@
+"""Two recorded iterations of one network, extrapolated to any batch size.
+
+Every size and every dimension is an affine function of the batch size B,
+
+    n(B) = n₂ + (n₂ - n₁) (B - B₂) / (B₂ - B₁),
+
+with B₁ < B₂ the batch sizes of the samples. It is computed in rational numbers,
+so that it is exact where the two samples are. What does not depend on B (parameters,
+statistics) stays as it is. The structure is that of the larger sample.
+
+NumPy reuses the memory of large temporaries in expressions and not that of small
+ones, so that the two samples may differ in temporaries of single operations. These
+are aligned; one that only the larger sample has counts like others of its size, or
+grows with the batch. Everything else must be the same in both, but for feature maps
+that are too small in the smaller sample to be recorded as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
+
+from chainer_hybridmem.errors import OptionError, ProfileMismatchError
+from chainer_hybridmem.estimation.specs import parse_spec
+from chainer_hybridmem.estimation.structure import (
+    assemble,
+    events_by_operation,
+    passing,
+)
+from chainer_hybridmem.profile import Operation, Profile, Recipe, Storage
+
+SMALL_BYTES = 4096
+"""Below this the recorder takes a feature map for noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplePair:
+    """Two recorded iterations that differ in nothing but the batch size.
+
+    Attributes:
+        small (Profile): With the smaller batch.
+        large (Profile): With the larger batch.
+        batchsizes (tuple of int): Of both, ascending.
+        smaller_bytes (tuple): For each storage of ``large``, the bytes that it
+            has in ``small``; a fraction where that is only supposed.
+    """
+
+    small: Profile
+    large: Profile
+    batchsizes: tuple[int, int]
+    smaller_bytes: tuple[int | Fraction, ...]
+
+    @classmethod
+    def match(
+        cls, small: Profile, large: Profile, batchsizes: tuple[int, int]
+    ) -> SamplePair:
+        """Finds the storages of one sample in the other.
+
+        Args:
+            small: With the smaller batch.
+            large: With the larger batch.
+            batchsizes: Of both.
+
+        Raises:
+            OptionError: If the batch sizes are not ascending.
+            ProfileMismatchError: Naming the first operation that differs.
+        """
+        if not 0 < batchsizes[0] < batchsizes[1]:
+            raise OptionError(
+                f'The samples have batch sizes {batchsizes[0]} and {batchsizes[1]}; '
+                f'two ascending ones are needed.'
+            )
+        return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
+
+    def at(self, batchsize: int) -> Profile:
+        """The profile of one iteration with any batch size.
+
+        Times are affine, too, with neither part below zero: what takes less
+        time with the larger batch counts as constant, what takes more than in
+        proportion to it as proportional.
+        """
+        large = self.large
+        storages = [
+            dataclasses.replace(s, nbytes=self._bytes(n, s.nbytes, batchsize))
+            for s, n in zip(large.storages, self.smaller_bytes, strict=True)
+        ]
+        profile = assemble(
+            large,
+            events_by_operation(large),
+            storages,
+            self._recipes(batchsize),
+            self._bytes(self.small.initial_bytes, large.initial_bytes, batchsize),
+        )
+        operations = tuple(
+            self._operation(a, b, batchsize)
+            for a, b in zip(self.small.operations, profile.operations, strict=True)
+        )
+        return dataclasses.replace(profile, operations=operations)
+
+    def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
+        if n1 == n2:
+            return n2
+        b1, b2 = self.batchsizes
+        change, rest = divmod(n2 - n1, b2 - b1)
+        if rest == 0:
+            return max(0, n2 + int(change) * (batchsize - b2))
+        return max(0, ceil(n2 + Fraction(n2 - n1) * (batchsize - b2) / (b2 - b1)))
+
+    def _seconds(self, t1: float, t2: float, batchsize: int) -> float:
+        b1, b2 = self.batchsizes
+        slope = min(max(0.0, (t2 - t1) / (b2 - b1)), max(0.0, t2) / b2)
+        return max(0.0, t2 + slope * (batchsize - b2))
+
+    def _operation(self, a: Operation, b: Operation, batchsize: int) -> Operation:
+        return dataclasses.replace(
+            b,
+            device_seconds=self._seconds(a.device_seconds, b.device_seconds, batchsize),
+            host_seconds=self._seconds(a.host_seconds, b.host_seconds, batchsize),
+            specs=tuple(
+                self._spec(left, right, batchsize)
+                for left, right in zip(a.specs, b.specs, strict=True)
+            ),
+        )
+
+    def _spec(self, left: str, right: str, batchsize: int) -> str:
+        dtype, ones = parse_spec(left)
+        _, twos = parse_spec(right)
+        if left == right or len(ones) != len(twos):
+            return right
+        pairs = zip(ones, twos, strict=True)
+        shape = [str(self._bytes(one, two, batchsize)) for one, two in pairs]
+        return f'{dtype}[{",".join(shape)}]'
+
+    def _recipes(self, batchsize: int) -> list[Recipe]:
+        """What both samples have shown to be repeatable."""
+        before = {recipe.operation: recipe for recipe in self.small.recipes}
+        result = []
+        for b in self.large.recipes:
+            a = before.get(b.operation)
+            if a is None or (a.sources, a.attributes) != (b.sources, b.attributes):
+                continue
+            result.append(
+                dataclasses.replace(
+                    b,
+                    seconds=self._seconds(a.seconds, b.seconds, batchsize),
+                    peak_bytes=self._bytes(a.peak_bytes, b.peak_bytes, batchsize),
+                    exact=a.exact and b.exact,
+                )
+            )
+        return result
+
+
+class _Matcher:
+    """Finds the storages of one profile in another."""
+
+    def __init__(
+        self, small: Profile, large: Profile, batchsizes: tuple[int, int]
+    ) -> None:
+        self.small, self.large = small, large
+        self.batchsizes = batchsizes
+        self.found: dict[int, int] = {}  # bytes in small, by storage of large
+
+    def run(self) -> tuple[int | Fraction, ...]:
+        self._check_operations()
+        self._match_initial()
+        groups = zip(
+            events_by_operation(self.small),
+            events_by_operation(self.large),
+            strict=True,
+        )
+        for index, (left, right) in enumerate(groups):
+            self._match_events(index, left, right)
+        # Of something only the larger sample has, others of its size may tell.
+        by_size = {self.large.storages[s].nbytes: n for s, n in self.found.items()}
+        ratio = Fraction(self.batchsizes[0], self.batchsizes[1])
+        return tuple(
+            self.found[s.id]
+            if s.id in self.found
+            else by_size.get(s.nbytes, s.nbytes * ratio)
+            for s in self.large.storages
+        )
+
+    def _mismatch(self, what: str, left: object, right: object) -> ProfileMismatchError:
+        b1, b2 = self.batchsizes
+        return ProfileMismatchError(
+            f'The two sample iterations differ: {what} {left} with batch size {b1}, '
+            f'but {right} with {b2}. An estimate needs a network that computes the '
+            f'same for every batch size; record this one at its real size instead '
+            f'(hybridmem profile).'
+        )
+
+    def _check_operations(self) -> None:
+        left, right = self.small.operations, self.large.operations
+        for a, b in zip(left, right, strict=False):
+            if (a.label, a.phase) != (b.label, b.phase):
+                names = [f'{op.label} ({op.phase.value})' for op in (a, b)]
+                raise self._mismatch(f'operation {a.index} is', *names)
+            if (a.forward, len(a.specs)) != (b.forward, len(b.specs)):
+                shapes = [f'{op.forward} with {len(op.specs)} inputs' for op in (a, b)]
+                what = f'operation {a.index} ({a.label}) belongs to forward operation'
+                raise self._mismatch(what, *shapes)
+        if len(left) != len(right):
+            raise self._mismatch('the number of operations is', len(left), len(right))
+
+    def _match_initial(self) -> None:
+        left, right = (
+            [s for s in profile.storages if s.producer < 0]
+            for profile in (self.small, self.large)
+        )
+        keys = [
+            [(s.category, s.forward_uses, s.backward_uses) for s in side]
+            for side in (left, right)
+        ]
+        if keys[0] != keys[1]:
+            what = 'the number of arrays there before the iteration is'
+            raise self._mismatch(what, len(left), len(right))
+        self._accept(left, right)
+
+    def _accept(self, left: Sequence[Storage], right: Sequence[Storage]) -> None:
+        for a, b in zip(left, right, strict=True):
+            self.found[b.id] = a.nbytes
+
+    def _match_events(
+        self, index: int, left: Sequence[int], right: Sequence[int]
+    ) -> None:
+        ours = [self.small.storages[e - 1] for e in left if e > 0]
+        others = [self.large.storages[e - 1] for e in right if e > 0]
+        here = (passing(left), passing(right))
+        staying = [
+            [s for s in side if s.id not in gone or s.slots]
+            for side, gone in zip((ours, others), here, strict=True)
+        ]
+        same = len(staying[0]) == len(staying[1])
+        if not same or not all(map(_alike, *staying)):
+            what = f'operation {index} ({self.large.operations[index].label}) leaves'
+            counts = [f'{len(side)} arrays' for side in staying]
+            if counts[0] == counts[1]:
+                counts = [f'{counts[0]} ({_outline(side)})' for side in staying]
+            raise self._mismatch(what, *counts)
+        self._accept(*staying)
+        temporary = [
+            [s for s in side if s.id in gone and not s.slots]
+            for side, gone in zip((ours, others), here, strict=True)
+        ]
+        for a, b in self._align(*temporary):
+            self.found[b.id] = a.nbytes
+
+    def _align(
+        self, left: Sequence[Storage], right: Sequence[Storage]
+    ) -> list[tuple[Storage, Storage]]:
+        """Longest common subsequence of temporaries whose sizes go together."""
+        if len(left) == len(right) and all(map(self._plausible, left, right)):
+            return list(zip(left, right, strict=True))
+        n, m = len(left), len(right)
+        best = [[0] * (m + 1) for _ in range(n + 1)]
+        for i in reversed(range(n)):
+            for j in reversed(range(m)):
+                pair = 1 + best[i + 1][j + 1]
+                alone = max(best[i + 1][j], best[i][j + 1])
+                plausible = self._plausible(left[i], right[j])
+                best[i][j] = max(pair, alone) if plausible else alone
+        pairs, i, j = [], 0, 0
+        while i < n and j < m:
+            if self._plausible(left[i], right[j]) and (
+                best[i][j] == 1 + best[i + 1][j + 1]
+            ):
+                pairs.append((left[i], right[j]))
+                i, j = i + 1, j + 1
+            elif best[i + 1][j] >= best[i][j + 1]:
+                i += 1
+            else:
+                j += 1
+        return pairs
+
+    def _plausible(self, a: Storage, b: Storage) -> bool:
+        """Whether both may be one storage: between constant and proportional."""
+        b1, b2 = self.batchsizes
+        return a.nbytes <= b.nbytes and b.nbytes * b1 <= a.nbytes * b2
+
+
+def _alike(a: Storage, b: Storage) -> bool:
+    """Whether both play the same part; a feature map may be too small in one."""
+    if a.forward_uses != b.forward_uses:
+        return False
+    left, right = ((s.category, s.slots, s.backward_uses) for s in (a, b))
+    return left == right or a.nbytes < SMALL_BYTES
+
+
+def _outline(storages: Sequence[Storage]) -> str:
+    return ', '.join(s.category.value for s in storages)

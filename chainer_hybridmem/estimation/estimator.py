@@ -1,0 +1,211 @@
+"""From two small samples to a profile at any batch size on any device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.estimation.affine import SamplePair
+from chainer_hybridmem.estimation.costs import time_model
+from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
+from chainer_hybridmem.estimation.lowering import lower_to_cudnn
+from chainer_hybridmem.profile import Profile
+
+KIND = 'estimate'
+MOST_PICTURES = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """Makes profiles that nobody has recorded.
+
+    Attributes:
+        samples (SamplePair): Two recorded iterations.
+        model (DeviceModel or None): Where times and link come from; None for the
+            device of the recording.
+        convolution (str): ``'cudnn'`` or ``'im2col'``, which keeps the recorded
+            events. Without a model nothing is changed whatever it says.
+        factor (float): All compute times are multiplied by it.
+        calibration (dict or None): What ``factor`` comes from.
+    """
+
+    samples: SamplePair
+    model: DeviceModel | None = None
+    convolution: str = 'im2col'
+    factor: float = 1.0
+    calibration: dict[str, Any] | None = None
+
+    @classmethod
+    def make(
+        cls,
+        samples: SamplePair,
+        model: DeviceModel | None = None,
+        convolution: str | None = None,
+    ) -> Estimator:
+        """Makes an estimator.
+
+        Args:
+            samples: Two recorded iterations.
+            model: The device; None for that of the recording.
+            convolution: ``'cudnn'`` or ``'im2col'``; None for the model's.
+
+        Raises:
+            OptionError: If there is no such way to convolve, or no model that
+                could tell times other than the recorded ones.
+        """
+        if convolution is None:
+            convolution = 'im2col' if model is None else model.convolution
+        if convolution not in CONVOLUTIONS:
+            raise OptionError(
+                f'convolution is {convolution!r}; it must be one of '
+                f'{", ".join(CONVOLUTIONS)}.'
+            )
+        if model is None and convolution != 'im2col':
+            raise OptionError(
+                f'convolution {convolution!r} needs a device model: the recorded '
+                f'times are those of the recorded functions. Name a model (--gpu).'
+            )
+        return cls(samples, model, convolution)
+
+    def calibrated(self, images_per_second: float, batchsize: int) -> Estimator:
+        """An estimator whose in-core speed at one batch size is a measured one.
+
+        Args:
+            images_per_second: Measured while everything fitted.
+            batchsize: The batch size it was measured with.
+
+        Raises:
+            OptionError: If a value is not above zero.
+        """
+        if not 0 < images_per_second < float('inf') or batchsize < 1:
+            raise OptionError(
+                f'Calibration needs images per second and a batch size above zero, '
+                f'got {images_per_second} and {batchsize}.'
+            )
+        plain = dataclasses.replace(self, factor=1.0, calibration=None)
+        seconds = plain.profile(batchsize).compute_seconds
+        if seconds <= 0:
+            raise OptionError(
+                'Calibration is not possible: the estimated iteration takes no time.'
+            )
+        return dataclasses.replace(
+            self,
+            factor=batchsize / images_per_second / seconds,
+            calibration={
+                'images_per_second': float(images_per_second),
+                'batchsize': batchsize,
+            },
+        )
+
+    def with_factor_of(self, other: Estimator) -> Estimator:
+        """An estimator with another one's calibration, of another network, say."""
+        return dataclasses.replace(
+            self, factor=other.factor, calibration=other.calibration
+        )
+
+    def profile(self, batchsize: int) -> Profile:
+        """The estimated profile of one iteration.
+
+        Args:
+            batchsize: Examples in the batch.
+
+        Raises:
+            OptionError: If the batch size is out of range.
+        """
+        if not 0 < batchsize <= MOST_PICTURES:
+            raise OptionError(
+                f'Batch size {batchsize} is out of range: 1 to {MOST_PICTURES}.'
+            )
+        profile = self.samples.at(batchsize)
+        if self.model is not None:
+            im2col = self.convolution == 'im2col'
+            if not im2col:
+                profile = lower_to_cudnn(profile, self.model.workspace_bytes)
+            profile = time_model(profile, self.model.seconds, im2col)
+            profile = dataclasses.replace(profile, link=self.model.link)
+        return dataclasses.replace(
+            profile,
+            operations=tuple(
+                dataclasses.replace(op, device_seconds=op.device_seconds * self.factor)
+                for op in profile.operations
+            ),
+            recipes=tuple(
+                dataclasses.replace(recipe, seconds=recipe.seconds * self.factor)
+                for recipe in profile.recipes
+            ),
+            device=self._device(batchsize),
+        )
+
+    def _device(self, batchsize: int) -> dict[str, Any]:
+        recorded = self.samples.large.device
+        name = self.model.title if self.model else recorded.get('name', 'unknown')
+        return {
+            'kind': KIND,
+            'name': f'{name} (estimated)',
+            'estimated': True,
+            'batchsize': batchsize,
+            'model': self.model.name if self.model else None,
+            'convolution': self.convolution if self.model else 'recorded',
+            'sample_batchsizes': list(self.samples.batchsizes),
+            'recorded_on': recorded,
+            'compute_factor': self.factor,
+            'calibration': self.calibration,
+        }
+
+
+def largest_batchsize(
+    needed_bytes: Callable[[int], int], limit_bytes: int, most: int = MOST_PICTURES
+) -> int:
+    """Largest batch size that fits; 0 if not even one does.
+
+    What is needed grows almost in proportion to the batch: interpolation finds the
+    answer in a few steps, and falls back to bisection where it does not.
+
+    Args:
+        needed_bytes: Bytes that a batch size needs; never less for a larger one.
+        limit_bytes: Most bytes there are.
+        most: Not looked beyond.
+    """
+    need = needed_bytes(1)
+    if need > limit_bytes:
+        return 0
+    low, low_need = 1, need
+    high, high_need = most + 1, 0  # 0: nobody has looked
+    guess, steps = 2, 0
+    while high - low > 1:
+        middle = min(max(guess, low + 1), high - 1)
+        need = needed_bytes(middle)
+        if need <= limit_bytes:
+            low, low_need = middle, need
+        else:
+            high, high_need = middle, need
+        steps += 1
+        if high_need == 0:
+            guess = max(2 * low, low * limit_bytes // max(1, low_need))
+        elif steps % 4 == 3:
+            guess = (low + high) // 2
+        else:
+            slope = (high_need - low_need) / (high - low)
+            guess = low + round((limit_bytes - low_need) / slope)
+    return low
+
+
+def largest_planned(planned: Callable[[int], bool], most: int) -> int:
+    """Largest batch size up to ``most`` for which a plan is found, by bisection.
+
+    Args:
+        planned: Whether a plan is found; if one is, so it is for smaller ones.
+        most: Tried first.
+    """
+    if most < 1 or planned(most):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if planned(middle):
+            low = middle
+        else:
+            high = middle
+    return low

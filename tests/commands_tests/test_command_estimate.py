@@ -1,0 +1,207 @@
+"""``hybridmem estimate``."""
+
+import json
+import sys
+
+import pytest
+
+from chainer_hybridmem import compat, library
+from chainer_hybridmem.commands import samples
+from chainer_hybridmem.simulation import make_problem
+
+NETWORKS = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+class Tiny(chainer.Chain):
+    insize = 16
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.norm = L.BatchNormalization(8)
+            self.fc = L.Linear(8 * 8 * 8, n_class)
+
+    def forward(self, x, t):
+        h = self.conv(x)
+        for _ in range(4):
+            h = F.tanh(h)
+        h = F.max_pooling_2d(F.relu(self.norm(h)), 2)
+        return F.softmax_cross_entropy(self.fc(h), t)
+
+
+class Picky(Tiny):
+    def forward(self, x, t):
+        return super().forward(F.tanh(x) if len(x) > 2 else x, t)
+"""
+GPU = ('--gpu', 'v100-16gb-pcie3')
+
+
+@pytest.fixture
+def network(folder, monkeypatch):
+    """Arguments for a tiny network; its recordings are kept in a file."""
+    (folder / 'networks.py').write_text(NETWORKS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, 'networks', raising=False)
+    return ('--arch', 'networks:Tiny', '--n-class', '10', '--samples', 's.json')
+
+
+@pytest.fixture
+def estimate(network, hybridmem):
+    """Runs the command and returns its figures."""
+
+    def run(*arguments):
+        status, out, err = hybridmem('estimate', *network, *arguments, '--json', '-')
+        assert status == 0, err
+        return json.loads(out)
+
+    return run
+
+
+def rows(figures):
+    return {row['planner']: row for row in figures['methods']}
+
+
+def test_a_gpu_that_is_not_there(network, hybridmem):
+    arguments = ('estimate', *network, '--batchsize', '4096', *GPU)
+    status, out, err = hybridmem(
+        *arguments, '--largest', '-o', 'p.json', '--json', 'e.json'
+    )
+    assert status == 0, err
+    assert 'batch size 2' in err and 'batch size 4' in err
+    assert out.startswith('networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
+    with open('e.json') as file:
+        figures = json.load(file)
+    profile = library.load_profile('p.json')
+    problem = make_problem(profile)
+    assert profile.device['model'] == 'v100-16gb-pcie3'
+    assert profile.operations[0].specs[0] == 'float32[4096,3,16,16]'
+    assert figures['memory_limit_bytes'] == 16 * 10**9
+    assert figures['in_core_peak_bytes'] == problem.in_core_peak_bytes
+    assert list(rows(figures)) == ['in-core', 'swap-all', 'pooch']
+    for row in figures['methods']:
+        assert row['fits'] and row['images_per_second'] > 0
+        assert str(row['largest_batchsize']) in out
+    assert rows(figures)['in-core']['overhead'] == 0
+    assert (
+        4096
+        < rows(figures)['in-core']['largest_batchsize']
+        < rows(figures)['swap-all']['largest_batchsize']
+    )
+    assert hybridmem('compare', 'p.json', '--memory-limit', '90%')[0] == 0
+
+
+def test_the_largest_batch_size_is_one(estimate):
+    limit = ('--memory-limit', '20MiB')
+    largest = {
+        name: row['largest_batchsize']
+        for name, row in rows(
+            estimate('--batchsize', '8', *GPU, *limit, '--largest')
+        ).items()
+    }
+    for name, batchsize in largest.items():
+        fits = [
+            rows(estimate('--batchsize', str(b), *GPU, *limit))[name]['fits']
+            for b in (batchsize, batchsize + 1)
+        ]
+        assert fits == [True, False], (name, batchsize)
+
+
+def test_out_of_core(estimate, hybridmem, network):
+    arguments = ('--batchsize', '512', *GPU, '--memory-limit', '60%')
+    figures = estimate(*arguments, '--planner', 'superneurons')
+    found = rows(figures)
+    assert list(found) == ['in-core', 'swap-all', 'superneurons']
+    assert not found['in-core']['fits']
+    assert found['in-core']['images_per_second'] is None
+    assert found['swap-all']['fits']
+    _, out, err = hybridmem('estimate', *network, *arguments)
+    assert 'does not fit' in out and 'recording' not in err
+    assert 'largest' not in out
+
+
+def test_convolution_through_patches_needs_more(estimate):
+    cudnn, im2col = (
+        estimate('--batchsize', '1024', *GPU, '--convolution', name)
+        for name in ('cudnn', 'im2col')
+    )
+    assert cudnn['in_core_peak_bytes'] < im2col['in_core_peak_bytes']
+    assert cudnn['in_core_seconds'] < im2col['in_core_seconds']
+
+
+def test_calibration(estimate, hybridmem, network):
+    measured = ('--images-per-second', '1000', '--calibrate-batch', '32')
+    figures = estimate('--batchsize', '32', *GPU, *measured)
+    assert figures['in_core_images_per_second'] == pytest.approx(1000)
+    assert figures['device']['calibration']['batchsize'] == 32
+    _, out, _ = hybridmem('estimate', *network, '--batchsize', '32', *GPU, *measured)
+    assert '1000 images/s at batch size 32' in out
+
+
+def test_on_the_device_of_the_recording(estimate, network, refused):
+    figures = estimate('--batchsize', '64', '--memory-limit', '1GB')
+    assert figures['gpu'] is None
+    assert figures['device']['convolution'] == 'recorded'
+    assert all(row['fits'] for row in figures['methods'])
+    if not compat.cuda_available():
+        message = refused('estimate', *network, '--batchsize', '64')
+        assert '--memory-limit' in message
+
+
+def test_samples_are_kept(network, hybridmem, refused):
+    base = ('estimate', *network, '--batchsize', '64', *GPU)
+    assert 'recording' in hybridmem(*base)[2]
+    assert hybridmem(*base)[2] == ''
+    kept = samples.load('s.json')
+    assert (kept.arch, kept.insize, kept.n_class) == ('networks:Tiny', 16, 10)
+    assert kept.pair.batchsizes == (2, 4)
+    assert 'at 32x32' in refused(*base, '--insize', '32')
+    with open('s.json', 'w') as file:
+        file.write('{}')
+    assert "'chainer_hybridmem/samples' was expected" in refused(*base)
+
+
+def test_other_samples(estimate):
+    figures = estimate('--batchsize', '9', *GPU, '--sample-batches', '3', '5')
+    assert figures['device']['sample_batchsizes'] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    'arguments, expected',
+    [
+        (('--gpu', 'v100'), 'no device model'),
+        (('--gpu', 'nothing.json'), 'cannot be read'),
+        ((*GPU, '--planner', 'nobody'), "no planner 'nobody'"),
+        ((*GPU, '--images-per-second', '5'), '--calibrate-batch'),
+        ((*GPU, '--sample-batches', '4', '2'), 'ascending'),
+        ((*GPU, '-o', 'nowhere/p.json'), 'no folder'),
+        ((*GPU, '--arch', 'resnet'), 'Unknown architecture'),
+    ],
+)
+def test_one_clear_sentence(arguments, expected, network, refused):
+    assert expected in refused('estimate', *network, '--batchsize', '8', *arguments)
+
+
+def test_a_network_that_depends_on_the_batch_size(network, hybridmem):
+    status, out, err = hybridmem(
+        *('estimate', *network, '--arch', 'networks:Picky', '--batchsize', '8', *GPU)
+    )
+    assert status == 1 and out == ''
+    assert 'The two sample iterations differ' in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        (),
+        ('--batchsize', '0'),
+        ('--batchsize', '8', '--convolution', 'winograd'),
+        ('--batchsize', '8', '--images-per-second', 'many'),
+        ('--batchsize', '8', '--memory-limit', 'much'),
+    ],
+)
+def test_usage(arguments, network, hybridmem):
+    assert hybridmem('estimate', *network, *arguments)[0] == 2
