@@ -9,6 +9,7 @@ from typing import Any
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
 from chainer_hybridmem.planners.superneurons import superneurons
@@ -24,6 +25,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'swap-opt': swap_opt,
     'pooch': pooch,
     'superneurons': superneurons,
+    'hybrid': hybrid,
 }
 DEFAULT = 'pooch'
 

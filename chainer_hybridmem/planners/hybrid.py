@@ -37,3 +37,275 @@ from chainer_hybridmem.simulation.problem import Problem
 
 STEPS = 40_000
 TOLERANCE = 1e-3  # of the bound
+COLD = 1e-5  # last temperature, of the in-core time
+WARMEST = 3e-3  # first temperature, likewise
+RIVALS = {
+    'swap-all': swap_all,
+    'superneurons': superneurons,
+    'swap-opt': swap_opt,
+    'pooch': pooch,
+}
+
+
+def hybrid(
+    problem: Problem,
+    limit_bytes: int,
+    steps: int = STEPS,
+    time_budget: float | None = None,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+) -> Plan:
+    """Keep, swap and recompute together, with a proven bound.
+
+    Args:
+        problem: What to plan.
+        limit_bytes: Memory limit.
+        steps: Candidates the annealing judges in all.
+        time_budget: Seconds after which the best plan so far is taken; the result
+            then depends on the machine. None: as long as the steps take.
+        tolerance: Stop when the plan is at most this share slower than the bound.
+        seed: Of the random moves.
+
+    Raises:
+        InfeasibleError: If nothing fits.
+        OptionError: If an option is out of range.
+    """
+    _check_options(steps, time_budget, tolerance)
+    search = Search(problem, limit_bytes, barrier=False)
+    if search.in_core_fits():
+        return search.finish_in_core('hybrid')
+    best = search.evaluate(search.fill(SWAP))
+    if not best.fits:
+        return search.finish('hybrid', best)  # raises, with the numbers
+    budget = _Budget(search, steps, time_budget)
+    bound = lower_bound(problem, limit_bytes)
+    goal = bound.seconds * (1 + tolerance)
+    starts = [best, *_rounded(search, bound)]
+    best = _anneal_all(search, starts, goal, budget, seed)
+    rival = _best_rival(problem, limit_bytes, best.seconds, goal, budget)
+    if rival is not None:
+        start = search.evaluate(actions_of(problem, rival))
+        if start.fits:
+            best = min(best, start, key=lambda c: c.seconds)
+    best = _refine(search, best, goal, bound.seconds, budget, seed)
+    options = {
+        'steps': steps,
+        'time_budget': time_budget,
+        'tolerance': tolerance,
+        'seed': seed,
+    }
+    if rival is not None and rival.predicted_seconds < best.seconds:
+        return dataclasses.replace(
+            rival,
+            planner='hybrid',
+            options={**options, 'found_by': rival.planner},
+            lower_bound_seconds=bound.seconds,
+            planning_seconds=time.perf_counter() - search.started,
+            simulations=search.simulations + rival.simulations,
+        )
+    plan = search.finish('hybrid', best, **options)
+    return dataclasses.replace(plan, lower_bound_seconds=bound.seconds)
+
+
+def _check_options(steps: int, time_budget: float | None, tolerance: float) -> None:
+    if steps < 0:
+        raise OptionError(f'steps must not be negative; {steps} was given.')
+    if time_budget is not None and not time_budget > 0:
+        raise OptionError(
+            f'time_budget is in seconds and must be positive; {time_budget} was given.'
+        )
+    if not tolerance >= 0:
+        raise OptionError(f'tolerance must not be negative; {tolerance} was given.')
+
+
+class _Budget:
+    """What is left of the steps and of the time."""
+
+    def __init__(self, search: Search, steps: int, seconds: float | None) -> None:
+        self.search = search
+        self.steps = self.left = steps
+        self.deadline = None if seconds is None else search.started + seconds
+        self.seconds_per_step = 0.0
+
+    def take(self, share: float) -> int:
+        """Steps of one round: a share of all, as far as steps and time allow."""
+        steps = min(self.left, max(1, int(self.steps * share)))
+        if self.deadline is not None and self.seconds_per_step > 0:
+            left = self.deadline - time.perf_counter()
+            steps = min(steps, int(left / self.seconds_per_step))
+        return max(steps, 0)
+
+    def used(self, steps: int, seconds: float) -> None:
+        """Counts a round."""
+        self.left -= steps
+        self.search.simulations += steps
+        if steps:
+            self.seconds_per_step = seconds / steps
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.perf_counter() >= self.deadline
+
+
+def actions_of(problem: Problem, plan: Plan) -> np.ndarray:
+    """The (M,) actions of a plan."""
+    number = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
+    return np.array([number[entry.action] for entry in plan.maps], np.int64)
+
+
+def _rounded(search: Search, bound: Bound) -> list[Candidate]:
+    """The relaxation's fractions made whole, if that can be made to fit.
+
+    Rounding errors are carried on in bytes from map to map in order of production,
+    so that every stretch of the network swaps and recomputes what it should.
+    """
+    problem, a = search.problem, search.problem.arrays
+    action = search.fill(KEEP)
+    swap_bytes = recompute_bytes = 0.0
+    for m in a.by_producer:
+        size = float(a.size[m])
+        swap_bytes += bound.swapped[m] * size
+        recompute_bytes += bound.recomputed[m] * size
+        may_recompute = problem.recomputable[m] and bound.recomputed[m] > 0
+        if may_recompute and recompute_bytes >= size / 2:
+            action[m] = RECOMPUTE
+            recompute_bytes -= size
+        elif bound.swapped[m] > 0 and swap_bytes >= size / 2:
+            action[m] = SWAP
+            swap_bytes -= size
+    repaired = _repaired(search, action, bound)
+    return [repaired] if repaired.fits else []
+
+
+def _repaired(search: Search, action: np.ndarray, bound: Bound) -> Candidate:
+    """Frees memory at the worst operation until the actions fit or nothing is left."""
+    problem, a = search.problem, search.problem.arrays
+    producer = a.producer[: len(action)]
+    wanted = np.maximum(bound.swapped, bound.recomputed)
+    current = search.evaluate(action)
+    while not current.fits:
+        action, k = current.action.copy(), current.worst
+        there = (action == KEEP) & (producer < k) & (a.release_from <= k)
+        there &= a.first_use > k
+        recomputed = np.nonzero(action == RECOMPUTE)[0]
+        if there.any():
+            maps = np.nonzero(there)[0]
+            m = maps[np.lexsort((-a.size[maps], -wanted[maps]))[0]]
+            better = bound.recomputed[m] > bound.swapped[m] and problem.recomputable[m]
+            action[m] = RECOMPUTE if better else SWAP
+        elif len(recomputed):
+            m = recomputed[np.argmin(np.abs(a.first_use[recomputed] - k))]
+            action[m] = SWAP
+        elif (action == KEEP).any():
+            action[np.nonzero(action == KEEP)[0][0]] = SWAP
+        else:
+            break
+        current = search.evaluate(action)
+    return current
+
+
+def _anneal(
+    search: Search,
+    start: Candidate,
+    steps: int,
+    warm: float,
+    goal: float,
+    budget: _Budget,
+    seed: int,
+) -> Candidate:
+    """One round of annealing; its best candidate."""
+    problem = search.problem
+    cold = COLD * problem.in_core_seconds
+    if steps == 0 or start.seconds <= goal:
+        return start
+    began = time.perf_counter()
+    action, _, done = local_search.anneal(
+        problem.arrays,
+        start.action,
+        search.limit_bytes,
+        search.lead,
+        problem.swap_out_seconds,
+        problem.swap_in_seconds,
+        search.barrier,
+        problem.recomputable,
+        _kinds(problem),
+        steps,
+        max(warm, 2 * cold),
+        cold,
+        goal,
+        seed,
+        search.work,
+    )
+    budget.used(done, time.perf_counter() - began)
+    found = search.evaluate(action)
+    return found if found.seconds < start.seconds else start
+
+
+def _kinds(problem: Problem) -> np.ndarray:
+    """(M,) number of the function that makes each map."""
+    operations = problem.profile.operations
+    names = [operations[s.producer].function for s in problem.maps]
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def _anneal_all(
+    search: Search,
+    starts: list[Candidate],
+    goal: float,
+    budget: _Budget,
+    seed: int,
+) -> Candidate:
+    """A hot round from each start, with half of the steps together; the best."""
+    hot = WARMEST * search.problem.in_core_seconds
+    best = min(starts, key=lambda c: c.seconds)
+    for number, start in enumerate(starts):
+        steps = budget.take(0.5 / len(starts))
+        found = _anneal(search, start, steps, hot, goal, budget, seed + number)
+        best = min(best, found, key=lambda c: c.seconds)
+        if best.seconds <= goal:
+            break
+    return best
+
+
+def _refine(
+    search: Search,
+    best: Candidate,
+    goal: float,
+    bound_seconds: float,
+    budget: _Budget,
+    seed: int,
+) -> Candidate:
+    """Warm rounds from the best so far until steps, time or gap run out."""
+    number = 100
+    while best.seconds > goal and not budget.out_of_time:
+        steps = budget.take(0.25)
+        if steps == 0:
+            break
+        warm = 0.1 * (best.seconds - bound_seconds)
+        best = _anneal(search, best, steps, warm, goal, budget, seed + number)
+        number += 1
+    return best
+
+
+def _best_rival(
+    problem: Problem,
+    limit_bytes: int,
+    seconds: float,
+    goal: float,
+    budget: _Budget,
+) -> Plan | None:
+    """The fastest plan of the other planners; none if the goal is reached."""
+    best: Plan | None = None
+    if seconds <= goal:
+        return None
+    for function in RIVALS.values():
+        if budget.out_of_time:
+            break
+        try:
+            plan = function(problem, limit_bytes)
+        except InfeasibleError:
+            continue
+        if best is None or plan.predicted_seconds < best.predicted_seconds:
+            best = plan
+    return best
