@@ -91,9 +91,11 @@ class Guide:
             )
             for row in rows
         )
-        # A replay is the forward function without Chainer around it.
+        # A whole replay is the forward function without Chainer around it.
         recipes = tuple(
-            dataclasses.replace(
+            recipe
+            if recipe.covers
+            else dataclasses.replace(
                 recipe,
                 seconds=min(
                     recipe.seconds, operations[recipe.operation].device_seconds

@@ -26,6 +26,7 @@ from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, SlotKind
+from chainer_hybridmem.recompute import passes
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
@@ -66,6 +67,7 @@ class Executor:
         self.minimum_map_bytes = minimum_map_bytes
         self.counters = Counters()
         self.permanent: set[int] = set()  # allocations that never leave
+        self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
         self._by_allocation: dict[int, LiveMap] = {}
         self._by_function: weakref.WeakKeyDictionary[Any, list[LiveMap]] = (
@@ -290,10 +292,37 @@ class Executor:
                 f'its last planned use and cannot be recomputed; run the iteration '
                 f'that uses it twice from the start of the session.'
             )
-        inputs = tuple(self._materialise(node) for node in function.inputs)
         self.counters.replays += 1
+        if recipe is not None and recipe.covers:
+            return self._run_pass(function, recipe)
+        inputs = tuple(self._materialise(node) for node in function.inputs)
         attributes = recipe.attributes if recipe is not None else ()
+        self.bring_back(function, attributes)
         return graph.replay(before, function, attributes, inputs, self.device)
+
+    def _run_pass(self, function: Any, recipe: Recipe) -> tuple[Any, Any]:
+        covered = [self._functions[k]() for k in recipe.covers[:-1]]
+        if any(other is None for other in covered):
+            raise SessionError(
+                f'A function before {graph.function_name(function)} is not part of '
+                f'the graph any more; keep the loss until backward has finished.'
+            )
+        functions = [*covered, function]
+        for other in functions:
+            self.bring_back(other, passes.saved_attributes(other))
+        return passes.run(functions, self._materialise)
+
+    def bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
+        """Restores what a replay reads from a function, where a plan has not."""
+        if not attributes:
+            return
+        for live in self.maps_of(function):
+            if live.state not in (State.RESIDENT, State.LEAVING) and any(
+                reference.slot.kind is SlotKind.ATTRIBUTE
+                and reference.slot.key in attributes
+                for reference in live.slots
+            ):
+                self._restore(live)
 
     def _materialise(self, node: Any) -> Array:
         """The array of a node; see [bounded replays]."""
@@ -361,6 +390,7 @@ class Executor:
         """
         device = self.device
         goal = device.used_bytes - missing_bytes
+        self.spare.clear()
         for state in (State.LEAVING, State.RESIDENT):
             for live in list(self._by_allocation.values()):
                 if device.used_bytes <= goal:

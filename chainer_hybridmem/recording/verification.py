@@ -1,16 +1,28 @@
-"""Whether running a forward again gives the same bits, and what it costs."""
+"""Whether making forward's outputs again gives the same bits, and what it costs.
+
+Note: [steady times]
+    The first run of a pass compiles its loop and finds its inputs in the
+    processor's cache. A pass is therefore run some more times, with other
+    memory walked through in between, and the median counts. A whole forward
+    has been run once by the program: its time is that of the replay unless
+    that was the slower one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.recompute import passes
+
+TIMED_RUNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +32,22 @@ class Verdict:
     Attributes:
         exact (bool): Same bits, same layout, no random numbers drawn.
         attributes (tuple of str): Attributes it had to start with.
-        start (Mark): Before the replay.
-        end (Mark): After the replay.
+        spans (tuple of pair of Mark): Before and after each timed replay.
         peak_bytes (int): Highest load above the first moment.
+        made (tuple of str): Attributes that a pass makes again.
     """
 
     exact: bool
     attributes: tuple[str, ...]
-    start: Mark
-    end: Mark
+    spans: tuple[tuple[Mark, Mark], ...]
     peak_bytes: int
+    made: tuple[str, ...] = ()
+
+    def seconds(self, device: Device) -> float:
+        """Median time of one replay; see [steady times]."""
+        if not self.spans:
+            return 0.0
+        return statistics.median(device.elapsed(*span) for span in self.spans)
 
 
 def verify(
@@ -75,6 +93,53 @@ def verify(
     return verdict
 
 
+def verify_pass(
+    functions: Sequence[Any], fetch: passes.Fetch, device: Device
+) -> Verdict | None:
+    """Runs a pass and compares everything it makes with what forward has made.
+
+    Args:
+        functions: What the pass covers.
+        fetch: Gives the arrays that forward has read.
+        device: Device of the arrays.
+
+    Returns:
+        Verdict, or None if there is no such pass, if an output is not
+        reachable any more, or if there is no memory for the trial.
+    """
+    last = functions[-1]
+    outputs = graph.output_arrays(last)
+    if not outputs or any(output is None for output in outputs):
+        return None
+    spans: list[tuple[Mark, Mark]] = []
+    names: tuple[str, ...] = ()
+    exact, peak_bytes = True, 0
+    with random_guard(device) as drawn:
+        for _ in range(1 + TIMED_RUNS):
+            device.reset_window()
+            load, start = device.used_bytes, device.mark()
+            try:
+                again, made = passes.run(functions, fetch)
+            except (passes.NoPassError, MemoryError):
+                return None
+            except Exception:  # as for a whole forward
+                return Verdict(False, (), (), 0)
+            spans.append((start, device.mark()))
+            peak_bytes = max(peak_bytes, device.window_peak_bytes - load)
+            exact = exact and all(
+                _same(device, *pair) for pair in zip(outputs, again, strict=True)
+            )
+            exact = exact and all(
+                _same(device, getattr(last, name), array)
+                for name, array in vars(made).items()
+            )
+            names = tuple(vars(made))
+            del again, made
+            if not exact:
+                break
+    return Verdict(exact and not drawn, (), tuple(spans[1:]), peak_bytes, names)
+
+
 def _is_random(function: Any) -> bool:
     name = graph.function_name(function).lower()
     return any(word in name for word in ('dropout', 'random', 'zoneout', 'gaussian'))
@@ -98,7 +163,7 @@ def _trial(
         except MemoryError:
             raise
         except Exception:  # a function that cannot run twice is not recomputable
-            return Verdict(False, attributes, start, device.mark(), 0)
+            return Verdict(False, attributes, (), 0)
         end = device.mark()
     peak_bytes = device.window_peak_bytes - load
     exact = not drawn and len(again) == len(outputs)
@@ -109,7 +174,7 @@ def _trial(
         if not exact or name in attributes:
             continue
         exact = _same(device, array, graph.read_attribute(owner, name))
-    return Verdict(exact, attributes, start, end, peak_bytes)
+    return Verdict(exact, attributes, ((start, end),), peak_bytes)
 
 
 def _same(device: Device, left: Any, right: Any) -> bool:
