@@ -159,6 +159,10 @@ class Executor:
             allocation = device.allocation_id(array)
             if allocation == 0 or allocation in self.permanent:
                 continue
+            if slot.kind is SlotKind.ATTRIBUTE and passes.stays(
+                function, str(slot.key)
+            ):
+                continue
             live = self._by_allocation.get(allocation)
             if live is None:
                 nbytes = device.root_bytes(device.root(array))
@@ -297,7 +301,7 @@ class Executor:
             return self._run_pass(function, recipe)
         inputs = tuple(self._materialise(node) for node in function.inputs)
         attributes = recipe.attributes if recipe is not None else ()
-        self.bring_back(function, attributes)
+        self._bring_back(function, attributes)
         return graph.replay(before, function, attributes, inputs, self.device)
 
     def _run_pass(self, function: Any, recipe: Recipe) -> tuple[Any, Any]:
@@ -307,16 +311,11 @@ class Executor:
                 f'A function before {graph.function_name(function)} is not part of '
                 f'the graph any more; keep the loss until backward has finished.'
             )
-        functions = [*covered, function]
-        for other in functions:
-            self.bring_back(other, passes.saved_attributes(other))
-        return passes.run(functions, self._materialise)
+        return passes.run([*covered, function], self._materialise)
 
-    def bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
+    def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores what a replay reads from a function, where a plan has not."""
-        if not attributes:
-            return
-        for live in self.maps_of(function):
+        for live in self.maps_of(function) if attributes else ():
             if live.state not in (State.RESIDENT, State.LEAVING) and any(
                 reference.slot.kind is SlotKind.ATTRIBUTE
                 and reference.slot.key in attributes

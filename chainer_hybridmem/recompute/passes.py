@@ -34,16 +34,20 @@ BatchNormalization = batch_normalization.BatchNormalization
 Fetch = Callable[[Any], Array]  # array of a variable node
 
 _COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
-_SAVED = {BatchNormalization: ('mean', 'inv_std')}
+_STATISTICS = frozenset({'mean', 'var', 'inv_std'})
 
 
 class NoPassError(Exception):
     """These functions have no pass for these arrays."""
 
 
-def saved_attributes(function: Any) -> tuple[str, ...]:
-    """Attributes of a function in the graph that a pass reads."""
-    return _SAVED.get(type(function), ())
+def stays(function: Any, attribute: str) -> bool:
+    """Whether an attribute is too small beside a function's input to leave.
+
+    The statistics of a batch have one number per channel, and a pass needs
+    them: they stay with the graph whatever the plan.
+    """
+    return type(function) is BatchNormalization and attribute in _STATISTICS
 
 
 def candidates(function: Any) -> list[tuple[Any, ...]]:

@@ -12,7 +12,6 @@ import bisect
 import dataclasses
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from chainer_hybridmem import graph
@@ -59,7 +58,6 @@ class _Step:
     reads: tuple[int, ...] = ()  # allocation ids
     products: tuple[tuple[int, Slot], ...] = ()
     input_nodes: tuple[tuple[int, bool], ...] = ()  # allocation id, replayable
-    saved: tuple[str, ...] = ()  # attributes that a pass reads
     verdict: Verdict | None = None  # of running the whole forward again
     passes: list[tuple[tuple[int, ...], Verdict]] = dataclasses.field(
         default_factory=list
@@ -159,7 +157,6 @@ class Recorder:
             if name not in self._before
         }
         step.products = tuple(self._products(k, function, made))
-        step.saved = passes.saved_attributes(function)
         if self._held is not None and self._held[0] == k:
             _, before, inputs = self._held
             self._held = None
@@ -189,9 +186,6 @@ class Recorder:
         for functions in passes.candidates(function):
             if not all(other in self._positions for other in functions):
                 continue
-            for other in functions:
-                saved = passes.saved_attributes(other)
-                self.executor.bring_back(other, saved)
             verdict = verify_pass(functions, fetch, self.device)
             if verdict is None or not verdict.exact:
                 continue
@@ -493,8 +487,6 @@ class _Builder:
             for allocation, _ in step.input_nodes
             if allocation in self.index and allocation not in inside
         }
-        for step in covered:
-            inputs.update(self._attribute_maps(step, covers, verdict))
         made = {
             self.index[allocation]: slot
             for allocation, slot in reversed(self.steps[k].products)
@@ -502,6 +494,11 @@ class _Builder:
             and self.storages[self.index[allocation]].producer == k
             and (slot.kind is SlotKind.OUTPUT or not covers or slot.key in verdict.made)
         }
+        inputs.update(
+            storage
+            for storage, slot in made.items()
+            if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
+        )
         reachable = all(
             step.input_nodes and all(replayable for _, replayable in step.input_nodes)
             for step in covered
@@ -517,15 +514,3 @@ class _Builder:
             exact=verdict.exact and reachable,
             covers=covers,
         )
-
-    def _attribute_maps(
-        self, step: _Step, covers: tuple[int, ...], verdict: Verdict
-    ) -> Iterator[int]:
-        """Attributes a replay reads that may leave; others stay with the graph."""
-        names = step.saved if covers else verdict.attributes
-        for allocation, slot in step.products:
-            if slot.kind is not SlotKind.ATTRIBUTE or slot.key not in names:
-                continue
-            storage = self.index.get(allocation, -1)
-            if storage >= 0 and (self.storages[storage].slots or not covers):
-                yield storage
