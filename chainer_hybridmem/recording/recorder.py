@@ -29,7 +29,12 @@ from chainer_hybridmem.profile import (
     Storage,
 )
 from chainer_hybridmem.recompute import passes
-from chainer_hybridmem.recording.verification import Verdict, verify, verify_pass
+from chainer_hybridmem.recording.verification import (
+    Verdict,
+    Walker,
+    verify,
+    verify_pass,
+)
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
 
@@ -99,6 +104,7 @@ class Recorder:
             weakref.WeakKeyDictionary()
         )
         self._chains: list[tuple[Any, list[Any]]] = []
+        self._walker: Any = Walker(device) if trial else None
         device.start_events()
         self.initial_bytes = device.used_bytes
 
@@ -186,7 +192,7 @@ class Recorder:
         for functions in passes.candidates(function):
             if not all(other in self._positions for other in functions):
                 continue
-            verdict = verify_pass(functions, fetch, self.device)
+            verdict = verify_pass(functions, fetch, self.device, self._walker)
             if verdict is None or not verdict.exact:
                 continue
             covers = tuple(sorted(self._positions[other] for other in functions))
@@ -194,7 +200,9 @@ class Recorder:
             whole = whole and len(functions) > 1
             self._hold(functions, arrays)
         if whole:
-            step.verdict = verify(before, function, inputs, made, self.device)
+            step.verdict = verify(
+                before, function, inputs, made, self.device, self._walker
+            )
         self._forget_chains()
 
     def _hold(self, functions: tuple[Any, ...], arrays: dict[Any, Array]) -> None:
@@ -290,7 +298,7 @@ class Recorder:
             description: Name, kind and versions of the device.
             kinds: What the model's own allocations hold.
         """
-        self._held = self._watch = None
+        self._held = self._watch = self._walker = None
         self._chains.clear()
         self.executor.spare.clear()
         entries = self.device.take_events()
