@@ -153,27 +153,43 @@ def max_pooling_rows(
 @compiled()
 def max_pooling_planes(
     x: Any, kh: int, kw: int, sy: int, sx: int, ph: int, pw: int,
-    best: Any, at: Any, y: Any, indexes: Any,
+    part: Any, best: Any, at: Any, y: Any, indexes: Any,
 ) -> None:  # fmt: skip
-    """Like :func:`max_pooling_rows`; x is (n, c, h, w), best and at (ow,)."""
-    height, width = x.shape[2], x.shape[3]
+    """Like :func:`max_pooling_rows` for any other layout.
+
+    Some channels of one picture at a time are turned to be innermost: then the
+    loop over them does the same for each, without branches.
+
+    Args:
+        x: (n, c, h, w).
+        part: (h, w, d), work space for d channels, filled with numbers.
+        best, at: (ow, d), work space.
+    """
+    channels, height, width = x.shape[1], x.shape[2], x.shape[3]
+    depth = part.shape[2]
     for n in range(x.shape[0]):
-        for c in range(x.shape[1]):
+        for c0 in range(0, channels, depth):
+            used = min(depth, channels - c0)
+            for iy in range(height):
+                for c in range(used):
+                    for ix in range(width):
+                        part[iy, ix, c] = x[n, c0 + c, iy, ix]
             for oy in range(y.shape[2]):
                 y0 = oy * sy - ph
                 for ox in range(y.shape[3]):
-                    best[ox] = -np.inf
-                    at[ox] = 0
-                for ky in range(max(0, -y0), min(kh, height - y0)):
-                    for kx in range(kw):
-                        place = np.int32(ky * kw + kx)
-                        first = max(0, (pw - kx + sx - 1) // sx)
-                        last = min(y.shape[3], (width - 1 + pw - kx) // sx + 1)
-                        for ox in range(first, last):
-                            v, old = x[n, c, y0 + ky, ox * sx - pw + kx], best[ox]
-                            nan = old != old
-                            at[ox] = at[ox] if v <= old or nan else place
-                            best[ox] = old if v < old or nan else v
-                for ox in range(y.shape[3]):
-                    y[n, c, oy, ox] = best[ox]
-                    indexes[n, c, oy, ox] = at[ox]
+                    x0 = ox * sx - pw
+                    for c in range(depth):
+                        best[ox, c] = -np.inf
+                        at[ox, c] = 0
+                    for ky in range(max(0, -y0), min(kh, height - y0)):
+                        for kx in range(max(0, -x0), min(kw, width - x0)):
+                            place = np.int32(ky * kw + kx)
+                            for c in range(depth):
+                                v, old = part[y0 + ky, x0 + kx, c], best[ox, c]
+                                nan = old != old
+                                at[ox, c] = at[ox, c] if v <= old or nan else place
+                                best[ox, c] = old if v < old or nan else v
+                for c in range(used):
+                    for ox in range(y.shape[3]):
+                        y[n, c0 + c, oy, ox] = best[ox, c]
+                        indexes[n, c0 + c, oy, ox] = at[ox, c]

@@ -37,6 +37,9 @@ _COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 _STATISTICS = frozenset({'mean', 'var', 'inv_std'})
 
 
+POOLED_CHANNELS = 64  # turned to be innermost at a time
+
+
 class NoPassError(Exception):
     """These functions have no pass for these arrays."""
 
@@ -275,16 +278,14 @@ def _max_pooling(
     ow = get_conv_outsize(width, kw, sx, pw, function.cover_all)
     y = np.empty((n, channels, oh, ow), x.dtype)
     indexes = np.empty(y.shape, np.intp)
+    window = (kh, kw, sy, sx, ph, pw)
     rows = x.transpose(0, 2, 3, 1)
-    innermost = rows.flags.c_contiguous and channels > 1
-    work = (ow, channels) if innermost else (ow,)
-    loop = kernels.max_pooling_rows if innermost else kernels.max_pooling_planes
-    loop(
-        rows if innermost else x,
-        *(kh, kw, sy, sx, ph, pw),
-        np.empty(work, x.dtype),
-        np.empty(work, np.int32),
-        y,
-        indexes,
-    )
+    depth = channels if rows.flags.c_contiguous else min(channels, POOLED_CHANNELS)
+    best = np.empty((ow, depth), x.dtype)
+    at = np.empty(best.shape, np.int32)
+    if rows.flags.c_contiguous:
+        kernels.max_pooling_rows(rows, *window, best, at, y, indexes)
+    else:
+        part = np.zeros((height, width, depth), x.dtype)
+        kernels.max_pooling_planes(x, *window, part, best, at, y, indexes)
     return (y,), types.SimpleNamespace(indexes=indexes)

@@ -200,6 +200,15 @@ def test_max_pooling(window, stride, pad, cover_all, layout, dtype):
         assert left.tobytes() == right.tobytes()
 
 
+@pytest.mark.parametrize('channels', [63, 64, 65, 130])
+@pytest.mark.parametrize('layout', LAYOUTS[:2])
+def test_max_pooling_of_many_channels(channels, layout):
+    """They are taken in parts; the last one need not be full."""
+    x = array((2, channels, 7, 6), np.float32, layout)
+    y = F.max_pooling_2d(held(x), 3, 2)
+    assert_same_again((y.creator_node,), y.array)
+
+
 def test_max_pooling_of_both_zeros():
     rng = np.random.RandomState(0)
     zeros = np.where(rng.rand(2, 3, 20, 20) > 0.5, 0.0, -0.0).astype(np.float32)
