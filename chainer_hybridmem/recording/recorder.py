@@ -222,7 +222,10 @@ class Recorder:
                 continue  # copied before, or a parameter that stays
             if device.used_bytes + 3 * array.nbytes > device.limit_bytes:
                 return
-            spare[node] = array.copy(order='K')
+            try:
+                spare[node] = array.copy(order='K')
+            except MemoryError:  # the pass that needs it is not tried
+                return
         self._chains.append((functions[-1].outputs[0], nodes))
 
     def _forget_chains(self) -> None:
