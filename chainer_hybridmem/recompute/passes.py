@@ -35,8 +35,6 @@ Fetch = Callable[[Any], Array]  # array of a variable node
 
 _COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 _STATISTICS = frozenset({'mean', 'var', 'inv_std'})
-
-
 POOLED_CHANNELS = 64  # turned to be innermost at a time
 
 

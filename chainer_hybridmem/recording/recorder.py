@@ -270,6 +270,8 @@ class Recorder:
 
     def _forward_ends(self, last: Any) -> None:
         """Which inputs a replay will find, and when the graph dies."""
+        self._chains.clear()  # their nodes would keep the graph
+        self.executor.spare.clear()
         for step, reference in zip(self._steps, self._functions, strict=False):
             function = reference()
             if function is None or function.inputs is None:

@@ -215,3 +215,29 @@ def test_seconds_are_of_the_form_used(data, monkeypatch):
     ]
     assert len(calls) > 1
     assert recipe.seconds < 0.1
+
+
+class Changing(networks.Everything):
+    """Its end is another one from some iteration on."""
+
+    seen = 0
+
+    def forward(self, x: Any, t: Any) -> Any:
+        self.seen += 1
+        h = F.dropout(F.relu(self.first(x)), 0.3)
+        h = self.block2(self.block1(h))
+        h = F.dropout(h, 0.3)
+        if self.seen > ITERATIONS - 1:
+            h = F.tanh(h)
+        h = F.reshape(h * h, (h.shape[0], -1))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+def test_masks_and_passes_after_a_deviation(data, recomputing):
+    """What a plan has dropped is made again by the plan's recipe without it."""
+    expected, _ = networks.train(Changing, data)
+    result, session = networks.train(Changing, data, **recomputing)
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert figures['deviations'] == 1
+    assert session.last_iteration()['restores'] > 0
