@@ -16,6 +16,7 @@ from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.simulation.problem import Problem, make_problem
 
 Key = tuple[Any, ...]  # what one operation looks like
@@ -91,9 +92,11 @@ class Guide:
             )
             for row in rows
         )
-        # A replay is the forward function without Chainer around it.
+        # A long replay was timed once; it is the forward without Chainer around it.
         recipes = tuple(
-            dataclasses.replace(
+            recipe
+            if recipe.covers or recipe.seconds < SHORT_SECONDS
+            else dataclasses.replace(
                 recipe,
                 seconds=min(
                     recipe.seconds, operations[recipe.operation].device_seconds

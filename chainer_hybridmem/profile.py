@@ -22,13 +22,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import json
 from typing import Any
 
 from chainer_hybridmem import files
 
 FORMAT = 'chainer_hybridmem/profile'
-VERSION = 1
+VERSION = 2
 
 
 class Phase(enum.Enum):
@@ -161,7 +162,7 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to run a forward operation again.
+    """How to make the products of a forward operation again.
 
     Attributes:
         operation (int): The forward operation.
@@ -177,6 +178,9 @@ class Recipe:
             products included.
         exact (bool): The profile has proven that a replay gives the same
             bits, moves no statistics and draws no random numbers.
+        covers (tuple of int): Forward operations that one cheap pass takes
+            the place of, ascending, ``operation`` the last; empty if the
+            whole forward runs again.
     """
 
     operation: int
@@ -187,6 +191,7 @@ class Recipe:
     seconds: float
     peak_bytes: int
     exact: bool
+    covers: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -358,6 +363,13 @@ def check_profile(profile: Profile) -> None:
         possible = possible and 0 <= recipe.peak_bytes < files.LARGEST_SIZE
         if not (possible and 0 <= recipe.operation < n_ops):
             raise files.broken('profile', f'recipe {recipe} is out of range')
+        covers = recipe.covers
+        if covers and not (
+            covers[0] >= 0
+            and covers[-1] == recipe.operation
+            and all(a < b for a, b in itertools.pairwise(covers))
+        ):
+            raise files.broken('profile', f'recipe {recipe} covers {covers}')
         for source in recipe.inputs:
             if profile.storages[source].producer > recipe.operation:
                 raise files.broken(

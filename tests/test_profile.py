@@ -78,7 +78,7 @@ def test_another_format_and_version_are_refused_with_both_values() -> None:
         FormatError, match=r"'other/thing'; 'chainer_hybridmem/profile'"
     ):
         read({**body(), 'format': 'other/thing'})
-    with pytest.raises(FormatError, match=r'has version 99 .* reads version 1'):
+    with pytest.raises(FormatError, match=r'has version 99 .* reads version 2'):
         read({**body(), 'version': 99})
 
 
@@ -149,6 +149,9 @@ FAR = 10**6
         ('recipes', 1, 'seconds', math.nan, 'out of range'),
         ('recipes', 1, 'seconds', -0.5, 'out of range'),
         ('recipes', 1, 'seconds', math.inf, 'out of range'),
+        ('recipes', 1, 'covers', [-1, 1], 'covers (-1, 1)'),
+        ('recipes', 1, 'covers', [1, FAR], 'covers (1, '),
+        ('recipes', 1, 'covers', [1, 1], 'covers (1, 1)'),
     ],
 )
 def test_contradictions_are_named(

@@ -11,7 +11,9 @@ Note: [bounded replays]
 
 Note: [iterations that change]
     Maps stay known as long as any part of the graph that uses them lives, so a
-    second backward over an older graph finds them.
+    second backward over an older graph finds them. Recipes stay known with the
+    function they belong to: what a plan has dropped is made again as that plan
+    would, also after an iteration has left it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, SlotKind
+from chainer_hybridmem.recompute import passes
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
@@ -66,6 +69,7 @@ class Executor:
         self.minimum_map_bytes = minimum_map_bytes
         self.counters = Counters()
         self.permanent: set[int] = set()  # allocations that never leave
+        self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
         self._by_allocation: dict[int, LiveMap] = {}
         self._by_function: weakref.WeakKeyDictionary[Any, list[LiveMap]] = (
@@ -80,6 +84,9 @@ class Executor:
         self._pristine: weakref.WeakKeyDictionary[Any, Any] = (
             weakref.WeakKeyDictionary()
         )
+        self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )  # with weak references to the functions that a pass covers
         self._temporaries: dict[Any, Array] = {}
         self._busy: set[LiveMap] = set()
 
@@ -140,12 +147,17 @@ class Executor:
             live.forget()
         self._by_allocation.clear()
         self._by_storage.clear()
+        self.spare.clear()
 
     # -- what the hooks call --------------------------------------------------
     def before_forward(self, k: int, function: Any) -> None:
         """Before forward operation k issues anything."""
         if self._table is not None and not self._table.passive:
             self._pristine[function] = graph.pristine(function)
+            recipe = self._table.recipes.get(k)
+            if recipe is not None:
+                covered = [self._functions.get(c) for c in recipe.covers[:-1]]
+                self._recipes[function] = recipe, covered
             self._act(k)
 
     def complete(self, k: int, function: Any) -> None:
@@ -156,6 +168,10 @@ class Executor:
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
             if allocation == 0 or allocation in self.permanent:
+                continue
+            if slot.kind is SlotKind.ATTRIBUTE and passes.stays(
+                function, str(slot.key)
+            ):
                 continue
             live = self._by_allocation.get(allocation)
             if live is None:
@@ -254,7 +270,7 @@ class Executor:
         function = reference() if reference is not None else None
         if function is None:
             return  # that part of the graph is gone: nobody needs it
-        outputs, owner = self._run(function, recipe)
+        outputs, owner = self._run(function)
         for storage, source in zip(recipe.products, recipe.sources, strict=True):
             if source.kind is SlotKind.ATTRIBUTE:
                 array = graph.read_attribute(owner, str(source.key))
@@ -282,18 +298,32 @@ class Executor:
             if self.device.allocation_id(other) == allocation:
                 del self._temporaries[node]
 
-    def _run(self, function: Any, recipe: Recipe | None) -> tuple[Any, Any]:
+    def _run(self, function: Any) -> tuple[Any, Any]:
         before = self._pristine.get(function)
-        if before is None or (recipe is not None and not recipe.exact):
+        recipe, covered = self._recipes.get(function, (None, []))
+        if before is None or recipe is None or not recipe.exact:
             raise SessionError(
                 f'A feature map of {graph.function_name(function)} was dropped after '
                 f'its last planned use and cannot be recomputed; run the iteration '
                 f'that uses it twice from the start of the session.'
             )
-        inputs = tuple(self._materialise(node) for node in function.inputs)
         self.counters.replays += 1
-        attributes = recipe.attributes if recipe is not None else ()
-        return graph.replay(before, function, attributes, inputs, self.device)
+        if recipe.covers:
+            functions = [reference and reference() for reference in covered]
+            return passes.run([*functions, function], self._materialise)
+        inputs = tuple(self._materialise(node) for node in function.inputs)
+        self._bring_back(function, recipe.attributes)
+        return graph.replay(before, function, recipe.attributes, inputs, self.device)
+
+    def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
+        """Restores what a replay reads from a function, where a plan has not."""
+        for live in self.maps_of(function) if attributes else ():
+            if live.state not in (State.RESIDENT, State.LEAVING) and any(
+                reference.slot.kind is SlotKind.ATTRIBUTE
+                and reference.slot.key in attributes
+                for reference in live.slots
+            ):
+                self._restore(live)
 
     def _materialise(self, node: Any) -> Array:
         """The array of a node; see [bounded replays]."""
@@ -312,20 +342,12 @@ class Executor:
                 'An input of a recomputed function is not in memory any more; keep '
                 'a reference to it until backward has finished.'
             )
-        outputs, _ = self._run(function, self._recipe_of(function))
+        outputs, _ = self._run(function)
         for reference, output in zip(function.outputs, outputs, strict=True):
             made = reference()
             if made is not None and made._data is None:
                 self._temporaries[made] = output
         return self._temporaries[node]
-
-    def _recipe_of(self, function: Any) -> Recipe | None:
-        if self._table is None:
-            return None
-        for k, reference in self._functions.items():
-            if reference() is function:
-                return self._table.recipes.get(k)
-        return None
 
     # -- passive mode ---------------------------------------------------------
     def _restore(self, live: LiveMap) -> None:
@@ -361,6 +383,7 @@ class Executor:
         """
         device = self.device
         goal = device.used_bytes - missing_bytes
+        self.spare.clear()
         for state in (State.LEAVING, State.RESIDENT):
             for live in list(self._by_allocation.values()):
                 if device.used_bytes <= goal:

@@ -28,7 +28,15 @@ from chainer_hybridmem.profile import (
     SlotKind,
     Storage,
 )
-from chainer_hybridmem.recording.verification import Verdict, verify
+from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recording.verification import (
+    Verdict,
+    Walker,
+    verify,
+    verify_pass,
+)
+
+SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
 
 
 @dataclasses.dataclass
@@ -55,7 +63,10 @@ class _Step:
     reads: tuple[int, ...] = ()  # allocation ids
     products: tuple[tuple[int, Slot], ...] = ()
     input_nodes: tuple[tuple[int, bool], ...] = ()  # allocation id, replayable
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # of running the whole forward again
+    passes: list[tuple[tuple[int, ...], Verdict]] = dataclasses.field(
+        default_factory=list
+    )  # operations covered, best first
 
 
 class Recorder:
@@ -89,6 +100,11 @@ class Recorder:
         self._uses: dict[int, list[int]] = {}  # backward, by allocation id
         self._before: set[str] = set()
         self._sizes: dict[int, int] = {}  # of what is read
+        self._positions: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._chains: list[tuple[Any, list[Any]]] = []
+        self._walker: Any = Walker(device) if trial else None
         device.start_events()
         self.initial_bytes = device.used_bytes
 
@@ -135,6 +151,7 @@ class Recorder:
         """After the function has left its arrays in the graph."""
         step, device = self._steps[k], self.device
         self._functions.append(weakref.ref(function))
+        self._positions[function] = k
         for live in self.executor.maps_of(function):
             for reference in live.slots:
                 slots = self._slots.setdefault(live.allocation, [])
@@ -149,7 +166,80 @@ class Recorder:
         if self._held is not None and self._held[0] == k:
             _, before, inputs = self._held
             self._held = None
-            step.verdict = verify(before, function, inputs, made, device)
+            self._try(step, before, function, inputs, made)
+
+    def _try(
+        self,
+        step: _Step,
+        before: Any,
+        function: Any,
+        inputs: tuple[Array, ...],
+        made: dict[str, Array],
+    ) -> None:
+        """Finds out how the function's products can be made again."""
+        arrays = dict(zip(function.inputs, inputs, strict=True))
+        whole = True
+
+        def fetch(node: Any) -> Array:
+            for source in (arrays, self.executor.spare):
+                if node in source:
+                    return source[node]
+            array = graph.node_array(node)
+            if array is None:
+                raise passes.NoPassError('an input has left')
+            return array
+
+        for functions in passes.candidates(function):
+            if not all(other in self._positions for other in functions):
+                continue
+            verdict = verify_pass(functions, fetch, self.device, self._walker)
+            if verdict is None or not verdict.exact:
+                continue
+            covers = tuple(sorted(self._positions[other] for other in functions))
+            step.passes.append((covers, verdict))
+            whole = whole and len(functions) > 1
+            self._hold(functions, arrays)
+        if whole:
+            step.verdict = verify(
+                before, function, inputs, made, self.device, self._walker
+            )
+        self._forget_chains()
+
+    def _hold(self, functions: tuple[Any, ...], arrays: dict[Any, Array]) -> None:
+        """Keeps copies of what a longer pass would start with.
+
+        In this iteration every map leaves after its last use; the addition or
+        ReLU that follows would find nothing to compare with. The copies are
+        given up as soon as memory is short.
+        """
+        device, spare = self.device, self.executor.spare
+        if device.kind != 'host' or not passes.may_go_on(functions[-1]):
+            return
+        nodes = passes.outside_inputs(functions)
+        for node in nodes:
+            array = arrays.get(node)
+            if array is None or node in spare or array.nbytes < SMALLEST_COPY_BYTES:
+                continue  # copied before, or a parameter that stays
+            if device.used_bytes + 3 * array.nbytes > device.limit_bytes:
+                return
+            try:
+                spare[node] = array.copy(order='K')
+            except MemoryError:  # the pass that needs it is not tried
+                return
+        self._chains.append((functions[-1].outputs[0], nodes))
+
+    def _forget_chains(self) -> None:
+        """Gives up copies for outputs that nothing can use any more."""
+        alive = []
+        for reference, nodes in self._chains:
+            node = reference()
+            if node is not None and graph.node_array(node) is not None:
+                alive.append((reference, nodes))
+        self._chains = alive
+        needed = {node for _, nodes in alive for node in nodes}
+        spare = self.executor.spare
+        for node in [node for node in spare if node not in needed]:
+            del spare[node]
 
     def _products(
         self, k: int, function: Any, made: dict[str, Array]
@@ -180,6 +270,8 @@ class Recorder:
 
     def _forward_ends(self, last: Any) -> None:
         """Which inputs a replay will find, and when the graph dies."""
+        self._chains.clear()  # their nodes would keep the graph
+        self.executor.spare.clear()
         for step, reference in zip(self._steps, self._functions, strict=False):
             function = reference()
             if function is None or function.inputs is None:
@@ -211,7 +303,9 @@ class Recorder:
             description: Name, kind and versions of the device.
             kinds: What the model's own allocations hold.
         """
-        self._held = self._watch = None
+        self._held = self._watch = self._walker = None
+        self._chains.clear()
+        self.executor.spare.clear()
         entries = self.device.take_events()
         sizes = {**self._sizes, **{abs(event): nbytes for event, nbytes in entries}}
         raw = [event for event, _ in entries]
@@ -374,36 +468,62 @@ class _Builder:
 
     def _recipes(self) -> list[Recipe]:
         recipes = []
-        device = self.recorder.device
         for k, step in enumerate(self.steps):
-            verdict = step.verdict
-            if verdict is None:
-                continue
-            made = {
-                self.index[allocation]: slot
-                for allocation, slot in reversed(step.products)
-                if allocation in self.index
-                and self.storages[self.index[allocation]].producer == k
-            }
-            inputs = {self.index[a] for a, _ in step.input_nodes if a in self.index}
-            inputs.update(
-                storage
-                for storage, slot in made.items()
-                if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
-            )
-            reachable = len(step.input_nodes) > 0 and all(
-                replayable for _, replayable in step.input_nodes
-            )
-            recipes.append(
-                Recipe(
-                    operation=k,
-                    inputs=tuple(sorted(inputs)),
-                    products=tuple(sorted(made)),
-                    sources=tuple(made[storage] for storage in sorted(made)),
-                    attributes=verdict.attributes,
-                    seconds=device.elapsed(verdict.start, verdict.end),
-                    peak_bytes=verdict.peak_bytes,
-                    exact=verdict.exact and reachable,
-                )
-            )
+            for covers, verdict in step.passes:
+                if not any(self._is_map(c) for c in covers[:-1]):
+                    recipes.append(self._recipe(k, covers, verdict))
+                    break
+            else:
+                if step.verdict is not None:
+                    recipes.append(self._recipe(k, (), step.verdict))
         return recipes
+
+    def _is_map(self, k: int) -> bool:
+        """Whether backward reads an output of an operation."""
+        return any(
+            slot.kind is SlotKind.OUTPUT and self.recorder._slots.get(allocation)
+            for allocation, slot in self.steps[k].products
+        )
+
+    def _recipe(self, k: int, covers: tuple[int, ...], verdict: Verdict) -> Recipe:
+        """The recipe of operation k, by a pass or by its whole forward."""
+        covered = [self.steps[c] for c in covers or (k,)]
+        inside = {
+            allocation
+            for step in covered[:-1]
+            for allocation, slot in step.products
+            if slot.kind is SlotKind.OUTPUT
+        }
+        inputs = {
+            self.index[allocation]
+            for step in covered
+            for allocation, _ in step.input_nodes
+            if allocation in self.index and allocation not in inside
+        }
+        made = {
+            self.index[allocation]: slot
+            for allocation, slot in reversed(self.steps[k].products)
+            if allocation in self.index
+            and self.storages[self.index[allocation]].producer == k
+            and (slot.kind is SlotKind.OUTPUT or not covers or slot.key in verdict.made)
+        }
+        inputs.update(
+            storage
+            for storage, slot in made.items()
+            if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
+        )
+        reachable = all(
+            step.input_nodes and all(replayable for _, replayable in step.input_nodes)
+            for step in covered
+        )
+        return Recipe(
+            operation=k,
+            inputs=tuple(sorted(inputs)),
+            products=tuple(sorted(made)),
+            sources=tuple(made[storage] for storage in sorted(made)),
+            attributes=verdict.attributes,
+            seconds=verdict.seconds(self.recorder.device),
+            peak_bytes=verdict.peak_bytes,
+            exact=verdict.exact and reachable,
+            covers=covers,
+        )

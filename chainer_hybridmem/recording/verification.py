@@ -1,16 +1,32 @@
-"""Whether running a forward again gives the same bits, and what it costs."""
+"""Whether making forward's outputs again gives the same bits, and what it costs.
+
+Note: [steady times]
+    A replay in backward finds its inputs far from the processor, right after
+    forward they are still in its cache; and a first run may compile a loop. So
+    what takes long is run once, and what is short some more times, with other
+    memory walked through before each; the median counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.recompute import passes
+
+SHORT_SECONDS = 0.01
+TIMED_RUNS = 3  # of what is short
+WALKED_BYTES = 2**25  # of a processor's last cache
+WALKED_TIMES = 8  # what a replay touches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +36,42 @@ class Verdict:
     Attributes:
         exact (bool): Same bits, same layout, no random numbers drawn.
         attributes (tuple of str): Attributes it had to start with.
-        start (Mark): Before the replay.
-        end (Mark): After the replay.
+        spans (tuple of pair of Mark): Before and after each timed replay.
         peak_bytes (int): Highest load above the first moment.
+        made (tuple of str): Attributes that a pass makes again.
     """
 
     exact: bool
     attributes: tuple[str, ...]
-    start: Mark
-    end: Mark
+    spans: tuple[tuple[Mark, Mark], ...]
     peak_bytes: int
+    made: tuple[str, ...] = ()
+
+    def seconds(self, device: Device) -> float:
+        """Median time of one replay; see [steady times]."""
+        if not self.spans:
+            return 0.0
+        return statistics.median(device.elapsed(*span) for span in self.spans)
+
+
+class Walker:
+    """Memory to walk through, so that nothing else is in the cache.
+
+    Args:
+        device (Device): Where replays run; on CUDA there is nothing to do.
+    """
+
+    def __init__(self, device: Device) -> None:
+        nbytes = 0
+        if device.kind == 'host':
+            nbytes = min(WALKED_BYTES, device.limit_bytes // 8)
+        # Not the program's memory: a fresh context has NumPy's own handler.
+        self._memory = contextvars.Context().run(np.zeros, nbytes, np.uint8)
+
+    def walk(self, touched_bytes: int) -> None:
+        """Makes a replay that touches so many bytes find none in the cache."""
+        part = self._memory[: WALKED_TIMES * touched_bytes]
+        np.add(part, 1, out=part)
 
 
 def verify(
@@ -38,8 +80,9 @@ def verify(
     inputs: tuple[Array, ...],
     made: dict[str, Array],
     device: Device,
+    walker: Walker,
 ) -> Verdict | None:
-    """Replays a function once and compares everything it made.
+    """Replays a function and compares everything it made.
 
     With nothing but its own configuration first, then with the attributes that
     its forward has set (a dropout mask, say).
@@ -50,6 +93,7 @@ def verify(
         inputs: The arrays its forward has read.
         made: Attribute arrays that its forward has made.
         device: Device of the arrays.
+        walker: See [steady times].
 
     Returns:
         Verdict, or None if nothing could be said: an output is not reachable
@@ -62,17 +106,76 @@ def verify(
     if made:
         # A random function must not draw: with its attributes first.
         trials = [tuple(made)] if _is_random(function) else [(), tuple(made)]
+    touched_bytes = sum(
+        array.nbytes for array in (*inputs, *outputs) if array is not None
+    )
     verdict = None
     for attributes in trials:
-        try:
-            verdict = _trial(
-                before, function, inputs, outputs, made, attributes, device
-            )
-        except MemoryError:
-            return None
-        if verdict.exact:
-            return verdict
+        spans: list[tuple[Mark, Mark]] = []
+        for _ in range(TIMED_RUNS):
+            walker.walk(touched_bytes)
+            begin = time.perf_counter()
+            try:
+                verdict = _trial(
+                    before, function, inputs, outputs, made, attributes, device
+                )
+            except MemoryError:
+                return None
+            spans += verdict.spans
+            if not verdict.exact or time.perf_counter() - begin > SHORT_SECONDS:
+                break
+        if verdict is not None and verdict.exact:
+            return dataclasses.replace(verdict, spans=tuple(spans))
     return verdict
+
+
+def verify_pass(
+    functions: Sequence[Any], fetch: passes.Fetch, device: Device, walker: Walker
+) -> Verdict | None:
+    """Runs a pass and compares everything it makes with what forward has made.
+
+    Args:
+        functions: What the pass covers.
+        fetch: Gives the arrays that forward has read.
+        device: Device of the arrays.
+        walker: See [steady times].
+
+    Returns:
+        Verdict, or None if there is no such pass, if an output is not
+        reachable any more, or if there is no memory for the trial.
+    """
+    last = functions[-1]
+    outputs = graph.output_arrays(last)
+    if not outputs or any(output is None for output in outputs):
+        return None
+    spans: list[tuple[Mark, Mark]] = []
+    names: tuple[str, ...] = ()
+    exact, peak_bytes = True, 0
+    with random_guard(device) as drawn:
+        for _ in range(1 + TIMED_RUNS):
+            walker.walk(peak_bytes)
+            device.reset_window()
+            load, start = device.used_bytes, device.mark()
+            try:
+                again, made = passes.run(functions, fetch)
+            except (passes.NoPassError, MemoryError):
+                return None
+            except Exception:  # as for a whole forward
+                return Verdict(False, (), (), 0)
+            spans.append((start, device.mark()))
+            peak_bytes = max(peak_bytes, device.window_peak_bytes - load)
+            exact = exact and all(
+                _same(device, *pair) for pair in zip(outputs, again, strict=True)
+            )
+            exact = exact and all(
+                _same(device, getattr(last, name), array)
+                for name, array in vars(made).items()
+            )
+            names = tuple(vars(made))
+            del again, made
+            if not exact:
+                break
+    return Verdict(exact and not drawn, (), tuple(spans[1:]), peak_bytes, names)
 
 
 def _is_random(function: Any) -> bool:
@@ -98,7 +201,7 @@ def _trial(
         except MemoryError:
             raise
         except Exception:  # a function that cannot run twice is not recomputable
-            return Verdict(False, attributes, start, device.mark(), 0)
+            return Verdict(False, attributes, (), 0)
         end = device.mark()
     peak_bytes = device.window_peak_bytes - load
     exact = not drawn and len(again) == len(outputs)
@@ -109,7 +212,7 @@ def _trial(
         if not exact or name in attributes:
             continue
         exact = _same(device, array, graph.read_attribute(owner, name))
-    return Verdict(exact, attributes, start, end, peak_bytes)
+    return Verdict(exact, attributes, ((start, end),), peak_bytes)
 
 
 def _same(device: Device, left: Any, right: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Forward functions made again for less than their forward costs."""
