@@ -7,7 +7,10 @@ home directory compiles in every process instead of failing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import pathlib
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
@@ -15,16 +18,37 @@ import numba
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
-def compiled(*signature: Any) -> Callable[[Function], Function]:
-    """Decorates a function to be compiled, for one signature or any."""
+def compiled(
+    *signature: Any, uses: Sequence[types.ModuleType] = ()
+) -> Callable[[Function], Function]:
+    """Decorates a function to be compiled, for one signature or any.
+
+    Args:
+        signature: Numba's; none compiles for whatever types come.
+        uses: Modules whose compiled functions this one calls. The cache of numba
+            looks at the file of the function itself only: without this, the
+            code of an older version of those would stay inside.
+    """
 
     def decorate(function: Function) -> Function:
         try:
-            return cast(Function, numba.njit(*signature, cache=True)(function))
+            dispatcher = numba.njit(*signature, cache=True)(function)
         except RuntimeError:  # nowhere to write a cache
             return cast(Function, numba.njit(*signature)(function))
+        if uses:
+            _depend(dispatcher, uses)
+        return cast(Function, dispatcher)
 
     return decorate
+
+
+def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:
+    """Makes a function's cached code depend on the sources of other modules."""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(pathlib.Path(str(module.__file__)).read_bytes())
+    index = dispatcher._cache._cache_file
+    index._source_stamp = (index._source_stamp, digest.hexdigest())
 
 
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:

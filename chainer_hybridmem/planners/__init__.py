@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
@@ -27,7 +29,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'superneurons': superneurons,
     'hybrid': hybrid,
 }
-DEFAULT = 'pooch'
+DEFAULT = 'hybrid'
 
 
 def check_name(planner: str) -> str:
@@ -76,7 +78,7 @@ def make_plan(
         options: Options of that planner.
 
     Returns:
-        Plan: Checked against the profile and the limit.
+        Plan: Checked against the profile and the limit, with the proven bound.
 
     Raises:
         InfeasibleError: If the planner finds no plan inside the limit.
@@ -87,4 +89,8 @@ def make_plan(
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     check_options(planner, options)
     problem = profile if isinstance(profile, Problem) else make_problem(profile)
-    return function(problem, limit_bytes, **options)
+    plan = function(problem, limit_bytes, **options)
+    bound = lower_bound(problem, limit_bytes).seconds
+    return dataclasses.replace(
+        plan, lower_bound_seconds=max(plan.lower_bound_seconds, bound)
+    )

@@ -39,12 +39,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from scipy import optimize, sparse
 
 from chainer_hybridmem.simulation.problem import Problem
 
 ROUNDS = 30
 CUTS_PER_ROUND = 60
+ROUNDING = 1e-9  # share given away for sums in floating point
 PATIENCE = 2  # rounds without progress after which the bound is left as it is
 
 
@@ -65,14 +65,22 @@ class Bound:
     rounds: int
 
 
-def lower_bound(problem: Problem, limit_bytes: int, rounds: int = ROUNDS) -> Bound:
+def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     """Seconds below which no executable plan under this limit can be.
+
+    The problem remembers the result.
 
     Args:
         problem: What is planned.
         limit_bytes: Memory limit.
-        rounds: Most linear programs to solve.
     """
+    if limit_bytes not in problem.bounds:
+        problem.bounds[limit_bytes] = _lower_bound(problem, limit_bytes)
+    bound: Bound = problem.bounds[limit_bytes]
+    return bound
+
+
+def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     n_maps = len(problem.maps)
     nothing = np.zeros(n_maps)
     if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
@@ -80,7 +88,7 @@ def lower_bound(problem: Problem, limit_bytes: int, rounds: int = ROUNDS) -> Bou
     relaxation = Relaxation(problem, limit_bytes)
     best, stuck, done = problem.in_core_seconds, 0, 0
     swapped, recomputed = nothing, nothing
-    while done < rounds and stuck < PATIENCE:
+    while done < ROUNDS and stuck < PATIENCE:
         done += 1
         solution = relaxation.solve()
         if solution is None:  # the solver gave up; what is proven stays proven
@@ -206,17 +214,13 @@ class Relaxation:
         ):
             for k in range(self.n):
                 leaving, coming = released[k], used[k]
-                columns = [[first + k], variable + leaving, variable + coming]
-                values = [[1.0], -self.size[leaving], self.size[coming]]
-                if k:
-                    columns.append([first + k - 1])
-                    values.append([-1.0])
+                before = [first + k - 1] if k else []
+                columns = [first + k, *before, *(variable + leaving)]
+                columns += [*(variable + coming)]
+                values = [1.0, *[-1.0] * len(before), *-self.size[leaving]]
+                values += [*self.size[coming]]
                 self.equations.append(
-                    (
-                        np.concatenate(columns).astype(np.int64),
-                        np.concatenate(values),
-                        0.0,
-                    )
+                    (np.array(columns, np.int64), np.array(values), 0.0)
                 )
         for k in range(self.n):
             self._row([self.first_away + k, self.first_eligible + k], [1, -1], 0)
@@ -233,6 +237,8 @@ class Relaxation:
 
     def solve(self) -> Solution | None:
         """The optimum, made safe against the solver's tolerances."""
+        from scipy import optimize
+
         matrix, right = self._matrix(self.rows)
         equal, equal_right = self._matrix(self.equations)
         result = optimize.linprog(
@@ -253,11 +259,14 @@ class Relaxation:
         value = float(
             attained.sum() + below @ right + result.eqlin.marginals @ equal_right
         )
-        return Solution(self.base_seconds + value, result.x)
+        seconds = self.base_seconds + value
+        return Solution(seconds * (1 - ROUNDING), result.x)
 
     def _matrix(
         self, rows: list[tuple[np.ndarray, np.ndarray, float]]
     ) -> tuple[Any, np.ndarray]:
+        from scipy import sparse
+
         lengths = [len(columns) for columns, _, _ in rows]
         matrix = sparse.csr_array(
             (

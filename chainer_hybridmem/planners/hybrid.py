@@ -99,12 +99,10 @@ def hybrid(
             rival,
             planner='hybrid',
             options={**options, 'found_by': rival.planner},
-            lower_bound_seconds=bound.seconds,
             planning_seconds=time.perf_counter() - search.started,
             simulations=search.simulations + rival.simulations,
         )
-    plan = search.finish('hybrid', best, **options)
-    return dataclasses.replace(plan, lower_bound_seconds=bound.seconds)
+    return search.finish('hybrid', best, **options)
 
 
 def _check_options(steps: int, time_budget: float | None, tolerance: float) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation import kernel, problem
 from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
 from chainer_hybridmem.simulation.problem import Arrays
 
 
-@compiled()
+@compiled(uses=(kernel, problem))
 def judge(
     a: Arrays,
     action: np.ndarray,
@@ -118,7 +118,7 @@ def _move(
     return changed
 
 
-@compiled()
+@compiled(uses=(kernel, problem))
 def anneal(
     a: Arrays,
     start: np.ndarray,

@@ -17,7 +17,7 @@ fixed      load of everything a plan does not decide about
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class Problem:
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
         swap_in_seconds (ndarray): Seconds of each map's copy back.
         in_core_peak_bytes (int): Highest load of plain Chainer.
+        bounds (dict): Proven bounds found so far, by limit.
     """
 
     profile: Profile
@@ -73,6 +74,9 @@ class Problem:
     swap_out_seconds: np.ndarray
     swap_in_seconds: np.ndarray
     in_core_peak_bytes: int
+    bounds: dict[int, Any] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def in_core_seconds(self) -> float:

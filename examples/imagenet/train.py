@@ -155,7 +155,7 @@ def _add_data_arguments(group: Any) -> None:
 
 def _add_memory_arguments(group: Any) -> None:
     group.add_argument('--memory-limit', help='such as 16GiB or 500MB')
-    group.add_argument('--planner', default='pooch', help='default pooch')
+    group.add_argument('--planner', default='hybrid', help='default hybrid')
     group.add_argument(
         '--link-bandwidth', help='slow swapping down, such as 2GB/s; default as it is'
     )

@@ -50,7 +50,7 @@ def assert_nothing_installed():
         ({'memory_limit': '4 quarks'}, OptionError, '4 quarks'),
         ({'memory_limit': 0}, OptionError, 'above zero'),
         ({'link_bandwidth': -1}, OptionError, 'link_bandwidth'),
-        ({'node_bugdet': 3}, OptionError, 'node_budget'),
+        ({'stepz': 3}, OptionError, 'steps'),
         ({'device': 'tpu'}, UnknownNameError, 'tpu'),
         ({'device': 'cuda'}, OptionError, 'model is on'),
         ({'swap_dir': '/nowhere/at/all'}, SwapStoreError, '/nowhere/at/all'),
