@@ -9,7 +9,7 @@ import chainer
 from chainer.training import extension
 
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.planners import DEFAULT
+from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import Session, optimize
 
 # Figures of the last iteration that are reported as observations.
@@ -23,7 +23,9 @@ class HybridMemory(extension.Extension):
     and reports per iteration ``hybridmem/peak_bytes``,
     ``hybridmem/stall_seconds``, ``hybridmem/swapped_bytes``,
     ``hybridmem/recomputed_bytes``, ``hybridmem/iteration_seconds`` and, once a
-    plan is followed, ``hybridmem/overhead``.
+    plan is followed, ``hybridmem/overhead`` (measured) and, of the plan,
+    ``hybridmem/predicted_seconds``, ``hybridmem/lower_bound_seconds`` and
+    ``hybridmem/gap``.
 
     Args:
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
@@ -34,6 +36,10 @@ class HybridMemory(extension.Extension):
         link_bandwidth: As in :func:`chainer_hybridmem.optimize`.
         progress: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
+
+    Raises:
+        UnknownNameError: If there is no such planner.
+        OptionError: If the planner has no such option.
 
     Attributes:
         session (Session or None): The session, once training has started.
@@ -55,6 +61,7 @@ class HybridMemory(extension.Extension):
         progress: bool | TextIO = False,
         **options: Any,
     ) -> None:
+        check_options(check_name(planner), options)
         self.session: Session | None = None
         self._model = model
         self._arguments = {
@@ -91,9 +98,13 @@ class HybridMemory(extension.Extension):
         if figures:
             observation['hybridmem/iteration_seconds'] = figures['seconds']
         plan = session.plan
-        if figures.get('guided') and plan is not None and plan.in_core_seconds > 0:
-            ratio = figures['seconds'] / plan.in_core_seconds
-            observation['hybridmem/overhead'] = ratio - 1
+        if figures.get('guided') and plan is not None:
+            observation['hybridmem/predicted_seconds'] = plan.predicted_seconds
+            observation['hybridmem/lower_bound_seconds'] = plan.lower_bound_seconds
+            observation['hybridmem/gap'] = plan.gap
+            if plan.in_core_seconds > 0:
+                ratio = figures['seconds'] / plan.in_core_seconds
+                observation['hybridmem/overhead'] = ratio - 1
         chainer.report(observation)
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:

@@ -24,6 +24,7 @@ import enum
 import hashlib
 import itertools
 import json
+import math
 from typing import Any
 
 from chainer_hybridmem import files
@@ -303,11 +304,22 @@ class Profile:
                 recipes=tuple(files.unrow(Recipe, row) for row in body['recipes']),
                 initial_bytes=int(body['initial_bytes']),
                 graph_end_event=int(body['graph_end_event']),
-                link=Link(**{k: float(v) for k, v in dict(body['link']).items()}),
+                link=_read_link(body['link']),
                 device=dict(body['device']),
             )
         check_profile(profile)
         return profile
+
+
+def _read_link(body: Any) -> Link:
+    names = [field.name for field in dataclasses.fields(Link)]
+    for name in names:
+        if not isinstance(body, dict) or name not in body:
+            raise files.broken('profile', f'its link lacks {name}')
+    for name in body:
+        if name not in names:
+            raise files.broken('profile', f'its link has an unknown figure {name!r}')
+    return Link(**{name: float(body[name]) for name in names})
 
 
 def check_profile(profile: Profile) -> None:
@@ -379,8 +391,8 @@ def check_profile(profile: Profile) -> None:
                 )
     link = profile.link
     if not (
-        link.latency_seconds >= 0
-        and link.d2h_bytes_per_second > 0
-        and link.h2d_bytes_per_second > 0
+        0 <= link.latency_seconds < math.inf
+        and 0 < link.d2h_bytes_per_second < math.inf
+        and 0 < link.h2d_bytes_per_second < math.inf
     ):
         raise files.broken('profile', f'its link is {link}')

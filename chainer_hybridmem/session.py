@@ -32,6 +32,7 @@ from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.units import (
+    format_bound,
     format_bytes,
     format_seconds,
     parse_bandwidth,
@@ -438,7 +439,8 @@ class Session(chainer.FunctionHook):
             f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '
             f'{plan.count(Action.SWAP)} swap, {plan.count(Action.RECOMPUTE)} '
             f'recompute; predicted {format_seconds(plan.predicted_seconds)} per '
-            f'iteration, peak {format_bytes(plan.predicted_peak_bytes)}'
+            f'iteration, bound {format_bound(plan.lower_bound_seconds, plan.gap)}, '
+            f'peak {format_bytes(plan.predicted_peak_bytes)}'
         )
 
     def _measured_link(self) -> Link:
@@ -532,7 +534,8 @@ class Session(chainer.FunctionHook):
 
         Returns:
             dict: Bytes as int, seconds as float, None where nothing is known
-            yet. Medians are over guided iterations.
+            yet. Medians are over guided iterations. ``overhead`` is measured,
+            ``gap`` is predicted: the plan's time over the proven bound, minus 1.
         """
         guided = self._guided_entries()
         recent = guided or self._history
@@ -563,6 +566,7 @@ class Session(chainer.FunctionHook):
             'predicted_seconds': plan.predicted_seconds if plan else None,
             'in_core_seconds': in_core,
             'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
+            'gap': plan.gap if plan else None,
             'overhead': seconds / in_core - 1 if seconds and in_core else None,
             'stall_seconds': median('stall_seconds'),
             'swapped_bytes': _as_int(median('swapped_bytes')),

@@ -186,6 +186,8 @@ def test_an_event_of_nothing(event: int) -> None:
         ('d2h_bytes_per_second', 0.0),
         ('h2d_bytes_per_second', -5.0),
         ('h2d_bytes_per_second', math.nan),
+        ('d2h_bytes_per_second', math.inf),
+        ('latency_seconds', math.inf),
     ],
 )
 def test_a_link_that_cannot_be(field: str, value: float) -> None:
@@ -196,9 +198,17 @@ def test_a_link_that_cannot_be(field: str, value: float) -> None:
 
 
 @pytest.mark.parametrize('link', [{}, None, [], {'speed': 1}, 'fast'])
-def test_a_link_of_another_shape(link: Any) -> None:
-    with pytest.raises(FormatError):
+def test_a_link_without_figures(link: Any) -> None:
+    with pytest.raises(FormatError, match='its link lacks latency_seconds'):
         read({**body(), 'link': link})
+
+
+def test_a_link_of_another_shape() -> None:
+    link = body()['link']
+    with pytest.raises(FormatError, match="an unknown figure 'speed'"):
+        read({**body(), 'link': {**link, 'speed': 1}})
+    with pytest.raises(FormatError, match='TypeError'):
+        read({**body(), 'link': {**link, 'latency_seconds': None}})
 
 
 def test_an_iteration_without_operations() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import argparse
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,17 @@ def bandwidth(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def above_zero(text: str) -> float:
+    """Turns an argument into a number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number above zero')
+    return number
+
+
 class Limit:
     """A memory limit: a number of bytes, or a share of the in-core peak.
 
@@ -125,6 +137,17 @@ def add_limit(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar='SIZE',
         help='such as 16GB (10^9), 16GiB (2^30), or 50%% of the in-core peak',
+    )
+
+
+def add_time_budget(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--time-budget`` of the commands that plan."""
+    parser.add_argument(
+        '--time-budget',
+        type=above_zero,
+        metavar='SECONDS',
+        help='take the best plan found in this time, for planners that search on; '
+        'default: as many steps as the planner takes',
     )
 
 

@@ -19,6 +19,7 @@ HEADERS = (
     'planner',
     's / iteration',
     'overhead',
+    'bound',
     'gap',
     'peak',
     'host',
@@ -49,6 +50,7 @@ class CompareCommand(base.Command):
             metavar='NAME',
             help='planners to compare; default all',
         )
+        base.add_time_budget(parser)
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -61,6 +63,7 @@ class CompareCommand(base.Command):
         planners = [
             check_name(name) for name in dict.fromkeys(args.planner or PLANNERS)
         ]
+        options = budgets(planners, args.time_budget)
         problems = {
             path: make_problem(library.load_profile(path)) for path in args.profiles
         }
@@ -69,7 +72,10 @@ class CompareCommand(base.Command):
         for path, problem in problems.items():
             figures.load_kernels(problem)
             limit_bytes = args.memory_limit.bytes_for(problem)
-            found = [compare_one(problem, limit_bytes, name) for name in planners]
+            found = [
+                compare_one(problem, limit_bytes, name, options.get(name))
+                for name in planners
+            ]
             title = f'{path}: {args.memory_limit.describe(problem)}'
             parts.append(f'{title}\n\n{comparison(found)}')
             several = {'profile': path} if len(problems) > 1 else {}
@@ -78,13 +84,37 @@ class CompareCommand(base.Command):
         return 0
 
 
-def compare_one(problem: Problem, limit_bytes: int, planner: str) -> dict[str, Any]:
+def budgets(
+    planners: Sequence[str], seconds: float | None
+) -> dict[str, dict[str, float]]:
+    """Options for ``--time-budget``, for the planners that have one.
+
+    Raises:
+        OptionError: If none of them has.
+    """
+    from chainer_hybridmem.planners import check_options, options_of
+
+    if seconds is None:
+        return {}
+    options = {'time_budget': seconds}
+    having = [name for name in planners if 'time_budget' in options_of(name)]
+    if not having:
+        check_options(planners[0], options)
+    return dict.fromkeys(having, options)
+
+
+def compare_one(
+    problem: Problem,
+    limit_bytes: int,
+    planner: str,
+    options: dict[str, float] | None = None,
+) -> dict[str, Any]:
     """Figures of one planner, whether it fits or not."""
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.planners import make_plan
 
     try:
-        plan = make_plan(problem, limit_bytes, planner)
+        plan = make_plan(problem, limit_bytes, planner, **(options or {}))
     except InfeasibleError as error:
         return figures.misfit_figures(problem, planner, str(error))
     return figures.plan_figures(problem, plan)
@@ -103,6 +133,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row['planner'],
         format_seconds(row['iteration_seconds']),
         f'{row["overhead"]:+.1%}',
+        format_seconds(row['lower_bound_seconds']),
         f'{row["gap"]:.1%}',
         format_bytes(row['peak_bytes']),
         format_bytes(row['host_bytes']),

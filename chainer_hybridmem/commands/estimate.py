@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ HEADERS = (
     's / iteration',
     'images / s',
     'overhead',
+    'bound',
+    'gap',
     'peak',
     'host',
     'largest batch',
@@ -102,7 +103,7 @@ class EstimateCommand(base.Command):
         )
         group.add_argument(
             '--images-per-second',
-            type=speed,
+            type=base.above_zero,
             metavar='X',
             help='calibrate: this speed was measured in-core ...',
         )
@@ -166,17 +167,6 @@ class EstimateCommand(base.Command):
         )
         base.publish(_text(figures, args.largest), figures, args.json)
         return 0
-
-
-def speed(text: str) -> float:
-    """Turns an argument into images per second."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f'{text!r} is not a number above zero')
-    return number
 
 
 def _check_calibration(args: argparse.Namespace) -> None:
@@ -345,6 +335,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         format_seconds(row['iteration_seconds']),
         f'{row["images_per_second"]:.1f}' if row['images_per_second'] else UNKNOWN,
         f'{row["overhead"]:+.1%}',
+        format_seconds(row['lower_bound_seconds']),
+        f'{row["gap"]:.1%}',
         format_bytes(row['peak_bytes']),
         format_bytes(row['host_bytes']),
         largest,

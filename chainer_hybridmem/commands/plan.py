@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.tables import named_values
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 LONGEST_STALLS = 5
 
@@ -37,17 +38,26 @@ class PlanCommand(base.Command):
             metavar='KEY=VALUE',
             help='option of the planner; may be given several times',
         )
+        base.add_time_budget(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         from chainer_hybridmem.commands import figures
-        from chainer_hybridmem.planners import DEFAULT, check_name, make_plan
+        from chainer_hybridmem.planners import (
+            DEFAULT,
+            check_name,
+            check_options,
+            make_plan,
+        )
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(args.planner or DEFAULT)
         options = typed_options(planner, args.option)
+        if args.time_budget is not None:
+            options['time_budget'] = args.time_budget
+        check_options(planner, options)
         base.check_output(args.output)
         base.check_output(args.json)
         problem = make_problem(library.load_profile(args.profile))
@@ -72,7 +82,7 @@ def option(text: str) -> tuple[str, str]:
 
 
 def typed_options(planner: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Gives each option of a planner the type of its default.
+    """Gives each option of a planner the type that its signature says.
 
     Raises:
         OptionError: If a value is not of that type. An option that the planner does
@@ -81,22 +91,26 @@ def typed_options(planner: str, pairs: Sequence[tuple[str, str]]) -> dict[str, A
     from chainer_hybridmem.planners import PLANNERS
 
     parameters = inspect.signature(PLANNERS[planner]).parameters
-    options = {}
+    hints = typing.get_type_hints(PLANNERS[planner])
+    options: dict[str, Any] = {}
     for key, text in pairs:
-        default = parameters[key].default if key in parameters else text
-        options[key] = _typed(planner, key, text, default)
+        if key not in parameters:
+            options[key] = text
+            continue
+        kinds = typing.get_args(hints[key]) or (hints[key],)
+        if type(None) in kinds and text.lower() == 'none':
+            options[key] = None
+            continue
+        try:
+            options[key] = _READERS.get(kinds[0], str)(text)
+        except ValueError as error:
+            default = parameters[key].default
+            example = f'such as {default!r}' if default else kinds[0].__name__
+            raise OptionError(
+                f'Option {key} of planner {planner!r} is {text!r}; a value '
+                f'{example} is needed.'
+            ) from error
     return options
-
-
-def _typed(planner: str, key: str, text: str, default: Any) -> Any:
-    readers: dict[type, Any] = {bool: _truth, int: int, float: float}
-    try:
-        return readers.get(type(default), str)(text)
-    except ValueError as error:
-        raise OptionError(
-            f'Option {key} of planner {planner!r} is {text!r}; a value such as '
-            f'{default!r} is needed.'
-        ) from error
 
 
 def _truth(text: str) -> bool:
@@ -105,6 +119,9 @@ def _truth(text: str) -> bool:
     if text.lower() not in words:
         raise ValueError(text)
     return words[text.lower()]
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {bool: _truth, int: int, float: float}
 
 
 def summarise(problem: Any, plan: Any) -> dict[str, Any]:
@@ -130,12 +147,13 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
 def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures as named values for people."""
     f = figures
-    in_core, bound = f['in_core_seconds'], f['lower_bound_seconds']
+    in_core = f['in_core_seconds']
+    bound = format_bound(f['lower_bound_seconds'], f['gap'])
     seconds = format_seconds(f['iteration_seconds'])
     rows = [
         ('s / iteration, predicted', seconds),
         ('s / iteration, in-core', f'{format_seconds(in_core)} ({f["overhead"]:+.1%})'),
-        ('lower bound of any plan', f'{format_seconds(bound)} (gap {f["gap"]:.1%})'),
+        ('lower bound of any plan', bound),
         ('peak, predicted', format_bytes(f['peak_bytes'])),
         ('host memory', format_bytes(f['host_bytes'])),
         *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),

@@ -6,6 +6,7 @@ import argparse
 
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.units import format_bound, format_seconds
 
 
 class ShowCommand(base.Command):
@@ -31,5 +32,7 @@ class ShowCommand(base.Command):
         plan = library.load_plan(args.plan)
         timeline = simulate(library.load_profile(args.profile), plan)
         draw(timeline, plan, args.output)
-        print(f'{args.output}: {plan.planner}, {timeline.total_seconds:.3f} s')
+        bound = format_bound(plan.lower_bound_seconds, plan.gap)
+        seconds = format_seconds(timeline.total_seconds)
+        print(f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}')
         return 0

@@ -7,7 +7,7 @@ import json
 
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 
 class TraceCommand(base.Command):
@@ -47,7 +47,8 @@ class TraceCommand(base.Command):
         library.write_text(args.output, json.dumps(trace))
         print(
             f'{args.output}: {len(trace["traceEvents"])} events, '
-            f'{format_seconds(timeline.total_seconds)} predicted, peak '
+            f'{format_seconds(timeline.total_seconds)} predicted, bound '
+            f'{format_bound(plan.lower_bound_seconds, plan.gap)}, peak '
             f'{format_bytes(timeline.peak_bytes)}; open it at https://ui.perfetto.dev'
         )
         return 0

@@ -47,19 +47,27 @@ def check_name(planner: str) -> str:
     return planner
 
 
+def options_of(planner: str) -> list[str]:
+    """Names of a planner's options."""
+    return list(inspect.signature(PLANNERS[planner]).parameters)[2:]
+
+
 def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options if the planner has them all.
 
     Raises:
-        OptionError: Naming the options there are.
+        OptionError: Naming the options there are, and who has this one.
     """
-    known = list(inspect.signature(PLANNERS[planner]).parameters)[2:]
+    known = options_of(planner)
     for option in options:
-        if option not in known:
-            raise OptionError(
-                f'Planner {planner!r} has no option {option!r}; '
-                f'it has {", ".join(known) or "none"}.'
-            )
+        if option in known:
+            continue
+        having = [name for name in PLANNERS if option in options_of(name)]
+        hint = f' Planners with it: {", ".join(having)}.' if having else ''
+        raise OptionError(
+            f'Planner {planner!r} has no option {option!r}; '
+            f'it has {", ".join(known) or "none"}.{hint}'
+        )
     return options
 
 

@@ -52,6 +52,9 @@ def chrome_trace(timeline: Timeline, plan: Plan) -> dict[str, Any]:
             'memory_limit_bytes': plan.memory_limit_bytes,
             'peak_bytes': timeline.peak_bytes,
             'total_seconds': timeline.total_seconds,
+            'in_core_seconds': plan.in_core_seconds,
+            'lower_bound_seconds': plan.lower_bound_seconds,
+            'gap': plan.gap,
         },
     }
 

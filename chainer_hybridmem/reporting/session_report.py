@@ -6,7 +6,7 @@ from typing import Any
 
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 
 def session_report(
@@ -68,7 +68,7 @@ def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
             f'{predicted / in_core - 1:+.1%} / '
             + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
         ),
-        ('lower bound of any plan', _seconds(s['lower_bound_seconds'])),
+        ('lower bound of any plan', format_bound(s['lower_bound_seconds'], s['gap'])),
     ]
     if measured:
         rows += [

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.profile import Category, Profile, Recipe, Storage
+from chainer_hybridmem.profile import Category, Profile, Recipe, Storage, check_profile
 
 
 class Arrays(NamedTuple):
@@ -85,7 +85,12 @@ class Problem:
 
 
 def make_problem(profile: Profile) -> Problem:
-    """Derives the simulator's arrays from a profile."""
+    """Derives the simulator's arrays from a profile.
+
+    Raises:
+        FormatError: If the profile contradicts itself.
+    """
+    check_profile(profile)
     b0 = profile.first_backward
     maps = tuple(
         s

@@ -8,6 +8,7 @@ Chainer's ImageNet example with one line more: the extension HybridMemory.
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import random
 import sys
@@ -157,6 +158,11 @@ def _add_memory_arguments(group: Any) -> None:
     group.add_argument('--memory-limit', help='such as 16GiB or 500MB')
     group.add_argument('--planner', default='hybrid', help='default hybrid')
     group.add_argument(
+        '--time-budget',
+        type=seconds,
+        help='seconds to plan in, for planners that search on; default as it takes',
+    )
+    group.add_argument(
         '--link-bandwidth', help='slow swapping down, such as 2GB/s; default as it is'
     )
     group.add_argument('--swap-dir', help='swap to files in this folder, not to RAM')
@@ -178,6 +184,14 @@ def not_negative(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f'{number} is below zero')
+    return number
+
+
+def seconds(text: str) -> float:
+    """Turns an argument into seconds above zero."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{number} is not above zero')
     return number
 
 
@@ -318,12 +332,14 @@ def add_extensions(
         trainer.extend(extensions.snapshot(), trigger=snapshot_trigger(args))
     if args.no_hybridmem:
         return None
+    options = {} if args.time_budget is None else {'time_budget': args.time_budget}
     extension = hybridmem.HybridMemory(
         memory_limit=args.memory_limit,
         planner=args.planner,
         link_bandwidth=args.link_bandwidth,
         swap_dir=args.swap_dir,
         progress=True,
+        **options,
     )
     trainer.extend(extension)
     return extension

@@ -8,6 +8,7 @@ import toys
 from chainer_hybridmem import library
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.units import format_seconds
 
 KEYS = {
     'planner',
@@ -111,6 +112,24 @@ def test_json_beside_the_table(profile, hybridmem):
 def test_unknown_planner(profile, refused):
     message = refused('compare', 'p.json', *LIMIT, '--planner', 'swap-all', 'nobody')
     assert "no planner 'nobody'" in message
+
+
+def test_bound_and_gap_are_columns(profile, hybridmem):
+    rows = compare(hybridmem, 'p.json', *LIMIT, '--planner', 'swap-all')
+    _, out, _ = hybridmem('compare', 'p.json', *LIMIT, '--planner', 'swap-all')
+    assert 'bound' in out and 'gap' in out
+    assert format_seconds(rows[0]['lower_bound_seconds']) in out
+    assert f'{rows[0]["gap"]:.1%}' in out
+
+
+def test_time_budget_is_for_planners_that_have_one(profile, hybridmem, refused):
+    names = ('--planner', 'swap-all', 'hybrid')
+    budget = ('--time-budget', '9')
+    rows = compare(hybridmem, 'p.json', *LIMIT, *names, *budget)
+    assert [row['fits'] for row in rows] == [True, True]
+    names = ('--planner', 'swap-all', 'pooch')
+    message = refused('compare', 'p.json', *LIMIT, *names, *budget)
+    assert "'swap-all' has no option 'time_budget'" in message
 
 
 def test_one_bad_profile_stops_it(folder, profile, refused):

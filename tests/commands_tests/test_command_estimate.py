@@ -117,10 +117,15 @@ def test_out_of_core(estimate, hybridmem, network):
     found = rows(figures)
     assert list(found) == ['in-core', 'swap-all', 'superneurons']
     assert not found['in-core']['fits']
+    swap_all = found['swap-all']
+    seconds, bound = swap_all['iteration_seconds'], swap_all['lower_bound_seconds']
+    assert 0 < bound <= seconds
+    assert swap_all['gap'] == pytest.approx(seconds / bound - 1)
     assert found['in-core']['images_per_second'] is None
     assert found['swap-all']['fits']
     _, out, err = hybridmem('estimate', *network, *arguments)
     assert 'does not fit' in out and 'recording' not in err
+    assert 'bound' in out and 'gap' in out
     assert 'largest' not in out
 
 

@@ -1,6 +1,7 @@
 """What all commands share: exit codes, one-line errors, broken pipes, imports."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def test_runs_as_a_module():
         ('plan', 'p.json'),
         ('plan', 'p.json', '--memory-limit', 'much'),
         ('plan', 'p.json', '--memory-limit', '-1GB'),
+        ('plan', 'p.json', '--memory-limit', '0'),
+        ('plan', 'p.json', '--memory-limit', '1GB', '--time-budget', '0'),
+        ('compare', 'p.json', '--memory-limit', '1GB', '--time-budget', 'nan'),
         ('plan', 'p.json', '--memory-limit', '0%'),
         ('plan', 'p.json', '--memory-limit', 'nan%'),
         ('plan', 'p.json', '--memory-limit', '1GB', '--option', 'node_budget'),
@@ -88,6 +92,35 @@ def test_usage_errors(arguments, hybridmem):
 def test_profile_is_not_one(arguments, text, expected, folder, refused):
     if text is not None:
         (folder / 'p.json').write_text(text)
+    assert expected in refused(*arguments)
+
+
+def slow(body):
+    body['operations'][0][3] = -1.0
+
+
+def cyclic(body):
+    body['recipes'][0][1] = [2]
+
+
+def linkless(body):
+    del body['link']['d2h_bytes_per_second']
+
+
+@pytest.mark.parametrize('arguments', READERS)
+@pytest.mark.parametrize(
+    'damage, expected',
+    [
+        (slow, 'operation 0 takes -1.0 seconds'),
+        (cyclic, 'the dependencies have a cycle'),
+        (linkless, 'its link lacks d2h_bytes_per_second'),
+    ],
+)
+def test_profile_contradicts_itself(arguments, damage, expected, profile, refused):
+    body = json.loads(profile.to_json())
+    damage(body)
+    with open('p.json', 'w') as file:
+        json.dump(body, file)
     assert expected in refused(*arguments)
 
 

@@ -9,6 +9,7 @@ from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import PLANNERS
 from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.units import format_bound
 from chainer_hybridmem.validation import check_plan
 
 LIMIT = ('--memory-limit', '60%')
@@ -87,11 +88,49 @@ def test_options_reach_the_planner(profile, hybridmem):
     [
         ('node_budget=many', "'many'; a value such as 20000"),
         ('depth=3', "has no option 'depth'"),
+        ('time-budget=3', "has no option 'time_budget'"),
     ],
 )
 def test_options_that_cannot_be_used(option, expected, profile, refused):
     arguments = ('--planner', 'pooch', '--option', option)
     assert expected in refused('plan', 'p.json', *LIMIT, *arguments)
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [('--time-budget', '9.5'), ('--option', 'time-budget=9.5')],
+)
+def test_time_budget_reaches_the_planner(arguments, profile, hybridmem):
+    _, out, _ = hybridmem('plan', 'p.json', *LIMIT, *arguments, '--json', '-')
+    assert json.loads(out)['options']['time_budget'] == 9.5
+
+
+def test_an_option_may_be_none(profile, hybridmem):
+    arguments = ('--option', 'time_budget=none', '--option', 'steps=10')
+    _, out, _ = hybridmem('plan', 'p.json', *LIMIT, *arguments, '--json', '-')
+    options = json.loads(out)['options']
+    assert (options['time_budget'], options['steps']) == (None, 10)
+
+
+def test_time_budget_that_cannot_be_used(profile, refused):
+    message = refused(
+        'plan', 'p.json', *LIMIT, '--planner', 'pooch', '--time-budget', '5'
+    )
+    assert "'pooch' has no option 'time_budget'" in message
+    assert 'Planners with it: hybrid' in message
+    message = refused('plan', 'p.json', *LIMIT, '--option', 'time_budget=soon')
+    assert "'soon'; a value float is needed" in message
+
+
+def test_bound_and_gap_are_printed(profile, hybridmem):
+    arguments = ('plan', 'p.json', *LIMIT, '--planner', 'swap-all')
+    _, text, _ = hybridmem(*arguments)
+    _, out, _ = hybridmem(*arguments, '--json', '-')
+    figures = json.loads(out)
+    bound = figures['lower_bound_seconds']
+    assert 0 < bound <= figures['iteration_seconds']
+    assert figures['gap'] == pytest.approx(figures['iteration_seconds'] / bound - 1)
+    assert format_bound(bound, figures['gap']) in text
 
 
 def test_unknown_planner(profile, refused):

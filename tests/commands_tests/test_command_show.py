@@ -23,7 +23,8 @@ def test_a_picture_is_written(tmp_path, capsys):
     output = tmp_path / 'picture.png'
     assert main(['show', *written(tmp_path), '-o', str(output)]) == 0
     assert output.read_bytes().startswith(b'\x89PNG')
-    assert 'pooch' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'pooch' in out and 'bound' in out and 'gap' in out
 
 
 def test_an_unknown_kind_of_picture(tmp_path, capsys):

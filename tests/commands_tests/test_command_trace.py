@@ -8,6 +8,7 @@ from chainer_hybridmem import library
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.units import format_bound
 
 LIMIT = 60 * 2**20
 
@@ -26,6 +27,7 @@ def test_writes_the_predicted_timeline(profile, hybridmem):
         trace = json.load(file)
     assert trace == chrome_trace(simulate(profile, plan), plan)
     assert f'{len(trace["traceEvents"])} events' in out
+    assert format_bound(plan.lower_bound_seconds, plan.gap) in out
 
 
 def test_to_standard_output(profile, hybridmem):

@@ -303,6 +303,25 @@ class TestTrain:
         assert raised.value.code == 2
         assert message in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ('options', 'message'),
+        [
+            ('--time-budget 0', '0.0 is not above zero'),
+            ('--time-budget 5 --planner pooch', 'Planners with it: hybrid'),
+            ('--planner nobody', "no planner 'nobody'"),
+        ],
+    )
+    def test_bad_planning_options(self, options, message, tmp_path, capsys):
+        base = ['--arch', 'tiny_network:Tiny', '--dataset', 'synthetic']
+        base += ['--device', 'cpu', '--memory-limit', '1GB']
+        base += ['--out', str(tmp_path / 'out')]
+
+        with pytest.raises(SystemExit) as raised:
+            train.main(base + options.split())
+
+        assert raised.value.code == 2
+        assert message in capsys.readouterr().err
+
     def test_memory_limit_is_needed(self, capsys):
         with pytest.raises(SystemExit):
             train.main(['--dataset', 'synthetic'])

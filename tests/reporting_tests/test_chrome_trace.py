@@ -128,3 +128,5 @@ def test_a_whole_file(planner):
     trace = json.loads(json.dumps(chrome_trace(timeline, plan), allow_nan=False))
     assert trace['traceEvents'] == trace_events(timeline, plan)
     assert trace['otherData']['planner'] == planner
+    assert trace['otherData']['lower_bound_seconds'] == plan.lower_bound_seconds
+    assert trace['otherData']['gap'] == plan.gap

@@ -14,6 +14,7 @@ from chainer.training import extensions
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Action
 
 LIMIT = 4_000_000
@@ -41,6 +42,11 @@ def test_observations_reach_the_log(tmp_path):
     assert log[-1]['hybridmem/peak_bytes'] <= LIMIT
     assert log[-1]['hybridmem/iteration_seconds'] > 0
     assert 'hybridmem/overhead' in log[-1]
+    predicted = log[-1]['hybridmem/predicted_seconds']
+    bound = log[-1]['hybridmem/lower_bound_seconds']
+    assert 0 < bound <= predicted
+    assert log[-1]['hybridmem/gap'] == pytest.approx(predicted / bound - 1)
+    assert 'hybridmem/gap' not in log[0]  # nothing was planned yet
     assert log[-1]['hybridmem/stall_seconds'] >= 0
     assert not numpy_memory.installed()
     session = trainer.get_extension('HybridMemory').session
@@ -62,6 +68,14 @@ def test_same_result_as_without_and_after_resuming(tmp_path):
         assert array.tobytes() == parameter.array.tobytes()
     # Dropout draws differ after resuming; training must simply go on.
     assert all(np.isfinite(p.array).all() for p in resumed.params())
+
+
+def test_options_are_checked_when_it_is_made():
+    hybridmem.HybridMemory(LIMIT, time_budget=2.0)
+    with pytest.raises(OptionError, match='Planners with it: hybrid'):
+        hybridmem.HybridMemory(LIMIT, planner='pooch', time_budget=2.0)
+    with pytest.raises(UnknownNameError, match='no planner'):
+        hybridmem.HybridMemory(LIMIT, planner='nobody')
 
 
 def test_out_of_memory_is_explained(tmp_path, capsys):

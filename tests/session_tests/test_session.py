@@ -20,6 +20,7 @@ from chainer_hybridmem.errors import (
     SwapStoreError,
     UnknownNameError,
 )
+from chainer_hybridmem.units import format_bound
 
 LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
 
@@ -51,6 +52,7 @@ def assert_nothing_installed():
         ({'memory_limit': 0}, OptionError, 'above zero'),
         ({'link_bandwidth': -1}, OptionError, 'link_bandwidth'),
         ({'stepz': 3}, OptionError, 'steps'),
+        ({'planner': 'pooch', 'time_budget': 3}, OptionError, 'with it: hybrid'),
         ({'device': 'tpu'}, UnknownNameError, 'tpu'),
         ({'device': 'cuda'}, OptionError, 'model is on'),
         ({'swap_dir': '/nowhere/at/all'}, SwapStoreError, '/nowhere/at/all'),
@@ -318,6 +320,10 @@ def test_replan_changes_the_plan_between_iterations(model):
         for _ in range(3):
             iterate(model, optimizer, x, t)
         figures = session.statistics()
+        bound = figures['lower_bound_seconds']
+        assert 0 < bound <= figures['predicted_seconds']
+        assert figures['gap'] == figures['predicted_seconds'] / bound - 1
+        assert format_bound(bound, figures['gap']) in session.report()
     assert figures['planner'] == session.plan.planner == 'pooch'
     assert figures['evictions'] == figures['restores'] == 0
 

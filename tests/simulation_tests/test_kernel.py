@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import toys
 
-from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.errors import FormatError, PlanError
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search, least_memory
+from chainer_hybridmem.profile import Link, Profile
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
@@ -39,16 +41,43 @@ def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
     assert len(search.positions(candidate).program) <= 3 * len(parents)
 
 
-def test_maps_may_be_used_in_any_order_in_backward() -> None:
-    """Backward uses out of order in a file mean the same."""
-    profile = toys.chain()
-    storages = tuple(
-        dataclasses.replace(s, backward_uses=s.backward_uses[::-1])
-        for s in profile.storages
-    )
-    turned = dataclasses.replace(profile, storages=storages)
-    plan = make_plan(turned, 45 * MIB, 'swap-opt')
-    assert plan.maps == make_plan(profile, 45 * MIB, 'swap-opt').maps
+def negative_time(profile: Profile) -> Profile:
+    first = dataclasses.replace(profile.operations[0], device_seconds=-1.0)
+    return dataclasses.replace(profile, operations=(first, *profile.operations[1:]))
+
+
+def uses_out_of_order(profile: Profile) -> Profile:
+    first = dataclasses.replace(profile.storages[0], backward_uses=(11, 10))
+    return dataclasses.replace(profile, storages=(first, *profile.storages[1:]))
+
+
+def with_a_cycle(profile: Profile) -> Profile:
+    first = dataclasses.replace(profile.recipes[0], inputs=(2,))
+    return dataclasses.replace(profile, recipes=(first, *profile.recipes[1:]))
+
+
+def dead_link(profile: Profile) -> Profile:
+    return dataclasses.replace(profile, link=Link(0.0, 0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ('damage', 'words'),
+    [
+        (negative_time, r'operation 0 takes -1\.0 seconds'),
+        (uses_out_of_order, r'used at \(11, 10\)'),
+        (with_a_cycle, 'have a cycle'),
+        (dead_link, 'its link is'),
+    ],
+)
+def test_a_profile_made_by_hand_is_checked_like_a_file(
+    damage: Callable[[Profile], Profile], words: str
+) -> None:
+    damaged = damage(toys.chain())
+    with pytest.raises(FormatError, match=words):
+        make_plan(damaged, '60MiB')
+    plan = make_plan(toys.chain(), '60MiB', 'swap-all')
+    with pytest.raises(FormatError, match=words):
+        simulate(damaged, plan)
 
 
 def test_a_map_forward_reads_after_backward_has_begun_is_left_alone() -> None:
