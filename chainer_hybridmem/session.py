@@ -428,6 +428,23 @@ class Session(chainer.FunctionHook):
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
 
+    def retime(self) -> None:
+        """Times the next guided iterations again and predicts anew from them.
+
+        For a machine whose speed has changed. The plan changes with the prediction
+        if another one is clearly better for the new times.
+
+        Raises:
+            SessionError: If there is no plan yet.
+        """
+        guide = self._planned_guide()
+        if guide is None:
+            raise SessionError(
+                f'There is no plan after {self.iterations} iterations; train until '
+                f'session.plan is not None.'
+            )
+        guide.timings.clear()
+
     def finish_iteration(self) -> None:
         """Ends the iteration now instead of at the start of the next one.
 
