@@ -6,7 +6,7 @@ same ratio: bytes/s = 12e9 / 316 x (images/s of in-core ResNet-50 on this
 machine, measured at the start of the run). All three networks use that link, as
 they used one GPU and one bus.
 
-    python benchmarks/host_methods.py [--arch NAME ...] [--rounds 2]
+    python benchmarks/host_methods.py [--arch NAME ...] [--iterations 3]
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ LINK_BYTES_PER_PICTURE = 12e9 / 316
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
-    parser.add_argument('--rounds', type=int, default=2)
-    parser.add_argument('--iterations', type=int, default=2)
+    parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--link-bandwidth', type=float, help='instead of measuring')
     parser.add_argument('--name', default='host_methods')
     options = parser.parse_args()
@@ -41,7 +40,7 @@ def main() -> int:
         limit = common.half_limit(arch, first['peak_bytes'], first['fixed_bytes'])
         print(f'{arch}: limit {limit} bytes, link {bandwidth:.3g} bytes/s', flush=True)
         found = methods.out_of_core(
-            arch, batchsize, limit, bandwidth, False, options.rounds, options.iterations
+            arch, batchsize, limit, bandwidth, False, options.iterations
         )
         rows += [first, *found]
         tables.append(methods.show([first, *found], first['iteration_seconds']))

@@ -1,8 +1,7 @@
 """The methods of Ito et al., Fig. 14, measured next to their predictions.
 
 Used by ``host_methods.py`` and ``gpu/methods.py``. One session per network
-profiles once; then the methods take turns, some iterations each, in several
-rounds, so that a machine whose speed drifts is unfair to nobody.
+profiles once; then the methods take turns.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import common
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.guide import TIMING_RUNS
 from chainer_hybridmem.planners import PLANNERS
 
 OUT_OF_CORE = [name for name in PLANNERS if name != 'in-core']
@@ -23,7 +23,7 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
     """Time and peak of in-core training, counted but not planned."""
     training = common.Training(arch, batchsize, gpu=gpu)
     with hybridmem.optimize(training.model, '1TB', planner='in-core') as session:
-        for _ in range(3 + iterations):
+        for _ in range(3 + TIMING_RUNS + iterations):
             training.step()
         fixed = training.fixed_bytes()
     figures = session.statistics()
@@ -45,40 +45,55 @@ def out_of_core(
     limit_bytes: int,
     link_bandwidth: float | None,
     gpu: bool,
-    rounds: int,
     iterations: int,
 ) -> list[dict[str, Any]]:
-    """One row per method at a limit that in-core training does not keep."""
+    """One row per method at a limit that in-core training does not keep.
+
+    Each method trains ``TIMING_RUNS`` iterations that time its operations, is
+    predicted anew, and trains ``iterations`` more. Two errors come of it: that of
+    the *forecast*, made before the last iterations, which includes how the
+    machine's speed drifts meanwhile; and that of the *simulator*, given the operation
+    times of the very iterations it is compared with.
+    """
     training = common.Training(arch, batchsize, gpu=gpu)
     options: dict[str, Any] = {'link_bandwidth': link_bandwidth} if not gpu else {}
-    rows: dict[str, dict[str, Any]] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in OUT_OF_CORE}
+    rows: list[dict[str, Any]] = []
     with hybridmem.optimize(
-        training.model, limit_bytes, 'swap-all', progress=sys.stderr, **options
+        training.model, limit_bytes, progress=sys.stderr, **options
     ) as session:
-        while session.profile is None:
+        while session.plan is None:
             training.step()
-        for _ in range(rounds):
-            for planner in OUT_OF_CORE:
-                row = {'arch': arch, 'batchsize': batchsize, 'planner': planner}
-                try:
-                    session.replan(planner)
-                except hybridmem.InfeasibleError as error:
-                    rows[planner] = {**row, 'fits': False, 'why': str(error)}
-                    continue
-                for _ in range(iterations):
-                    training.step()
+        for _ in range(TIMING_RUNS):
+            training.step()
+        session.finish_iteration()
+        for planner in OUT_OF_CORE:
+            row = {'arch': arch, 'batchsize': batchsize, 'planner': planner}
+            row |= {'limit_bytes': limit_bytes, 'link_bandwidth': link_bandwidth}
+            try:
+                plan = session.replan(planner)
+            except hybridmem.InfeasibleError as error:
+                rows.append({**row, 'fits': False, 'why': str(error)})
+                continue
+            row |= {'first_predicted_seconds': plan.predicted_seconds}
+            session.retime()
+            timed = []
+            for _ in range(TIMING_RUNS):
+                training.step()
                 session.finish_iteration()
-                seconds[planner] += session.iteration_times()
-                rows[planner] = {**row, 'fits': True, **session.statistics()}
-                rows[planner]['peak_bytes'] = rows[planner]['guided_peak_bytes']
-    for planner, row in rows.items():
-        row['limit_bytes'] = limit_bytes
-        row['link_bandwidth'] = link_bandwidth
-        if row['fits']:
-            row['iteration_seconds'] = statistics.median(seconds[planner])
-            row['all_seconds'] = seconds[planner]
-    return list(rows.values())
+                timed.append(session.last_iteration()['seconds'])
+            simulated = hybridmem.simulate(session.profile, plan).total_seconds
+            row |= {
+                'timed_seconds': timed,
+                'simulated_seconds': simulated,
+                'simulator_error': simulated / statistics.median(timed) - 1,
+            }
+            for _ in range(iterations):
+                training.step()
+            session.finish_iteration()
+            rows.append({**row, 'fits': True, **session.statistics()})
+            rows[-1]['peak_bytes'] = rows[-1]['guided_peak_bytes']
+            rows[-1]['all_seconds'] = session.iteration_times()
+    return rows
 
 
 def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
@@ -100,7 +115,9 @@ def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
                 'planner': row['planner'],
                 'predicted s': f'{predicted:.3f}',
                 'measured s': f'{measured:.3f}',
-                'error': f'{predicted / measured - 1:+.1%}',
+                'forecast error': f'{predicted / measured - 1:+.1%}',
+                'simulator error': _percent(row.get('simulator_error')),
+                'bound s': _number(row.get('lower_bound_seconds')),
                 'overhead': f'{measured / in_core_seconds - 1:+.1%}',
                 'speed': f'{base / measured:.2f}x' if base else '',
                 'predicted peak': f'{row["predicted_peak_bytes"] / 2**20:.1f}',
@@ -115,10 +132,20 @@ def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
     return common.table(shown, dict.fromkeys(['arch', 'planner', *_COLUMNS], str))
 
 
+def _percent(value: float | None) -> str:
+    return '' if value is None else f'{value:+.1%}'
+
+
+def _number(value: float | None) -> str:
+    return '' if value is None else f'{value:.3f}'
+
+
 _COLUMNS = (
     'predicted s',
     'measured s',
-    'error',
+    'forecast error',
+    'simulator error',
+    'bound s',
     'overhead',
     'speed',
     'predicted peak',

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import statistics
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
@@ -20,6 +21,7 @@ from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.simulation.problem import Problem, make_problem
 
 Key = tuple[Any, ...]  # what one operation looks like
+TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
 PROFILING_RUNS = 2
 
 
@@ -51,6 +53,17 @@ class Guide:
         self.table: ActionTable | None = None
         self.copies: dict[int, HostCopy] = {}
         self.runs: list[Profile] = []
+        self.timings: list[list[float]] = []
+
+    @property
+    def wants_times(self) -> bool:
+        """Whether the next guided iteration is to be timed."""
+        return self.stage is Stage.GUIDED and len(self.timings) < TIMING_RUNS
+
+    @property
+    def timed(self) -> bool:
+        """Whether enough guided iterations have been timed."""
+        return len(self.timings) == TIMING_RUNS
 
     @property
     def trial(self) -> bool:
@@ -106,6 +119,19 @@ class Guide:
         )
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
         self.problem = make_problem(profile)
+        return self.problem
+
+    def make_timed_problem(self) -> Problem:
+        """The problem with the median times of the guided iterations."""
+        assert self.problem is not None
+        profile = self.problem.profile
+        operations = tuple(
+            dataclasses.replace(op, device_seconds=statistics.median(times))
+            for op, times in zip(
+                profile.operations, zip(*self.timings, strict=True), strict=True
+            )
+        )
+        self.problem = make_problem(dataclasses.replace(profile, operations=operations))
         return self.problem
 
     def follow(self, problem: Problem, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import statistics
 import sys
 import threading
@@ -19,6 +20,7 @@ from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
     HybridMemoryError,
+    InfeasibleError,
     OptionError,
     OutOfMemoryError,
     SessionError,
@@ -27,10 +29,12 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
+from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.reporting.session_report import session_report
-from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -41,6 +45,7 @@ from chainer_hybridmem.units import (
 
 _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
+LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
 
 def optimize(
@@ -130,6 +135,7 @@ class Session(chainer.FunctionHook):
         self._guide: Guide | None = None
         self._lost = False  # whether the last iteration left its guide
         self._recorder: Recorder | None = None
+        self._stopwatch: Stopwatch | None = None
         self._link: Link | None = None
         self._open = False
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
@@ -174,6 +180,7 @@ class Session(chainer.FunctionHook):
         if self._recorder is not None:
             self.device.take_events()
             self._recorder = None
+        self._stopwatch = None
         self.device.uninstall()
         try:
             if error is None:
@@ -216,8 +223,7 @@ class Session(chainer.FunctionHook):
         """Before a forward function: complete the last one, act on the plan."""
         if self._in_backward or not chainer.config.enable_backprop:
             return
-        if self._recorder is not None:
-            self._recorder.enter()
+        self._enter()
         self._complete_last()
         if self._backward_seen or not self._started:
             self._end_iteration()
@@ -233,7 +239,7 @@ class Session(chainer.FunctionHook):
         if self._recorder is not None:
             specs = tuple(_spec(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
-            self._recorder.leave()
+        self._leave(starts_operation=True)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
@@ -250,8 +256,7 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """Before a backward function: everything it reads must be there."""
         del in_data, out_grad
-        if self._recorder is not None:
-            self._recorder.enter()
+        self._enter()
         self._complete_last()
         self._in_backward = self._backward_seen = True
         k = self._position
@@ -264,19 +269,30 @@ class Session(chainer.FunctionHook):
             self._recorder.backward_starts(
                 self._recorder.label_of(forward, self._label), function, forward
             )
-            self._recorder.leave()
+        self._leave(starts_operation=True)
 
     def backward_postprocess(
         self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
     ) -> None:
         """After a backward function: drop what is not needed any more."""
         del function, in_data, out_grad
-        if self._recorder is not None:
-            self._recorder.enter()
+        self._enter()
         self._executor.after_backward(self._position - 1)
         self._in_backward = False
+        self._leave(starts_operation=False)
+
+    def _enter(self) -> None:
+        """What follows is the session's work, not the program's."""
+        if self._recorder is not None:
+            self._recorder.enter()
+        elif self._stopwatch is not None:
+            self._stopwatch.enter()
+
+    def _leave(self, starts_operation: bool) -> None:
         if self._recorder is not None:
             self._recorder.leave()
+        elif self._stopwatch is not None:
+            self._stopwatch.leave(starts_operation)
 
     def _complete_last(self) -> None:
         if self._last is None:
@@ -343,6 +359,9 @@ class Session(chainer.FunctionHook):
                 draft=guide.stage is Stage.WARM_UP,
             )
             self._recorder.enter()
+        elif guide.wants_times:
+            self._stopwatch = Stopwatch(self.device)
+            self._stopwatch.enter()
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
@@ -352,11 +371,16 @@ class Session(chainer.FunctionHook):
             return
         seconds = time.perf_counter() - self._start_seconds
         self._record_statistics(seconds)
-        recorder, guide = self._recorder, self._guide
-        self._recorder = None
+        recorder, guide, watch = self._recorder, self._guide, self._stopwatch
+        self._recorder = self._stopwatch = None
         assert guide is not None
         if self._matching and self._position != len(guide.keys):
             self._deviate()
+        if watch is not None and self._matching:
+            self.device.synchronize()
+            guide.timings.append(watch.seconds())
+            if guide.timed:
+                _uncounted(self._retime, guide)
         if recorder is None:
             return
         self._executor.settle()
@@ -405,6 +429,23 @@ class Session(chainer.FunctionHook):
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
 
+    def retime(self) -> None:
+        """Times the next guided iterations again and predicts anew from them.
+
+        For a machine whose speed has changed. The plan changes with the prediction
+        if another one is clearly better for the new times.
+
+        Raises:
+            SessionError: If there is no plan yet.
+        """
+        guide = self._planned_guide()
+        if guide is None:
+            raise SessionError(
+                f'There is no plan after {self.iterations} iterations; train until '
+                f'session.plan is not None.'
+            )
+        guide.timings.clear()
+
     def finish_iteration(self) -> None:
         """Ends the iteration now instead of at the start of the next one.
 
@@ -412,8 +453,7 @@ class Session(chainer.FunctionHook):
         iteration follows: its time is then not counted as the iteration's.
         """
         if self._started and self._backward_seen and not self._in_backward:
-            if self._recorder is not None:
-                self._recorder.enter()
+            self._enter()
             self._complete_last()
             self._end_iteration()
             self._started = False
@@ -425,6 +465,27 @@ class Session(chainer.FunctionHook):
         plan = make_plan(
             problem, self.limit_bytes, self.planner, **self.planner_options
         )
+        self._follow(guide, problem, plan)
+
+    def _retime(self, guide: Guide) -> None:
+        """A plan from the times of guided iterations, if it is better for them."""
+        old = guide.plan
+        assert old is not None
+        problem = guide.make_timed_problem()
+        seconds = simulate(problem, old).total_seconds
+        try:
+            plan = make_plan(
+                problem, self.limit_bytes, self.planner, **self.planner_options
+            )
+        except InfeasibleError:  # it was replanned with another planner
+            plan = None
+        if plan is None or seconds <= plan.predicted_seconds * (1 + LEAST_GAIN):
+            plan = dataclasses.replace(
+                old,
+                predicted_seconds=seconds,
+                in_core_seconds=problem.in_core_seconds,
+                lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
+            )
         self._follow(guide, problem, plan)
 
     def observe_problem(self, problem: Problem) -> None:
@@ -521,12 +582,16 @@ class Session(chainer.FunctionHook):
             self._started = False
 
     def _guided_entries(self) -> list[dict[str, Any]]:
-        """Iterations that followed the present plan."""
+        """Iterations after the present prediction; all guided ones before any is."""
+        guided = [e for e in self._history if e['guided']]
         plan = id(self.plan)
-        return [e for e in self._history if e['guided'] and e['plan'] == plan]
+        return [e for e in guided if e['plan'] == plan] or guided
 
     def iteration_times(self) -> list[float]:
-        """Seconds of every finished iteration that followed the present plan."""
+        """Seconds of the guided iterations since the present plan was predicted.
+
+        Of all guided iterations, as long as there is none.
+        """
         return [entry['seconds'] for entry in self._guided_entries()]
 
     def statistics(self) -> dict[str, Any]:
@@ -553,7 +618,7 @@ class Session(chainer.FunctionHook):
             'state': self.state,
             'planner': self.planner,
             'iterations': self.iterations,
-            'guided_iterations': len(guided),
+            'guided_iterations': sum(bool(e['guided']) for e in self._history),
             'deviations': self.deviations,
             'limit_bytes': self.limit_bytes,
             'peak_bytes': int(max((e['peak_bytes'] for e in self._history), default=0)),

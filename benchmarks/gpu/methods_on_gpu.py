@@ -28,7 +28,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--arch', nargs='+', default=list(BATCHES))
     parser.add_argument('--memory-limit', default='16GiB')
-    parser.add_argument('--rounds', type=int, default=2)
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--scale', type=float, default=1.0, help='of the batches')
     options = parser.parse_args()
@@ -40,7 +39,7 @@ def main() -> int:
             first = methods.in_core(arch, batchsize, True, 5)
             rows.append(first)
             found = methods.out_of_core(
-                arch, batchsize, limit, None, True, options.rounds, options.iterations
+                arch, batchsize, limit, None, True, options.iterations
             )
         except Exception:
             # One network must not cost the others their time on a GPU.

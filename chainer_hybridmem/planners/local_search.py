@@ -30,17 +30,17 @@ def judge(
     barrier: bool,
     w: Work,
 ) -> float:
-    """Simulated seconds; infinite if the actions do not fit."""
-    seconds = kernel.evaluate(
-        a, action, limit, lead, out_seconds, in_seconds, True, barrier, w
-    ).seconds
-    if seconds == np.inf:
-        for m in range(len(action)):
-            if action[m] == RECOMPUTE:
-                seconds = kernel.evaluate(
-                    a, action, limit, lead, out_seconds, in_seconds, False, barrier, w
-                ).seconds
-                break
+    """Simulated seconds; infinite if the actions do not fit.
+
+    Replays keep what they pass, and only if that does not fit they do not.
+    """
+    seconds = np.inf
+    for attempt in range(2):
+        seconds = kernel.evaluate(
+            a, action, limit, lead, out_seconds, in_seconds, attempt == 0, barrier, w
+        ).seconds
+        if seconds < np.inf or not (action == RECOMPUTE).any():
+            break
     return seconds
 
 
