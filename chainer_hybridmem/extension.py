@@ -35,6 +35,7 @@ class HybridMemory(extension.Extension):
         swap_dir: As in :func:`chainer_hybridmem.optimize`.
         link_bandwidth: As in :func:`chainer_hybridmem.optimize`.
         progress: As in :func:`chainer_hybridmem.optimize`.
+        improve: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -59,6 +60,7 @@ class HybridMemory(extension.Extension):
         swap_dir: str | None = None,
         link_bandwidth: float | str | None = None,
         progress: bool | TextIO = False,
+        improve: bool = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
@@ -71,6 +73,7 @@ class HybridMemory(extension.Extension):
             'swap_dir': swap_dir,
             'link_bandwidth': link_bandwidth,
             'progress': progress,
+            'improve': improve,
             **options,
         }
 

@@ -16,6 +16,7 @@ from typing import Any
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.simulation.problem import Problem, make_problem
@@ -43,6 +44,7 @@ class Guide:
         plan (Plan or None): Once it is guided.
         table (ActionTable or None): What to do in the next iteration.
         copies (dict): Host copies by storage id.
+        improvement (Improvement or None): The search for a better plan.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,7 @@ class Guide:
         self.copies: dict[int, HostCopy] = {}
         self.runs: list[Profile] = []
         self.timings: list[list[float]] = []
+        self.improvement: Improvement | None = None
 
     @property
     def wants_times(self) -> bool:

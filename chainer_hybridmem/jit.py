@@ -19,7 +19,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 def compiled(
-    *signature: Any, uses: Sequence[types.ModuleType] = ()
+    *signature: Any, uses: Sequence[types.ModuleType] = (), nogil: bool = False
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
 
@@ -28,13 +28,15 @@ def compiled(
         uses: Modules whose compiled functions this one calls. The cache of numba
             looks at the file of the function itself only: without this, the
             code of an older version of those would stay inside.
+        nogil: Whether other threads may run Python meanwhile. Arrays made inside
+            are numba's own: no memory handler is asked for them.
     """
 
     def decorate(function: Function) -> Function:
         try:
-            dispatcher = numba.njit(*signature, cache=True)(function)
+            dispatcher = numba.njit(*signature, cache=True, nogil=nogil)(function)
         except RuntimeError:  # nowhere to write a cache
-            return cast(Function, numba.njit(*signature)(function))
+            return cast(Function, numba.njit(*signature, nogil=nogil)(function))
         if uses:
             _depend(dispatcher, uses)
         return cast(Function, dispatcher)

@@ -30,6 +30,7 @@ from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.stopwatch import Stopwatch
@@ -45,6 +46,7 @@ from chainer_hybridmem.units import (
 
 _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
+IMPROVABLE = 'hybrid'
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
 
@@ -56,6 +58,7 @@ def optimize(
     swap_dir: str | None = None,
     link_bandwidth: float | str | None = None,
     progress: bool | TextIO = False,
+    improve: bool = False,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -70,6 +73,10 @@ def optimize(
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
         progress: Whether to tell what the session does, or the file to tell.
+        improve: Whether planner ``hybrid`` goes on searching in a thread of low
+            priority; what it finds is followed from the next iteration. Worth it
+            where a core is idle, as with a GPU; where training uses all of
+            them, it takes time from it.
         options: Options of the planner.
 
     Returns:
@@ -87,6 +94,7 @@ def optimize(
         swap_dir,
         link_bandwidth,
         progress,
+        improve,
         options,
     )
 
@@ -110,6 +118,7 @@ class Session(chainer.FunctionHook):
         swap_dir: str | None,
         link_bandwidth: float | str | None,
         progress: bool | TextIO,
+        improve: bool,
         options: dict[str, Any],
     ) -> None:
         if not isinstance(model, chainer.Link):
@@ -119,6 +128,12 @@ class Session(chainer.FunctionHook):
         self.model = model
         self.planner = check_name(planner)
         self.planner_options = check_options(planner, options)
+        if improve and planner != IMPROVABLE:
+            raise OptionError(
+                f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
+            )
+        self._improve = improve
+        self._improvements: list[Improvement] = []
         self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         bandwidth = (
             None
@@ -174,6 +189,7 @@ class Session(chainer.FunctionHook):
             return
         self._open = False
         _active.session = None
+        self._stop_improving()
         message = self._explain(error)
         self._link_hook.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
@@ -360,6 +376,7 @@ class Session(chainer.FunctionHook):
             )
             self._recorder.enter()
         elif guide.wants_times:
+            self._stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(self.device)
             self._stopwatch.enter()
         self.device.reset_peak()
@@ -381,6 +398,8 @@ class Session(chainer.FunctionHook):
             guide.timings.append(watch.seconds())
             if guide.timed:
                 _uncounted(self._retime, guide)
+        if self._improve and self._matching and guide.timed:
+            _uncounted(self._adopt, guide)
         if recorder is None:
             return
         self._executor.settle()
@@ -425,6 +444,7 @@ class Session(chainer.FunctionHook):
             make_plan, guide.problem, self.limit_bytes, planner, **options
         )
         self.finish_iteration()
+        self._stop_improving()
         self.planner, self.planner_options = planner, options
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
@@ -487,6 +507,29 @@ class Session(chainer.FunctionHook):
                 lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
             )
         self._follow(guide, problem, plan)
+
+    def _adopt(self, guide: Guide) -> None:
+        """Takes over a plan found meanwhile, or begins to look for one."""
+        problem, plan = guide.problem, guide.plan
+        assert problem is not None and plan is not None
+        current = guide.improvement
+        if current is not None and current.problem is problem:
+            better = current.better(plan)
+            if better is not None:
+                self._follow(guide, problem, better)
+        elif self.planner == IMPROVABLE and not any(
+            other.running for other in self._improvements
+        ):
+            guide.improvement = Improvement(problem, self.limit_bytes, plan)
+            self._improvements.append(guide.improvement)
+            guide.improvement.start()
+
+    def _stop_improving(self) -> None:
+        for improvement in self._improvements:
+            improvement.close()
+        self._improvements.clear()
+        for guide in self._guides:
+            guide.improvement = None
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""

@@ -125,6 +125,7 @@ def open_session(
         memory.swap_dir,
         memory.link_bandwidth,
         progress or False,
+        False,
         {},
     )
 

@@ -78,7 +78,7 @@ def hybrid(
     if not best.fits:
         return search.finish('hybrid', best)  # raises, with the numbers
     _load(search)
-    budget = _Budget(search, steps, time_budget)
+    budget = Budget(search, steps, time_budget)
     bound = lower_bound(problem, limit_bytes)
     goal = bound.seconds * (1 + tolerance)
     starts = [best, *_rounded(search, bound)]
@@ -120,13 +120,13 @@ def _check_options(steps: int, time_budget: float | None, tolerance: float) -> N
 def _load(search: Search) -> None:
     """On a fresh installation the annealing compiles, which is not planning."""
     began = time.perf_counter()
-    nothing = _Budget(search, 0, None)
-    _anneal(search, search.evaluate(search.fill(SWAP)), 1, 0.0, 0.0, nothing, 0)
+    nothing = Budget(search, 0, None)
+    anneal_round(search, search.evaluate(search.fill(SWAP)), 1, 0.0, 0.0, nothing, 0)
     search.simulations = 0
     search.started += time.perf_counter() - began
 
 
-class _Budget:
+class Budget:
     """What is left of the steps and of the time."""
 
     def __init__(self, search: Search, steps: int, seconds: float | None) -> None:
@@ -213,13 +213,13 @@ def _repaired(search: Search, action: np.ndarray, bound: Bound) -> Candidate:
     return current
 
 
-def _anneal(
+def anneal_round(
     search: Search,
     start: Candidate,
     steps: int,
     warm: float,
     goal: float,
-    budget: _Budget,
+    budget: Budget,
     seed: int,
 ) -> Candidate:
     """One round of annealing; its best candidate."""
@@ -261,7 +261,7 @@ def _anneal_all(
     search: Search,
     starts: list[Candidate],
     goal: float,
-    budget: _Budget,
+    budget: Budget,
     seed: int,
 ) -> Candidate:
     """A hot round from each start, with half of the steps together; the best."""
@@ -269,7 +269,7 @@ def _anneal_all(
     best = min(starts, key=lambda c: c.seconds)
     for number, start in enumerate(starts):
         steps = budget.take(0.5 / len(starts))
-        found = _anneal(search, start, steps, hot, goal, budget, seed + number)
+        found = anneal_round(search, start, steps, hot, goal, budget, seed + number)
         best = min(best, found, key=lambda c: c.seconds)
         if best.seconds <= goal:
             break
@@ -281,7 +281,7 @@ def _refine(
     best: Candidate,
     goal: float,
     bound_seconds: float,
-    budget: _Budget,
+    budget: Budget,
     seed: int,
 ) -> Candidate:
     """Warm rounds from the best so far until steps, time or gap run out."""
@@ -291,7 +291,7 @@ def _refine(
         if steps == 0:
             break
         warm = 0.1 * (best.seconds - bound_seconds)
-        best = _anneal(search, best, steps, warm, goal, budget, seed + number)
+        best = anneal_round(search, best, steps, warm, goal, budget, seed + number)
         number += 1
     return best
 
@@ -301,7 +301,7 @@ def _best_rival(
     limit_bytes: int,
     seconds: float,
     goal: float,
-    budget: _Budget,
+    budget: Budget,
 ) -> Plan | None:
     """The fastest plan of the other planners; none if the goal is reached."""
     best: Plan | None = None

@@ -118,7 +118,7 @@ def _move(
     return changed
 
 
-@compiled(uses=(kernel, problem))
+@compiled(uses=(kernel, problem), nogil=True)
 def anneal(
     a: Arrays,
     start: np.ndarray,
