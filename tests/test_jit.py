@@ -15,7 +15,10 @@ def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
 ) -> None:
     """A read-only installation, and no home directory to write to."""
 
-    def njit(function: Any = None, cache: bool = False) -> Callable[..., Any]:
+    def njit(
+        function: Any = None, cache: bool = False, nogil: bool = False
+    ) -> Callable[..., Any]:
+        assert not nogil
         if function is not None:
             return lambda *arguments: ('compiled', function(*arguments))
 

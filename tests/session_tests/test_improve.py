@@ -14,7 +14,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners import PLANNERS, improvement, swap_all
 
 LIMIT = 4_000_000
-ITERATIONS = 14
+ITERATIONS = 11
 
 
 def train(wait=False, **options):
@@ -69,7 +69,8 @@ def test_a_better_plan_is_adopted_and_numbers_stay_exact(lazy, monkeypatch):
     )
     networks.assert_same(expected, result)
     assert session.plan.options['improved']
-    assert session.plan.predicted_seconds < plans[-5].predicted_seconds
+    before = [p for p in plans if p is not None and 'improved' not in p.options][-1]
+    assert session.plan.predicted_seconds < before.predicted_seconds
     figures = session.statistics()
     assert figures['peak_bytes'] <= LIMIT
     assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
