@@ -603,7 +603,7 @@ class Session(chainer.FunctionHook):
             {
                 'guided': float(guided),
                 'host_bytes': self.device.host_bytes,
-                'plan': id(self._guide.plan) if self._guide is not None else 0,
+                'plan': self._guide.plan if self._guide is not None else None,
                 'seconds': seconds,
                 'stall_seconds': self.device.take_stall_seconds(),
                 'peak_bytes': self.device.peak_bytes,
@@ -627,8 +627,8 @@ class Session(chainer.FunctionHook):
     def _guided_entries(self) -> list[dict[str, Any]]:
         """Iterations after the present prediction; all guided ones before any is."""
         guided = [e for e in self._history if e['guided']]
-        plan = id(self.plan)
-        return [e for e in guided if e['plan'] == plan] or guided
+        plan = self.plan
+        return [e for e in guided if e['plan'] is plan] or guided
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.

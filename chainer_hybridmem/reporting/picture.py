@@ -7,7 +7,7 @@ from typing import Any
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.simulation.timeline import Timeline
-from chainer_hybridmem.units import format_bound, format_bytes
+from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 COLOURS = {
     'forward': '#4c9f70',
@@ -65,8 +65,9 @@ def _draw_load(axes: Any, timeline: Timeline, plan: Plan) -> None:
     axes.set_ylabel('memory load, GiB')
     counts = ', '.join(f'{plan.count(action)} {action.value}' for action in Action)
     axes.set_title(
-        f'{plan.planner}: {counts}; predicted {timeline.total_seconds:.2f} s per '
-        f'iteration, in-core {plan.in_core_seconds:.2f} s, bound '
+        f'{plan.planner}: {counts}\npredicted '
+        f'{format_seconds(timeline.total_seconds)} per iteration, in-core '
+        f'{format_seconds(plan.in_core_seconds)}, bound '
         f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
     )
 
