@@ -19,7 +19,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 def compiled(
-    *signature: Any, uses: Sequence[types.ModuleType] = ()
+    *signature: Any, uses: Sequence[types.ModuleType] = (), inline: bool = False
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
 
@@ -28,13 +28,17 @@ def compiled(
         uses: Modules whose compiled functions this one calls. The cache of numba
             looks at the file of the function itself only: without this, the
             code of an older version of those would stay inside.
+        inline: Whether it becomes part of every function that calls it. A call hands
+            over each array as five numbers and more: with dozens of arrays that
+            takes longer than a short function.
     """
 
     def decorate(function: Function) -> Function:
+        options = {'forceinline': True} if inline else {}
         try:
-            dispatcher = numba.njit(*signature, cache=True)(function)
+            dispatcher = numba.njit(*signature, cache=True, **options)(function)
         except RuntimeError:  # nowhere to write a cache
-            return cast(Function, numba.njit(*signature)(function))
+            return cast(Function, numba.njit(*signature, **options)(function))
         if uses:
             _depend(dispatcher, uses)
         return cast(Function, dispatcher)
