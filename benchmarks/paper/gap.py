@@ -20,8 +20,7 @@ import sys
 import time
 from typing import Any
 
-FOLDER = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import common
 import ito

@@ -253,7 +253,11 @@ def goals_table(rows: list[Row]) -> str:
                 if (row['arch'], row['method']) == (arch, method) and row['fits']
                 if where != 'at b640' or row['batchsize'] == 640
             ]
-            worst = max(found, key=lambda row: row['overhead'], default=None)
+            worst = max(
+                found,
+                key=lambda row: (round(row['overhead'], 3), row['batchsize']),
+                default=None,
+            )
             said = '-'
             if worst is not None:
                 said = '{} at b{}, gap {}'.format(
@@ -416,6 +420,59 @@ STYLES: dict[str, dict[str, Any]] = {
 # -- picture -----------------------------------------------------------------------
 
 
+def draw_speeds(panel: Any, here: list[dict[str, Row]]) -> None:
+    """Images per second against batch size."""
+    first = [next(iter(found.values())) for found in here]
+    sizes = [row['batchsize'] for row in first]
+    speeds = [row['in_core_images_per_second'] for row in first]
+    panel.plot(sizes, speeds, color='0.7', label='in-core, if it did fit')
+    fits = [row for row in first if not row['out_of_core']]
+    panel.plot(
+        [row['batchsize'] for row in fits],
+        [row['in_core_images_per_second'] for row in fits],
+        color='0.6',
+        linewidth=6,
+        label='in-core, fits',
+    )
+    panel.plot(sizes, [bound_speed(found) for found in here], 'k:', label='bound')
+    for method in IN_FIGURE:
+        _line(panel, here, method, 'images_per_second', 1.0)
+    panel.set(ylim=(0, 1.1 * max(speeds)))
+    panel.grid(alpha=0.3)
+
+
+def draw_overheads(panel: Any, here: list[dict[str, Row]]) -> None:
+    """Time over in-core against batch size."""
+    for method, style in (('hybrid', 'k:'), (PASS, 'm:')):
+        rows = [found[method] for found in here if method in found]
+        bounds = [
+            100
+            * (row['in_core_images_per_second'] / row['bound_images_per_second'] - 1)
+            for row in rows
+            if row['bound_images_per_second']
+        ]
+        if len(bounds) == len(here):
+            sizes = [row['batchsize'] for row in rows]
+            label = 'bound' if method == 'hybrid' else 'bound (pass)'
+            panel.plot(sizes, bounds, style, label=label)
+    for method in IN_FIGURE:
+        _line(panel, here, method, 'overhead', 100.0)
+    panel.set(xlabel='batch size', ylim=(-1, 21))
+    panel.grid(alpha=0.3)
+
+
+def _line(
+    panel: Any, here: list[dict[str, Row]], method: str, key: str, factor: float
+) -> None:
+    points = [
+        (found[method]['batchsize'], factor * found[method][key])
+        for found in here
+        if method in found and found[method]['fits']
+    ]
+    if points:
+        panel.plot(*zip(*points, strict=True), **STYLES[method], label=method)
+
+
 def draw(name: str, rows: list[Row]) -> None:
     """Throughput against batch size, one panel per network, as Figs. 15 to 17."""
     try:
@@ -424,36 +481,17 @@ def draw(name: str, rows: list[Row]) -> None:
         print('no picture without matplotlib', file=sys.stderr)
         return
     archs = list(dict.fromkeys(row['arch'] for row in rows))
-    figure = Figure(figsize=(5 * len(archs), 4.2), layout='constrained')
-    panels = figure.subplots(1, len(archs), squeeze=False)[0]
-    shown = [m for m in IN_FIGURE if any(row['method'] == m for row in rows)]
-    for panel, arch in zip(panels, archs, strict=True):
+    figure = Figure(figsize=(4.6 * len(archs), 7), layout='constrained')
+    panels = figure.subplots(2, len(archs), squeeze=False)
+    for column, arch in enumerate(archs):
         here = [at(rows, arch, b) for b in batchsizes(rows, arch)]
-        first = [next(iter(found.values())) for found in here]
-        sizes = [row['batchsize'] for row in first]
-        speeds = [row['in_core_images_per_second'] for row in first]
-        panel.plot(sizes, speeds, color='0.75', label='in-core, if it did fit')
-        fits = [row for row in first if not row['out_of_core']]
-        panel.plot(
-            [row['batchsize'] for row in fits],
-            [row['in_core_images_per_second'] for row in fits],
-            color='0.35',
-            linewidth=5,
-            alpha=0.5,
-            label='in-core, fits',
-        )
-        bounds = [bound_speed(found) for found in here]
-        panel.plot(sizes, bounds, 'k:', label='bound (whole)')
-        for method in shown:
-            line = [
-                (found[method]['batchsize'], found[method]['images_per_second'])
-                for found in here
-                if method in found and found[method]['fits']
-            ]
-            panel.plot(*zip(*line, strict=True), **STYLES[method], label=method)
-        panel.set(title=arch, xlabel='batch size', ylabel='images / s', ylim=(0, None))
-        panel.grid(alpha=0.3)
-    panels[0].legend(loc='lower left')
+        draw_speeds(panels[0][column], here)
+        draw_overheads(panels[1][column], here)
+        panels[0][column].set_title(arch)
+    panels[0][0].set_ylabel('images / s')
+    panels[1][0].set_ylabel('time over in-core in %')
+    panels[0][0].legend(loc='lower left')
+    panels[1][-1].legend(loc='upper left')
     path = os.path.join(common.ROOT, 'benchmarks', 'results', f'{name}.png')
     figure.savefig(path, dpi=110)
     print(f'written: benchmarks/results/{name}.png', file=sys.stderr)
