@@ -42,7 +42,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds  # noqa: E402
 Row = dict[str, Any]
 
 
-def residual(blocks: int) -> Profile:
+def residual(blocks: int, bandwidth: float = 4e9) -> Profile:
     """A made-up residual network of ``3 * blocks`` functions."""
     nodes: list[toys.Node] = []
     skip = ()
@@ -60,7 +60,7 @@ def residual(blocks: int) -> Profile:
             ),
         ]
         skip = ((last + 2, 0),)
-    return toys.network(nodes, bandwidth=4e9, latency=2e-5)
+    return toys.network(nodes, bandwidth=bandwidth, latency=2e-5)
 
 
 def evaluations_per_second(problem: Problem, limit: int, kind: str) -> Row:

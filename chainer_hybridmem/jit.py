@@ -19,7 +19,10 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 def compiled(
-    *signature: Any, uses: Sequence[types.ModuleType] = (), nogil: bool = False
+    *signature: Any,
+    uses: Sequence[types.ModuleType] = (),
+    nogil: bool = False,
+    inline: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
 
@@ -30,13 +33,17 @@ def compiled(
             code of an older version of those would stay inside.
         nogil: Whether other threads may run Python meanwhile. Arrays made inside
             are numba's own: no memory handler is asked for them.
+        inline: Whether it becomes part of every function that calls it. A call hands
+            over each array as five numbers and more: with dozens of arrays that
+            takes longer than a short function.
     """
 
     def decorate(function: Function) -> Function:
+        options = {'nogil': nogil, 'forceinline': inline}
         try:
-            dispatcher = numba.njit(*signature, cache=True, nogil=nogil)(function)
+            dispatcher = numba.njit(*signature, cache=True, **options)(function)
         except RuntimeError:  # nowhere to write a cache
-            return cast(Function, numba.njit(*signature, nogil=nogil)(function))
+            return cast(Function, numba.njit(*signature, **options)(function))
         if uses:
             _depend(dispatcher, uses)
         return cast(Function, dispatcher)

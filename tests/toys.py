@@ -239,6 +239,7 @@ class _Network:
         self.masks: list[int] = []
         self.operations: list[Operation] = []
         self.events: list[int] = []
+        self.frees: dict[int, list[int]] = {}  # storages by operation
         for i, node in enumerate(nodes):
             self._add_node(i, node)
 
@@ -293,13 +294,13 @@ class _Network:
         if workspace:
             extra = self._add(workspace, k, -3)
             self.events.extend((extra + 1, -extra - 1))
-        for storage in range(1, len(self.sizes)):
-            if self.held[storage] > -3 and self._free_after(storage) == k:
-                self.events.append(-storage - 1)
+        self.events.extend(-storage - 1 for storage in self.frees.get(k, ()))
         return first
 
     def profile(self, link: Link, graph_dies_early: bool) -> Profile:
         n, gradient = self.n, -1
+        for storage in range(1, len(self.sizes)):
+            self.frees.setdefault(self._free_after(storage), []).append(storage)
         for k in range(2 * n):
             i = k if k < n else 2 * n - 1 - k
             node = self.nodes[i]
@@ -316,9 +317,10 @@ class _Network:
             self.events.append(-gradient - 1)
         self._operate(2 * n, [], MIB)
         self._record(2 * n, -1, graph_end, [])
+        position = {event: p for p, event in enumerate(self.events)}
         return Profile(
             operations=tuple(self.operations),
-            storages=tuple(self._storage(s) for s in range(len(self.sizes))),
+            storages=tuple(self._storage(s, position) for s in range(len(self.sizes))),
             events=tuple(self.events),
             recipes=tuple(self._recipe(i) for i in range(n)),
             initial_bytes=5 * MIB,
@@ -347,10 +349,10 @@ class _Network:
             )
         )
 
-    def _storage(self, s: int) -> Storage:
+    def _storage(self, s: int, position: dict[int, int]) -> Storage:
         free, producer = self._free_after(s), self.producer[s]
         category = Category.FEATURE_MAP if self.slots[s] else Category.WORKSPACE
-        malloc = self.events.index(s + 1) if producer >= 0 else -1
+        malloc = position[s + 1] if producer >= 0 else -1
         return Storage(
             id=s,
             nbytes=self.sizes[s],
@@ -358,7 +360,7 @@ class _Network:
             label=f'/{producer}/Node',
             producer=producer,
             allocated_at=malloc,
-            freed_at=self.events.index(-s - 1) if -s - 1 in self.events else -1,
+            freed_at=position.get(-s - 1, -1),
             forward_uses=tuple(sorted(self.forward[s])),
             backward_uses=tuple(sorted(self.backward[s])),
             releasable_from=free + 1 if free >= 0 and self.slots[s] else -1,

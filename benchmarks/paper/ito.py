@@ -1,18 +1,20 @@
 """Ito et al., Figs. 14 to 17, on a modelled V100 16 GB with PCIe 3.
 
     python benchmarks/paper/ito.py [--arch NAME ...] [--planner NAME ...]
-                                   [--samples FOLDER] [--name NAME]
+                                   [--samples FOLDER] [--name NAME] [--redraw]
 
 Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
 (docs/estimate.md). The model's compute times are calibrated on one figure of the
 paper, ResNet-50's in-core speed of 316 images/s; everything else is prediction.
-Writes JSON, a Markdown table and, with matplotlib, a picture to
-``benchmarks/results``. A planner named ``hybrid`` is included where there is one.
+Replays run whole forwards, as on CUDA today; ``hybrid (pass)`` is the planner
+``hybrid`` with the host's passes as kernels. Writes JSON, Markdown tables and, with
+matplotlib, a picture to ``benchmarks/results``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import sys
@@ -43,7 +45,8 @@ METHODS = (
     *('in-core', 'swap-all-unscheduled', 'swap-all', 'swap-opt'),
     *('superneurons', 'pooch', 'hybrid'),
 )
-IN_FIGURE = ('in-core', 'superneurons', 'pooch', 'hybrid')
+PASS = 'hybrid (pass)'
+IN_FIGURE = ('superneurons', 'pooch', 'hybrid', PASS)
 # ResNet-50 as in the paper. It names no batch sizes for the others: up to where one
 # normalisation alone (six maps at a time in backward) fills the GPU.
 BATCHES = {
@@ -60,27 +63,39 @@ def main() -> int:
     parser.add_argument('--planner', nargs='+', type=check_name, metavar='NAME')
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--name', default='paper_ito', help='of the result files')
+    parser.add_argument(
+        '--redraw', action='store_true', help='tables and picture from the JSON file'
+    )
     options = parser.parse_args()
     start = time.time()
     known = [name for name in METHODS if name in PLANNERS]
     planners = options.planner or known
+    if options.redraw:
+        path = os.path.join(
+            common.ROOT, 'benchmarks', 'results', f'{options.name}.json'
+        )
+        with open(path, encoding='utf-8') as file:
+            publish(options.name, json.load(file), planners)
+        return 0
     model = load_device_model(GPU)
 
-    def estimator(arch: str) -> Estimator:
-        return Estimator.make(recordings(arch, options.samples), model)
+    def estimator(arch: str, recompute: str = 'whole') -> Estimator:
+        pair = recordings(arch, options.samples)
+        return Estimator.make(pair, model, recompute=recompute)
 
     reference = estimator(CALIBRATED_ON)
     calibrated = reference.calibrated(IN_CORE_SPEED, CALIBRATION_BATCH)
     rows: list[Row] = []
     for arch in options.arch or BATCHES:
-        network = reference if arch == CALIBRATED_ON else estimator(arch)
-        network = network.with_factor_of(calibrated)
+        whole = estimator(arch).with_factor_of(calibrated)
+        passes = estimator(arch, 'pass').with_factor_of(calibrated)
         for batchsize in BATCHES[arch]:
-            rows += measure(arch, network, batchsize, model.memory_bytes, planners)
+            limit = model.memory_bytes
+            rows += measure(arch, whole, batchsize, limit, planners)
+            if 'hybrid' in planners:
+                found = measure(arch, passes, batchsize, limit, ['hybrid'])
+                rows += [{**row, 'method': PASS} for row in found]
         print(speed_table(rows, arch, planners), '\n', flush=True)
-    tables = [speed_table(rows, arch, planners) for arch in options.arch or BATCHES]
-    tables.append(published_table(rows))
-    print(tables[-1])
     body = {
         'gpu': GPU,
         'memory_limit_bytes': model.memory_bytes,
@@ -90,9 +105,27 @@ def main() -> int:
         'rows': rows,
     }
     common.save(options.name, body)
-    write_markdown(options.name, tables, calibrated.factor)
-    draw(options.name, rows, planners)
+    publish(options.name, body, planners)
     return 0
+
+
+def publish(name: str, body: dict[str, Any], planners: list[str]) -> None:
+    """Prints the tables, and writes them and the picture next to the JSON file."""
+    rows = body['rows']
+    archs = list(dict.fromkeys(row['arch'] for row in rows))
+    tables = {
+        'Goals': goals_table(rows),
+        'Published figures': published_table(rows),
+        'Images per second': '\n\n'.join(
+            speed_table(rows, arch, planners) for arch in archs
+        ),
+    }
+    if 'hybrid' in planners:
+        title = 'hybrid: what it costs, and how far it may be from the best'
+        tables[title] = '\n\n'.join(cost_table(rows, arch) for arch in archs)
+    print('\n\n'.join(tables.values()))
+    write_markdown(name, tables, body['compute_factor'])
+    draw(name, rows)
 
 
 def recordings(arch: str, folder: str | None) -> Any:
@@ -116,6 +149,8 @@ def measure(
             {
                 'arch': arch,
                 'batchsize': batchsize,
+                'method': planner,
+                'recipes': estimator.recompute,
                 'in_core_peak_bytes': problem.in_core_peak_bytes,
                 'out_of_core': problem.in_core_peak_bytes > limit,
                 'images_per_second': batchsize / seconds if seconds else None,
@@ -133,26 +168,113 @@ def measure(
 def speed_table(rows: list[Row], arch: str, planners: list[str]) -> str:
     """Images per second of every method, by batch size."""
     shown = []
-    for batchsize in dict.fromkeys(r['batchsize'] for r in rows if r['arch'] == arch):
+    for batchsize in batchsizes(rows, arch):
         found = at(rows, arch, batchsize)
-        best = [r['bound_images_per_second'] for r in found.values()]
-        tightest = min((b for b in best if b), default=None)
         first = next(iter(found.values()))
         line = {arch: f'b{batchsize}', 'GB': f'{first["in_core_peak_bytes"] / 1e9:.1f}'}
         line |= {name: _number(found[name]['images_per_second']) for name in planners}
-        line['bound'] = _number(tightest)
-        for name in ('pooch', 'hybrid'):
-            gap = found[name]['gap'] if name in found else None
-            if name in planners:
-                line[f'{name} gap'] = '-' if gap is None else f'{gap:.1%}'
+        line['bound'] = _number(bound_speed(found))
+        shown.append(line)
+    return common.table(shown, dict.fromkeys(shown[0], str))
+
+
+def batchsizes(rows: list[Row], arch: str) -> list[int]:
+    """Batch sizes of one network, in order."""
+    return list(dict.fromkeys(r['batchsize'] for r in rows if r['arch'] == arch))
+
+
+def bound_speed(found: dict[str, Row]) -> float | None:
+    """Most images per second that any plan could reach with whole forwards."""
+    best = [
+        row['bound_images_per_second']
+        for row in found.values()
+        if row['recipes'] == 'whole' and row['bound_images_per_second']
+    ]
+    return min(best, default=None)
+
+
+def cost_table(rows: list[Row], arch: str) -> str:
+    """Overhead in time, loss of throughput and gap of the planner ``hybrid``."""
+    shown = []
+    for batchsize in batchsizes(rows, arch):
+        found = at(rows, arch, batchsize)
+        line = {arch: f'b{batchsize}'}
+        for method, short in (('hybrid', 'whole'), (PASS, 'pass')):
+            row = found[method]
+            line |= {
+                f'{short}: time': _percent(row['overhead']),
+                f'{short}: images/s': _percent(loss(row)),
+                f'{short}: gap': _percent(row['gap']),
+                f'{short}: keep / swap / recompute': (
+                    '{keep} / {swap} / {recompute}'.format(**row)
+                    if row['fits']
+                    else '-'
+                ),
+            }
+        line['planning'] = _seconds(found['hybrid']['planning_seconds'])
+        shown.append(line)
+    return common.table(shown, dict.fromkeys(shown[0], str))
+
+
+def loss(row: Row) -> float | None:
+    """Change of throughput against in-core."""
+    speed = row['images_per_second']
+    return None if speed is None else speed / row['in_core_images_per_second'] - 1
+
+
+def _percent(value: float | None) -> str:
+    return '-' if value is None else f'{value:+.1%}'
+
+
+def _seconds(value: float | None) -> str:
+    return '-' if value is None else f'{value:.1f} s'
+
+
+GOALS = (
+    ('resnet50', 'at b640', 0.10, '+53 %'),
+    ('googlenet', 'worst batch size', 0.10, '+64 %'),
+    ('alexnet', 'worst batch size', 0.02, '+5 %'),
+)
+
+
+def goals_table(rows: list[Row]) -> str:
+    """Time over in-core of the planner ``hybrid`` beside the goals and the paper."""
+    shown = []
+    for arch, where, most, paper in GOALS:
+        line = {
+            'network': f'{arch}, {where}',
+            'goal': f'at most {most:+.0%}',
+            'paper, measured': paper,
+        }
+        for method, short in (('hybrid', 'whole'), (PASS, 'pass')):
+            found = [
+                row
+                for row in rows
+                if (row['arch'], row['method']) == (arch, method) and row['fits']
+                if where != 'at b640' or row['batchsize'] == 640
+            ]
+            worst = max(
+                found,
+                key=lambda row: (round(row['overhead'], 3), row['batchsize']),
+                default=None,
+            )
+            said = '-'
+            if worst is not None:
+                said = '{} at b{}, gap {}'.format(
+                    _percent(worst['overhead']),
+                    worst['batchsize'],
+                    _percent(worst['gap']),
+                )
+                said += '' if worst['overhead'] <= most else ' (missed)'
+            line[f'hybrid, {short}'] = said
         shown.append(line)
     return common.table(shown, dict.fromkeys(shown[0], str))
 
 
 def at(rows: list[Row], arch: str, batchsize: int) -> dict[str, Row]:
-    """Rows of one network and batch size, by planner."""
+    """Rows of one network and batch size, by method."""
     return {
-        row['planner']: row
+        row['method']: row
         for row in rows
         if (row['arch'], row['batchsize']) == (arch, batchsize)
     }
@@ -165,7 +287,7 @@ def _number(value: float | None) -> str:
 def ratios(rows: list[Row], arch: str, above: str, below: str) -> list[float]:
     """Speed of one method over another's, at every out-of-core batch size."""
     found = []
-    for batchsize in dict.fromkeys(r['batchsize'] for r in rows if r['arch'] == arch):
+    for batchsize in batchsizes(rows, arch):
         here = at(rows, arch, batchsize)
         one, other = here.get(above), here.get(below)
         if one and other and one['out_of_core'] and one['fits'] and other['fits']:
@@ -173,12 +295,12 @@ def ratios(rows: list[Row], arch: str, above: str, below: str) -> list[float]:
     return found
 
 
-def losses(rows: list[Row], arch: str, planner: str) -> list[float]:
+def losses(rows: list[Row], arch: str, planner: str) -> list[Any]:
     """Loss of throughput against in-core, at every out-of-core batch size."""
     return [
-        row['images_per_second'] / row['in_core_images_per_second'] - 1
+        loss(row)
         for row in rows
-        if (row['arch'], row['planner']) == (arch, planner)
+        if (row['arch'], row['method']) == (arch, planner)
         and row['out_of_core']
         and row['fits']
     ]
@@ -238,9 +360,9 @@ CLAIMS: tuple[Claim, ...] = (
     ('hybrid over pooch', _times, ('hybrid', 'pooch'), {}),
 )
 LOSSES = {
-    'resnet50': '-34 to -16 %',
-    'googlenet': '-39 to -2 %',
-    'alexnet': 'at most -5 %',
+    'resnet50': ('-34 to -16 %', '+19 to +53 %'),
+    'googlenet': ('-39 to -2 %', '+2 to +64 %'),
+    'alexnet': ('at most -5 %', 'at most +5 %'),
 }
 
 
@@ -253,34 +375,105 @@ def published_table(rows: list[Row]) -> str:
             if values:
                 line = (title, published.get(arch, '-'), form(values))
                 shown.append((arch, *line))
-        for planner in ('pooch', 'hybrid'):
+        for planner in ('pooch', 'hybrid', PASS):
             values = losses(rows, arch, planner)
             if values:
-                said = LOSSES[arch] if planner == 'pooch' else '-'
+                said, time_said = LOSSES[arch] if planner == 'pooch' else ('-', '-')
                 title = f'{planner}: images/s against in-core (Figs. 15 to 17)'
                 shown.append((arch, title, said, _loss(values)))
+                title = f'{planner}: the same as time over in-core'
+                times = [1 / (1 + v) - 1 for v in values]
+                shown.append((arch, title, time_said, _loss(times)))
     names = ('network', 'figure', 'published', 'here')
     lines = [dict(zip(names, line, strict=True)) for line in shown]
     return common.table(lines, dict.fromkeys(names, str))
 
 
-def write_markdown(name: str, tables: list[str], factor: float) -> None:
+NOTES = (pathlib.Path(__file__).resolve().parent / 'ito_notes.md').read_text()
+
+
+def write_markdown(name: str, tables: dict[str, str], factor: float) -> None:
     """Writes the tables next to the JSON file."""
     from chainer_hybridmem.library import write_text
 
     head = (
-        f'Images per second on a modelled V100 16 GB, PCIe 3 (`benchmarks/paper/'
-        f'ito.py`). Calibrated on ResNet-50 in-core at {IN_CORE_SPEED:.0f} images/s: '
-        f'compute times x {factor:.3f}. "in-core" is empty where it does not fit.'
+        f'# Ito et al. on a modelled V100\n\nV100, PCIe 3, limit 16e9 bytes '
+        f'(`benchmarks/paper/ito.py`). Calibrated on ResNet-50 in-core at '
+        f'{IN_CORE_SPEED:.0f} images/s: compute times x {factor:.3f}. Everything here '
+        f'but the column of the paper is predicted, not measured. "whole" and "pass": '
+        f'see `docs/estimate.md`; all methods but "pass" replay whole forwards. "-": '
+        f'does not fit. "gap" is to the proven bound.\n\n![throughput]({name}.png)'
     )
+    parts = [head, *(f'## {title}\n{text}' for title, text in tables.items())]
     folder = os.path.join(common.ROOT, 'benchmarks', 'results')
-    write_text(os.path.join(folder, f'{name}.md'), '\n\n'.join([head, *tables, '']))
+    write_text(os.path.join(folder, f'{name}.md'), '\n\n'.join([*parts, NOTES]))
+
+
+STYLES: dict[str, dict[str, Any]] = {
+    'superneurons': {'color': 'tab:orange', 'marker': 's', 'markersize': 4},
+    'pooch': {'color': 'tab:green', 'marker': '^', 'markersize': 5},
+    'hybrid': {'color': 'tab:blue', 'marker': 'o', 'markersize': 5},
+    PASS: {'color': 'tab:purple', 'marker': '.', 'linestyle': '--'},
+}
 
 
 # -- picture -----------------------------------------------------------------------
 
 
-def draw(name: str, rows: list[Row], planners: list[str]) -> None:
+def draw_speeds(panel: Any, here: list[dict[str, Row]]) -> None:
+    """Images per second against batch size."""
+    first = [next(iter(found.values())) for found in here]
+    sizes = [row['batchsize'] for row in first]
+    speeds = [row['in_core_images_per_second'] for row in first]
+    panel.plot(sizes, speeds, color='0.7', label='in-core, if it did fit')
+    fits = [row for row in first if not row['out_of_core']]
+    panel.plot(
+        [row['batchsize'] for row in fits],
+        [row['in_core_images_per_second'] for row in fits],
+        color='0.6',
+        linewidth=6,
+        label='in-core, fits',
+    )
+    panel.plot(sizes, [bound_speed(found) for found in here], 'k:', label='bound')
+    for method in IN_FIGURE:
+        _line(panel, here, method, 'images_per_second', 1.0)
+    panel.set(ylim=(0, 1.1 * max(speeds)))
+    panel.grid(alpha=0.3)
+
+
+def draw_overheads(panel: Any, here: list[dict[str, Row]]) -> None:
+    """Time over in-core against batch size."""
+    for method, style in (('hybrid', 'k:'), (PASS, 'm:')):
+        rows = [found[method] for found in here if method in found]
+        bounds = [
+            100
+            * (row['in_core_images_per_second'] / row['bound_images_per_second'] - 1)
+            for row in rows
+            if row['bound_images_per_second']
+        ]
+        if len(bounds) == len(here):
+            sizes = [row['batchsize'] for row in rows]
+            label = 'bound' if method == 'hybrid' else 'bound (pass)'
+            panel.plot(sizes, bounds, style, label=label)
+    for method in IN_FIGURE:
+        _line(panel, here, method, 'overhead', 100.0)
+    panel.set(xlabel='batch size', ylim=(-1, 21))
+    panel.grid(alpha=0.3)
+
+
+def _line(
+    panel: Any, here: list[dict[str, Row]], method: str, key: str, factor: float
+) -> None:
+    points = [
+        (found[method]['batchsize'], factor * found[method][key])
+        for found in here
+        if method in found and found[method]['fits']
+    ]
+    if points:
+        panel.plot(*zip(*points, strict=True), **STYLES[method], label=method)
+
+
+def draw(name: str, rows: list[Row]) -> None:
     """Throughput against batch size, one panel per network, as Figs. 15 to 17."""
     try:
         from matplotlib.figure import Figure
@@ -288,19 +481,17 @@ def draw(name: str, rows: list[Row], planners: list[str]) -> None:
         print('no picture without matplotlib', file=sys.stderr)
         return
     archs = list(dict.fromkeys(row['arch'] for row in rows))
-    figure = Figure(figsize=(4.5 * len(archs), 4), layout='constrained')
-    panels = figure.subplots(1, len(archs), squeeze=False)[0]
-    for panel, arch in zip(panels, archs, strict=True):
-        for planner in (p for p in IN_FIGURE if p in planners):
-            line = [
-                (row['batchsize'], row['images_per_second'])
-                for row in rows
-                if (row['arch'], row['planner']) == (arch, planner) and row['fits']
-            ]
-            if line:
-                panel.plot(*zip(*line, strict=True), marker='o', label=planner)
-        panel.set(title=arch, xlabel='batch size', ylabel='images / s', ylim=(0, None))
-        panel.legend()
+    figure = Figure(figsize=(4.6 * len(archs), 7), layout='constrained')
+    panels = figure.subplots(2, len(archs), squeeze=False)
+    for column, arch in enumerate(archs):
+        here = [at(rows, arch, b) for b in batchsizes(rows, arch)]
+        draw_speeds(panels[0][column], here)
+        draw_overheads(panels[1][column], here)
+        panels[0][column].set_title(arch)
+    panels[0][0].set_ylabel('images / s')
+    panels[1][0].set_ylabel('time over in-core in %')
+    panels[0][0].legend(loc='lower left')
+    panels[1][-1].legend(loc='upper left')
     path = os.path.join(common.ROOT, 'benchmarks', 'results', f'{name}.png')
     figure.savefig(path, dpi=110)
     print(f'written: benchmarks/results/{name}.png', file=sys.stderr)

@@ -102,6 +102,12 @@ class EstimateCommand(base.Command):
             help="how the GPU convolves; default the model's",
         )
         group.add_argument(
+            '--recompute',
+            choices=('whole', 'pass'),
+            help='whether the GPU replays whole forwards, as today (whole, the '
+            'default), or has passes like the CPU (pass)',
+        )
+        group.add_argument(
             '--images-per-second',
             type=base.above_zero,
             metavar='X',
@@ -181,7 +187,7 @@ def make_estimator(sampled: Samples, model: Any, args: argparse.Namespace) -> Es
     """The estimator that the command line asks for."""
     from chainer_hybridmem.estimation import Estimator
 
-    estimator = Estimator.make(sampled.pair, model, args.convolution)
+    estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
     if args.images_per_second is not None:
         estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
     return estimator
@@ -304,7 +310,8 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     least = format_bytes(f['least_memory_bytes'])
     times = 'the recording, extrapolated'
     if device['model'] is not None:
-        times = f'device model {device["model"]}, convolution {device["convolution"]}'
+        ways = 'convolution {convolution}, recompute {recompute}'.format(**device)
+        times = f'device model {device["model"]}, {ways}'
     if device['calibration'] is not None:
         calibration = device['calibration']
         times += (

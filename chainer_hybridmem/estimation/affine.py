@@ -12,7 +12,8 @@ NumPy reuses the memory of large temporaries in expressions and not that of smal
 ones, so that the two samples may differ in temporaries of single operations. These
 are aligned; one that only the larger sample has counts like others of its size, or
 grows with the batch. Everything else must be the same in both, but for feature maps
-that are too small in the smaller sample to be recorded as such.
+that are too small in the smaller sample to be recorded as such. A recipe whose pass
+covers other functions in one sample than in the other counts as a whole forward.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fractions import Fraction
 from math import ceil
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
+from chainer_hybridmem.estimation.recomputing import whole_forward
 from chainer_hybridmem.estimation.specs import parse_spec
 from chainer_hybridmem.estimation.structure import (
     assemble,
@@ -139,6 +141,9 @@ class SamplePair:
         result = []
         for b in self.large.recipes:
             a = before.get(b.operation)
+            if a is not None and a.covers != b.covers:
+                # A map too small to be one in the smaller sample ends a pass there.
+                a, b = whole_forward(self.small, a), whole_forward(self.large, b)
             if a is None or (a.sources, a.attributes) != (b.sources, b.attributes):
                 continue
             result.append(

@@ -16,6 +16,7 @@ dropout                 -                                 x + 3 y; gy + mask + g
 activation, addition,   -                                 x + y; what backward keeps
 pooling, anything else                                    + gy + gx
 reshape, transpose      -                                 none
+a pass of a recipe      -                                 inputs + products; no backward
 update                  -                                 3 parameters + 2 state
 ======================  ================================  =========================
 
@@ -25,7 +26,8 @@ needs no gradient (the pictures) saves one of them. Sums of gradients, where an
 input has several uses, are counted with the function whose gradient completes them.
 Normalisation passes twice over x, once for the statistics. Through im2col a
 convolution also writes the matrix of patches, copies it in another order, and reads
-both: 4 passes for each product of matrices.
+both: 4 passes for each product of matrices. A recipe that is a pass is one elementwise
+kernel (one of pooling, for pooling), whatever it covers; any other replays a forward.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from chainer_hybridmem.profile import (
     Operation,
     Phase,
     Profile,
+    Recipe,
     SlotKind,
 )
 
@@ -85,6 +88,14 @@ def operation_costs(profile: Profile, im2col: bool = False) -> list[Cost]:
         im2col: Whether convolutions go through a matrix of patches.
     """
     return _Counter(profile, im2col).run()
+
+
+def pass_cost(profile: Profile, recipe: Recipe) -> Cost:
+    """Cost of a recipe that is a pass: one kernel over inputs and products."""
+    kind = kind_of(profile.operations[recipe.operation].function)
+    touched = {*recipe.inputs, *recipe.products}
+    nbytes = sum(profile.storages[s].nbytes for s in touched)
+    return Cost('pooling' if kind == 'pooling' else 'elementwise', 0.0, nbytes, 1)
 
 
 def kind_of(function: str) -> str:
@@ -333,7 +344,14 @@ def time_model(
             for op, s in zip(profile.operations, seconds, strict=True)
         ),
         recipes=tuple(
-            dataclasses.replace(recipe, seconds=seconds[recipe.operation])
+            dataclasses.replace(
+                recipe,
+                seconds=(
+                    cost_seconds(pass_cost(profile, recipe))
+                    if recipe.covers
+                    else seconds[recipe.operation]
+                ),
+            )
             for recipe in profile.recipes
         ),
     )

@@ -11,6 +11,12 @@ from chainer_hybridmem.estimation.affine import SamplePair
 from chainer_hybridmem.estimation.costs import time_model
 from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
+from chainer_hybridmem.estimation.recomputing import (
+    PASS,
+    RECOMPUTES,
+    WHOLE,
+    with_whole_forwards,
+)
 from chainer_hybridmem.profile import Profile
 
 KIND = 'estimate'
@@ -27,6 +33,9 @@ class Estimator:
             device of the recording.
         convolution (str): ``'cudnn'`` or ``'im2col'``, which keeps the recorded
             events. Without a model nothing is changed whatever it says.
+        recompute (str): ``'whole'``: replays run whole forwards, as on CUDA today;
+            ``'pass'``: what the recording has made again in one pass is one kernel.
+            Without a model recipes are as recorded whatever it says.
         factor (float): All compute times are multiplied by it.
         calibration (dict or None): What ``factor`` comes from.
     """
@@ -34,6 +43,7 @@ class Estimator:
     samples: SamplePair
     model: DeviceModel | None = None
     convolution: str = 'im2col'
+    recompute: str = PASS
     factor: float = 1.0
     calibration: dict[str, Any] | None = None
 
@@ -43,6 +53,7 @@ class Estimator:
         samples: SamplePair,
         model: DeviceModel | None = None,
         convolution: str | None = None,
+        recompute: str | None = None,
     ) -> Estimator:
         """Makes an estimator.
 
@@ -50,10 +61,12 @@ class Estimator:
             samples: Two recorded iterations.
             model: The device; None for that of the recording.
             convolution: ``'cudnn'`` or ``'im2col'``; None for the model's.
+            recompute: ``'whole'`` or ``'pass'``; None for whole forwards on a model
+                and for the recorded recipes without one.
 
         Raises:
-            OptionError: If there is no such way to convolve, or no model that
-                could tell times other than the recorded ones.
+            OptionError: If there is no such way to convolve or to recompute, or no
+                model that could tell times other than the recorded ones.
         """
         if convolution is None:
             convolution = 'im2col' if model is None else model.convolution
@@ -67,7 +80,19 @@ class Estimator:
                 f'convolution {convolution!r} needs a device model: the recorded '
                 f'times are those of the recorded functions. Name a model (--gpu).'
             )
-        return cls(samples, model, convolution)
+        if recompute is None:
+            recompute = PASS if model is None else WHOLE
+        if recompute not in RECOMPUTES:
+            raise OptionError(
+                f'recompute is {recompute!r}; it must be one of '
+                f'{", ".join(RECOMPUTES)}.'
+            )
+        if model is None and recompute != PASS:
+            raise OptionError(
+                f'recompute {recompute!r} needs a device model: without one, recipes '
+                f'and their times are the recorded ones. Name a model (--gpu).'
+            )
+        return cls(samples, model, convolution, recompute)
 
     def calibrated(self, images_per_second: float, batchsize: int) -> Estimator:
         """An estimator whose in-core speed at one batch size is a measured one.
@@ -120,6 +145,8 @@ class Estimator:
             )
         profile = self.samples.at(batchsize)
         if self.model is not None:
+            if self.recompute == WHOLE:
+                profile = with_whole_forwards(profile)
             im2col = self.convolution == 'im2col'
             if not im2col:
                 profile = lower_to_cudnn(profile, self.model.workspace_bytes)
@@ -148,6 +175,7 @@ class Estimator:
             'batchsize': batchsize,
             'model': self.model.name if self.model else None,
             'convolution': self.convolution if self.model else 'recorded',
+            'recompute': self.recompute if self.model else 'recorded',
             'sample_batchsizes': list(self.samples.batchsizes),
             'recorded_on': recorded,
             'compute_factor': self.factor,

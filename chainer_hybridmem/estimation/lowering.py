@@ -9,6 +9,7 @@ function) does without:
 - Gradients of convolution and pooling have the size of their input, padding
   excluded.
 - Pooling keeps its input and its output for backward, and no index array.
+- A pass of a recipe is one kernel and needs nothing but its products.
 - Local response normalisation, a kernel of CuPy, keeps one array besides input and
   output; in backward it needs one temporary of the input's size.
 
@@ -203,7 +204,7 @@ class _Lowering:
 
     def _recipe(self, recipe: Recipe) -> Recipe:
         op = self.profile.operations[recipe.operation]
-        if op.function not in SERVED:
+        if op.function not in SERVED and not recipe.covers:
             return recipe
         made = (s for s in recipe.products if s not in recipe.inputs)
         products = [self.storages[s] for s in made]

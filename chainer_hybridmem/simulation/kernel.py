@@ -112,7 +112,7 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
     )
 
 
-@compiled()
+@compiled(inline=True)
 def _forward(
     a: Arrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
 ) -> Any:
@@ -169,7 +169,7 @@ def _forward(
     return peak, worst, now
 
 
-@compiled()
+@compiled(inline=True)
 def _at_hand(
     present: np.ndarray,
     action: np.ndarray,
@@ -185,7 +185,7 @@ def _at_hand(
     return action[item] != RECOMPUTE or (made[item] and k < drop[item])
 
 
-@compiled()
+@compiled(inline=True)
 def _chain(
     a: Arrays, action: np.ndarray, target: int, k: int, length: int, w: Work
 ) -> int:
@@ -229,7 +229,7 @@ def _chain(
     return length
 
 
-@compiled()
+@compiled(inline=True)
 def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
     """Sources must be there at k: bring swapped ones early, keep all longer."""
     load, needed, drop, made, chain = w.load, w.needed, w.drop, w.made, w.chain
@@ -251,7 +251,7 @@ def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -
             drop[m] = max(drop[m], k + 1)
 
 
-@compiled()
+@compiled(inline=True)
 def _choose_stays(
     a: Arrays,
     action: np.ndarray,
@@ -296,7 +296,7 @@ def _choose_stays(
             uses[inputs[j]] += 1
 
 
-@compiled()
+@compiled(inline=True)
 def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
     load, chain, uses, stays = w.load, w.chain, w.uses, w.stays
     for i in range(length):
@@ -309,7 +309,7 @@ def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
             uses[a.inputs[j]] = 0
 
 
-@compiled()
+@compiled(inline=True)
 def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> int:
     if entries < len(program):
         program[entries, 0] = k
@@ -318,7 +318,7 @@ def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> i
     return entries + 1
 
 
-@compiled()
+@compiled(inline=True)
 def _run_chain(
     a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
 ) -> Any:
@@ -359,7 +359,7 @@ def _run_chain(
     return high, entries
 
 
-@compiled()
+@compiled(inline=True)
 def _replays(
     a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
 ) -> int:
@@ -411,7 +411,7 @@ def _replays(
     return entries
 
 
-@compiled()
+@compiled(inline=True)
 def _list_by(
     position: np.ndarray, swap_out: np.ndarray, heads: np.ndarray, following: np.ndarray
 ) -> None:
@@ -423,7 +423,7 @@ def _list_by(
             heads[position[m]] = m
 
 
-@compiled()
+@compiled(inline=True)
 def _list_swap_ins(w: Work) -> None:
     """Lists of swapped maps per start of their swap-in, in order of need."""
     heads, following, tails, swap_in = w.heads[IN], w.following[IN], w.tails, w.swap_in
@@ -442,7 +442,7 @@ def _list_swap_ins(w: Work) -> None:
             m = need_following[m]
 
 
-@compiled()
+@compiled(inline=True)
 def _release_late(
     a: Arrays, action: np.ndarray, limit: int, now: float, w: Work
 ) -> None:
@@ -483,7 +483,7 @@ def _release_late(
         now += w.replay_seconds[k] + a.seconds[k]
 
 
-@compiled()
+@compiled(inline=True)
 def _swap_ins(
     a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
 ) -> Any:

@@ -10,6 +10,7 @@ from chainer_hybridmem.estimation.costs import (
     CLASSES,
     kind_of,
     operation_costs,
+    pass_cost,
     time_model,
 )
 from chainer_hybridmem.estimation.specs import parse_spec, spec_bytes
@@ -37,6 +38,23 @@ def find(profile, costs, label, phase=Phase.FORWARD):
         for op, cost in zip(profile.operations, costs, strict=True)
         if op.label == label and op.phase is phase
     )
+
+
+def test_a_pass_is_one_kernel_over_inputs_and_products(profile):
+    timed = time_model(profile, lambda cost: cost.nbytes, im2col=False)
+    long = [r for r in timed.recipes if len(r.covers) > 1]
+    assert long
+    for recipe in long:
+        touched = {*recipe.inputs, *recipe.products}
+        assert recipe.seconds == sum(profile.storages[s].nbytes for s in touched)
+        cost = pass_cost(profile, recipe)
+        assert (cost.kind, cost.flops, cost.launches) == ('elementwise', 0, 1)
+    pooling = next(
+        r
+        for r in timed.recipes
+        if profile.operations[r.operation].function == 'MaxPoolingND'
+    )
+    assert pass_cost(profile, pooling).kind == 'pooling'
 
 
 @pytest.mark.parametrize(
@@ -135,6 +153,7 @@ def test_every_operation_has_a_cost(profile, costs):
 def test_a_replay_takes_the_time_of_forward(profile):
     timed = time_model(profile, lambda cost: cost.nbytes, im2col=False)
     for recipe in timed.recipes:
-        assert recipe.seconds == timed.operations[recipe.operation].device_seconds
+        seconds = timed.operations[recipe.operation].device_seconds
+        assert recipe.seconds == seconds or recipe.covers
     changed = dataclasses.replace(timed, operations=(), recipes=())
     assert changed == dataclasses.replace(profile, operations=(), recipes=())

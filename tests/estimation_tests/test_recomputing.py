@@ -1,0 +1,113 @@
+"""Recipes of the recording as the device would have them."""
+
+import dataclasses
+
+import pytest
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.estimation import (
+    Estimator,
+    SamplePair,
+    load_device_model,
+    lower_to_cudnn,
+)
+from chainer_hybridmem.estimation.recomputing import with_whole_forwards
+from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.profile import check_profile
+from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.validation import check_plan
+
+
+def by_operation(profile):
+    return {recipe.operation: recipe for recipe in profile.recipes}
+
+
+def test_a_whole_forward_reads_what_the_function_has_read(profiles):
+    recorded = profiles[6]
+    whole = with_whole_forwards(recorded)
+    check_profile(whole)
+    assert not any(recipe.covers for recipe in whole.recipes)
+    changed = 0
+    for before, after in zip(recorded.recipes, whole.recipes, strict=True):
+        op = recorded.operations[before.operation]
+        if not before.covers:
+            assert after == before
+            continue
+        changed += 1
+        assert set(after.inputs) == set(op.reads)
+        assert after.products == before.products
+        assert after.seconds == op.device_seconds
+        products = sum(recorded.storages[s].nbytes for s in after.products)
+        assert after.peak_bytes >= products
+    assert changed > 3
+
+
+def test_what_forward_drops_is_made_on_the_way(profiles):
+    """The ReLU behind a normalisation is two replays instead of one."""
+    passes = make_problem(profiles[6])
+    whole = make_problem(with_whole_forwards(profiles[6]))
+    assert (whole.recomputable == passes.recomputable).all()
+    covering = next(r for r in profiles[6].recipes if len(r.covers) > 1)
+    inside = covering.covers[-2]
+    made = {
+        whole.profile.storages[s].producer
+        for s in by_operation(whole.profile)[covering.operation].inputs
+    }
+    assert inside in made
+
+
+@pytest.mark.parametrize('recompute', ['whole', 'pass'])
+def test_plans_are_executable(pair, recompute):
+    model = load_device_model('v100-16gb-pcie3')
+    profile = Estimator.make(pair, model, recompute=recompute).profile(64)
+    check_profile(profile)
+    assert any(recipe.covers for recipe in profile.recipes) == (recompute == 'pass')
+    problem = make_problem(profile)
+    limit = (least_memory(problem)[0] + problem.in_core_peak_bytes) // 2
+    for planner in PLANNERS:
+        if planner != 'in-core':
+            check_plan(profile, make_plan(problem, limit, planner), limit)
+
+
+def test_a_pass_needs_nothing_but_its_products(profiles):
+    lowered = lower_to_cudnn(profiles[6])
+    for recipe in lowered.recipes:
+        if recipe.covers:
+            products = sum(lowered.storages[s].nbytes for s in recipe.products)
+            assert recipe.peak_bytes == products
+
+
+def test_passes_that_cover_different_functions_count_as_whole(profiles):
+    def shorter(recipe):
+        cut = len(recipe.covers) > 1
+        return dataclasses.replace(recipe, covers=()) if cut else recipe
+
+    small = dataclasses.replace(
+        profiles[4], recipes=tuple(map(shorter, profiles[4].recipes))
+    )
+    estimate = SamplePair.match(small, profiles[6], (4, 6)).at(6)
+    found, whole = by_operation(estimate), by_operation(with_whole_forwards(estimate))
+    for recipe in profiles[6].recipes:
+        if len(recipe.covers) > 1:
+            assert found[recipe.operation] == whole[recipe.operation]
+            assert found[recipe.operation].covers == ()
+        else:
+            assert found[recipe.operation].covers == recipe.covers
+
+
+def test_the_choice_is_checked_and_told(pair):
+    model = load_device_model('v100-16gb-pcie3')
+    with pytest.raises(OptionError, match='whole, pass'):
+        Estimator.make(pair, model, recompute='half')
+    with pytest.raises(OptionError, match='--gpu'):
+        Estimator.make(pair, recompute='whole')
+    assert Estimator.make(pair).profile(6).device['recompute'] == 'recorded'
+    assert Estimator.make(pair, model).profile(6).device['recompute'] == 'whole'
+
+
+def test_recorded_recipes_do_not_change_without_a_model(profiles, pair):
+    estimate = Estimator.make(pair).profile(6)
+    assert [r.covers for r in estimate.recipes] == [
+        r.covers for r in profiles[6].recipes
+    ]
