@@ -6,8 +6,8 @@ waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is 
 from the beginning of the wait before operation i to the beginning of operation j.
 
 Variables: per feature map the fractions ``s`` swapped and ``r`` recomputed (the rest
-is kept), per forward operation the number ``R`` of its replays, per operation k the
-wait ``w_k`` and the bytes ``N_k`` of swapped maps that are away while it runs.
+is kept), per forward operation whether it is replayed at all (``R``), per operation k
+the wait ``w_k`` and the bytes ``N_k`` of swapped maps that are away while it runs.
 Minimise ``sum(c) + sum(w)`` subject to
 
 memory
@@ -23,14 +23,30 @@ swap-in, for operations k < j
     of ``N_k``, what is needed before operation j at the latest is copied within
     ``W(k + 1, j)``.
 replays
-    the waits of backward hold all replays; one that needs what forward has
-    dropped needs a replay of its producer.
+    the waits of backward hold one run of all that is replayed; what needs an array
+    that forward has dropped needs a replay of its producer.
+
+Why every plan satisfies them. A map that is swapped is away during k only if it is
+released before k or earlier and its swap-in starts before k + 1 or later. The release
+waits for the copy, which starts no sooner than forward's last use of the map; all
+copies that have ended by the start of operation k and started no sooner than the
+wait before operation i share one link within ``W(i, k)``. The swap-in is waited
+for no later than before the first use, so the same holds on the way back. A map that
+is recomputed is absent only between its release and its replay, which comes no
+later than its first use; a map that is kept is there until its last use. Sources of
+a replay are there, or a replay in the same place has made them; forward's transients
+can only be made. Copies may be issued in any order and anywhere, replays repeated, and
+maps kept for longer: none of this lowers a load or shortens a wait below what is asked
+for here. The graph may die within an operation; maps left to it then count at the
+operation's first moment only.
 
 The pairs (i, k) and (k, j) are added as they turn out to be violated. Leaving pairs
 out only lowers the optimum: each round's value is a bound. The reported value does
 not rely on the solver's tolerances: it is the Lagrangian bound of the
 solver's multipliers, evaluated over the variables' ranges (Neumaier and Shcherbina,
-"Safe bounds in linear and mixed-integer linear programming", 2004).
+"Safe bounds in linear and mixed-integer linear programming", 2004). The range of a
+wait ends at ``longest``: a plan that waits longer anywhere is slower than the in-core
+time and ``longest`` together, and the reported value is never above that.
 """
 
 from __future__ import annotations
@@ -53,7 +69,7 @@ class Bound:
     """A proven bound and the fractions at which the relaxation attains it.
 
     Attributes:
-        seconds (float): No executable plan is faster; infinite if none exists.
+        seconds (float): No executable plan is faster; always finite.
         swapped (ndarray): (M,) fraction of each map that is swapped.
         recomputed (ndarray): (M,) fraction of each map that is recomputed.
         rounds (int): Linear programs solved.
@@ -85,9 +101,13 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     nothing = np.zeros(n_maps)
     if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
         return Bound(problem.in_core_seconds, nothing, nothing, 0)
-    relaxation = Relaxation(problem, limit_bytes)
-    best, stuck, done = problem.in_core_seconds, 0, 0
-    swapped, recomputed = nothing, nothing
+    return tightened(Relaxation(problem, limit_bytes))
+
+
+def tightened(relaxation: Relaxation) -> Bound:
+    """Adds violated pairs until there are none, or until they do not help."""
+    best, stuck, done = relaxation.base_seconds, 0, 0
+    swapped = recomputed = np.zeros(relaxation.n_maps)
     while done < ROUNDS and stuck < PATIENCE:
         done += 1
         solution = relaxation.solve()
@@ -137,7 +157,7 @@ class Relaxation:
         self.first_eligible = self.first_remade + n
         self.columns = self.first_eligible + n
         total = float(self.size.sum())
-        longest = self._longest_wait(problem)
+        self.longest = longest = self._longest_wait(problem)
         self.lower = np.zeros(self.columns)
         self.upper = np.concatenate(
             [
@@ -156,10 +176,10 @@ class Relaxation:
         self._choice()
         self._replays()
         self._sums()
-        self._memory()
+        self._memory(problem)
 
     def _longest_wait(self, problem: Problem) -> float:
-        """No plan worth having waits longer: everything copied, nothing hidden."""
+        """As long as everything copied and replayed, nothing hidden, and a second."""
         copies = problem.swap_out_seconds.sum() + problem.swap_in_seconds.sum()
         recipes = np.maximum(problem.arrays.recipe_seconds, 0).sum()
         return float(copies + recipes) + 1.0
@@ -225,11 +245,16 @@ class Relaxation:
         for k in range(self.n):
             self._row([self.first_away + k, self.first_eligible + k], [1, -1], 0)
 
-    def _memory(self) -> None:
-        a = self.arrays
+    def _memory(self, problem: Problem) -> None:
+        a, profile = self.arrays, problem.profile
+        ends = [op.first_event for op in profile.operations[1:]]
+        ends.append(len(profile.events) + 1)
         for k in range(self.n):
             alive = (a.producer[: self.n_maps] < k) & (k <= a.last_use)
-            load = a.fixed_peak[k] / self.scale + self.size[alive].sum()
+            dies = profile.operations[k].first_event <= profile.graph_end_event
+            dies = dies and profile.graph_end_event < ends[k]
+            fixed = a.fixed_start[k] if dies else a.fixed_peak[k]
+            load = fixed / self.scale + self.size[alive].sum()
             if load <= self.limit:
                 continue
             columns = [self.first_remade + k, self.first_away + k]
@@ -259,7 +284,7 @@ class Relaxation:
         value = float(
             attained.sum() + below @ right + result.eqlin.marginals @ equal_right
         )
-        seconds = self.base_seconds + value
+        seconds = self.base_seconds + min(value, self.longest)
         return Solution(seconds * (1 - ROUNDING), result.x)
 
     def _matrix(
