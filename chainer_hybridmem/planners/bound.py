@@ -301,6 +301,7 @@ class Relaxation:
             ),
             shape=(len(rows), self.columns),
         )
+        matrix.sum_duplicates()
         return matrix, np.array([right for _, _, right in rows])
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

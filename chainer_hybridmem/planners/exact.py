@@ -9,11 +9,12 @@ Two questions are kept apart:
     below which no executable plan can be, *whatever its positions*.
 
 The relaxation of :mod:`.bound` is solved with whole decisions (mixed-integer linear
-programming, HiGHS through SciPy). Its solution is simulated and then forbidden, and
-the next best one is asked for, until none is left that could be faster than the
-best plan so far, which at first is that of :mod:`.hybrid`. Only what is proven before
-the first assignment is forbidden holds for every plan, for a forbidden one may be
-faster with other positions. On small networks both answers mostly come at once.
+programming, HiGHS through SciPy): that gives the bound. Where there are few
+assignments, all are simulated. Else the relaxation's solution is simulated and then
+forbidden, and the next best one is asked for, until none is left that could be faster
+than the best plan so far, which at first is that of :mod:`.hybrid`. Only what is proven
+before the first assignment is forbidden holds for every plan, for a forbidden one may
+be faster with other positions.
 
 Unlike the bound of the linear program, that of the solver's tree is trusted, up to the
 share ``TRUST``, which is given away.
@@ -24,11 +25,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners import local_search
 from chainer_hybridmem.planners.base import (
     KEEP,
     RECOMPUTE,
@@ -38,8 +42,12 @@ from chainer_hybridmem.planners.base import (
 )
 from chainer_hybridmem.planners.bound import Relaxation, lower_bound, tightened
 from chainer_hybridmem.planners.hybrid import hybrid
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation import problem as problem_module
+from chainer_hybridmem.simulation.kernel import Work
+from chainer_hybridmem.simulation.problem import Arrays, Problem
 
+ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
 TIME_LIMIT = 60.0
 TRUST = 1e-6  # share of the solver's bound given away for its tolerances
 
@@ -73,6 +81,44 @@ def exact(problem: Problem, limit_bytes: int, time_limit: float = TIME_LIMIT) ->
     return run.plan()
 
 
+def assignments(problem: Problem) -> int:
+    """Number of ways to keep, swap or recompute every map."""
+    return math.prod(3 if able else 2 for able in problem.recomputable.tolist())
+
+
+@compiled(uses=(kernel, problem_module, local_search))
+def fastest(
+    a: Arrays,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    recomputable: np.ndarray,
+    w: Work,
+) -> Any:
+    """Simulates every assignment: the first of the fastest, and how many there are."""
+    action = np.zeros(len(recomputable), np.int64)
+    best = action.copy()
+    best_seconds, count, m = np.inf, 0, 0
+    while m < len(action):
+        seconds = local_search.judge(
+            a, action, limit, lead, out_seconds, in_seconds, barrier, w
+        )
+        count += 1
+        if seconds < best_seconds:
+            best_seconds = seconds
+            best[:] = action
+        m = 0
+        while m < len(action):  # count up in a mixed radix
+            action[m] += 1
+            if action[m] <= (2 if recomputable[m] else 1):
+                break
+            action[m] = 0
+            m += 1
+    return best, count
+
+
 class _Run:
     """One search: the best so far, and what is proven about it."""
 
@@ -97,12 +143,31 @@ class _Run:
                 self.seconds = candidate.seconds
                 self.best = (search, candidate)
 
+    def enumerate(self) -> None:
+        """Simulates all assignments."""
+        for search in self.searches:
+            action, count = fastest(
+                self.problem.arrays,
+                self.limit_bytes,
+                search.lead,
+                self.problem.swap_out_seconds,
+                self.problem.swap_in_seconds,
+                search.barrier,
+                self.problem.recomputable,
+                search.work,
+            )
+            search.simulations += count
+            self.offer(action)
+        self.proved = True
+
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
         deadline = time.perf_counter() + self.time_limit
+        if assignments(self.problem) <= ENUMERATED:
+            self.enumerate()
         relaxation = _Whole(self.problem, self.limit_bytes)
         tightened(relaxation)
-        while not self.proved:
+        while self.seconds > self.bound_seconds:
             left = deadline - time.perf_counter()
             if left <= 0:
                 break
@@ -111,18 +176,23 @@ class _Run:
                 self.bound_seconds = max(self.bound_seconds, answer.floor)
             if answer.x is not None:
                 self.offer(relaxation.action(answer.x))
-            self.proved = answer.floor >= self.seconds * (1 - 2 * TRUST)
+            if answer.floor >= self.seconds * (1 - 2 * TRUST):
+                self.proved = True
+                break
             if answer.x is None:
                 break
             if not relaxation.cut(answer.x) and answer.done:
+                if self.proved:  # everything has been simulated: no need to go on
+                    break
                 relaxation.forbid(relaxation.action(answer.x))
 
     def plan(self) -> Plan:
         """The best plan, with what is proven."""
         bound_seconds = min(self.bound_seconds, self.seconds)
+        attained = self.seconds <= bound_seconds * (1 + 2 * TRUST)
         options = {
             'time_limit': self.time_limit,
-            'proved': self.proved,
+            'proved': self.proved or attained,
             'gap': self.seconds / bound_seconds - 1 if bound_seconds > 0 else 0.0,
         }
         plan = self.incumbent
@@ -204,7 +274,9 @@ class _Whole(Relaxation):
             ],
             options={'time_limit': time_limit, 'mip_rel_gap': 1e-6},
         )
-        if result.status == 2:  # nothing is left that could be faster
+        # SciPy gives a model that the solver refuses the same status.
+        if result.status == 2 and 'nfeasible' in result.message:
+            # Nothing is left that could be faster.
             return _Answer(best_seconds * (1 - TRUST), None, True)
         floor = result.mip_dual_bound
         seconds = self.base_seconds

@@ -290,7 +290,8 @@ class Front:
             self.accepted += 1
             self.fastest[peak] = min(seconds, self.fastest.get(peak, np.inf))
 
-    def check(self, problem: Problem) -> None:
+    def check(self, problem: Problem, whole: int = 0) -> None:
+        """Against the linear program, and ``whole`` of them against the tree."""
         best = np.inf
         for peak in sorted(self.fastest):
             if self.fastest[peak] >= best:
@@ -298,6 +299,10 @@ class Front:
             best = self.fastest[peak]
             proven = lower_bound(problem, peak).seconds
             assert proven <= best * (1 + 1e-9), (peak, proven, best)
+            if whole > 0 and peak < problem.in_core_peak_bytes:
+                whole -= 1
+                tree = make_plan(problem, peak, 'exact', time_limit=2.0)
+                assert tree.lower_bound_seconds <= best * (1 + 1e-9)
 
 
 SMALL = ['uneven', 'uneven, slow back', 'uneven, slow out', 'dropout', 'heavy']
@@ -344,7 +349,7 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             front.add(result)
             if result is not None and result[0] <= limit and result[1] <= best:
                 maps, style, best = tuple(changed), other, result[1]
-    front.check(problem)
+    front.check(problem, whole=3)
 
 
 def test_the_test_judges_as_the_simulator_does() -> None:
