@@ -78,6 +78,12 @@ PROFILES = profiles()
 every_profile = pytest.mark.parametrize('name', list(PROFILES))
 
 
+@pytest.fixture(autouse=True)
+def long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the bound knows about the sources of replays, not only what is cheap."""
+    monkeypatch.setattr(bound, 'CHAIN', 12)
+
+
 @functools.cache
 def problem_of(name: str) -> Problem:
     return make_problem(PROFILES[name])
