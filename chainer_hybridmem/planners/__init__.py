@@ -11,6 +11,7 @@ from typing import Any
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
@@ -27,6 +28,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'swap-opt': swap_opt,
     'pooch': pooch,
     'superneurons': superneurons,
+    'exact': exact,
     'hybrid': hybrid,
 }
 DEFAULT = 'hybrid'

@@ -1,0 +1,160 @@
+"""The exact planner against brute force over assignments, and its bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import time
+
+import numpy as np
+import pytest
+import toys
+from scipy import optimize
+
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.planners.base import Search, least_memory
+from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.simulation import Problem, make_problem
+
+MIB = toys.MIB
+module = importlib.import_module('chainer_hybridmem.planners.exact')
+
+
+def profiles() -> dict[str, Profile]:
+    named = {
+        'chain': toys.chain(5),
+        'slow link': toys.chain(6, bandwidth=3.0 * MIB),
+        'uneven link': dataclasses.replace(
+            toys.chain(5, nbytes=[5 * MIB, 20 * MIB, 10 * MIB, 1 * MIB, 10 * MIB]),
+            link=Link(0.01, 4.0 * MIB, 15.0 * MIB),
+        ),
+        'residual': toys.graph(
+            [[], [0], [1], [0, 2], [3], [4], [3, 5], [6]],
+            seconds=[1.0, 0.1, 0.1, 0.2, 1.0, 0.1, 0.2, 2.0],
+            transient=[False, True, False, False, True, False, False, False],
+            bandwidth=4.0 * MIB,
+        ),
+    }
+    named.update({f'graph {s}': toys.random_graph(s, 6) for s in range(4)})
+    named.update({f'network {s}': toys.random_network(s, 5) for s in range(8)})
+    return {name: p for name, p in named.items() if 1 <= len(make_problem(p).maps) <= 7}
+
+
+PROFILES = profiles()
+every_profile = pytest.mark.parametrize('name', list(PROFILES))
+
+
+def limits(problem: Problem) -> list[int]:
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes - 1
+    spread = {least + (most - least) * i // 3 for i in range(4)}
+    return sorted(limit for limit in spread if limit >= least)
+
+
+def brute_force(problem: Problem, limit: int) -> float:
+    """Fastest of all assignments, with and without a barrier before backward."""
+    choices = [range(3 if able else 2) for able in problem.recomputable]
+    return min(
+        search.evaluate(np.array(action, np.int64)).seconds
+        for search in (Search(problem, limit, barrier=b) for b in (False, True))
+        for action in itertools.product(*choices)
+    )
+
+
+@every_profile
+def test_it_is_the_best_assignment(name: str) -> None:
+    problem = make_problem(PROFILES[name])
+    for limit in limits(problem)[::2]:
+        plan = make_plan(problem, limit, 'exact')
+        assert plan.options['proved']
+        best = brute_force(problem, limit)
+        assert plan.predicted_seconds == pytest.approx(best, rel=1e-5)
+
+
+@every_profile
+def test_it_lies_between_the_bound_and_every_other_planner(name: str) -> None:
+    problem = make_problem(PROFILES[name])
+    for limit in limits(problem):
+        plan = make_plan(problem, limit, 'exact')
+        weaker = lower_bound(problem, limit).seconds
+        assert weaker <= plan.lower_bound_seconds <= plan.predicted_seconds
+        assert plan.options['gap'] == pytest.approx(plan.gap, abs=1e-12)
+        for rival in PLANNERS:
+            try:
+                other = make_plan(problem, limit, rival)
+            except InfeasibleError:
+                continue
+            assert plan.predicted_seconds <= other.predicted_seconds * (1 + 1e-9)
+
+
+def test_the_tree_proves_more_than_the_fractions() -> None:
+    """Half a map at a time is what the linear program does at this limit."""
+    problem = make_problem(toys.chain(6))
+    limit = least_memory(problem)[0]
+    plan = make_plan(problem, limit, 'exact')
+    assert lower_bound(problem, limit).seconds * 1.02 < plan.lower_bound_seconds
+
+
+@every_profile
+def test_without_enumeration_it_says_what_it_knows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One assignment after the other is forbidden until time is up."""
+    monkeypatch.setattr(module, 'ENUMERATED', 0)
+    problem = make_problem(PROFILES[name])
+    limit = limits(problem)[0]
+    plan = make_plan(problem, limit, 'exact', time_limit=0.5)
+    best = brute_force(problem, limit)
+    assert plan.lower_bound_seconds <= best
+    assert plan.predicted_seconds >= best * (1 - 1e-9)
+    if plan.options['proved']:
+        assert plan.predicted_seconds == pytest.approx(best, rel=1e-5)
+
+
+def test_a_model_the_solver_refuses_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SciPy reports it with the status of a problem without a solution."""
+    refused = optimize.OptimizeResult(
+        status=2, message='(HiGHS Status 2: Model error)', x=None, mip_dual_bound=None
+    )
+    monkeypatch.setattr(optimize, 'milp', lambda *args, **kwargs: refused)
+    monkeypatch.setattr(module, 'ENUMERATED', 0)
+    problem = make_problem(toys.chain(6))
+    limit = least_memory(problem)[0]
+    plan = make_plan(problem, limit, 'exact')
+    assert not plan.options['proved']
+    assert plan.lower_bound_seconds == lower_bound(problem, limit).seconds
+
+
+def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(toys.random_graph(1))
+    limit = least_memory(problem)[0] * 11 // 10
+    best = make_plan(problem, limit, 'exact').predicted_seconds
+    swap_all = PLANNERS['swap-all']
+    assert swap_all(problem, limit).predicted_seconds > best * 1.01
+    monkeypatch.setattr(module, 'hybrid', swap_all)
+    plan = make_plan(problem, limit, 'exact')
+    assert plan.predicted_seconds == pytest.approx(best, rel=1e-5)
+    assert plan.options['proved']
+
+
+def test_it_keeps_to_its_time() -> None:
+    """And says that it has not finished."""
+    problem = make_problem(toys.random_graph(5, 60))
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    limit = (3 * least + most) // 4
+    make_plan(problem, limit, 'hybrid')  # compiles
+    started = time.perf_counter()
+    plan = make_plan(problem, limit, 'exact', time_limit=1e-3)
+    assert time.perf_counter() - started < 10
+    assert not plan.options['proved']
+    assert plan.lower_bound_seconds <= plan.predicted_seconds
+
+
+@pytest.mark.parametrize('time_limit', [0, -1, float('nan')])
+def test_a_time_limit_that_is_none(time_limit: float) -> None:
+    with pytest.raises(OptionError, match='time_limit is in seconds'):
+        make_plan(toys.chain(2), '1GiB', 'exact', time_limit=time_limit)

@@ -1,0 +1,114 @@
+"""The default planner: never slower than others, nor with more memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+import toys
+
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.simulation import Problem, make_problem
+
+STEPS = 4000
+SEEDS = range(20, 44)
+
+
+def random_problem(seed: int) -> Problem:
+    make = toys.random_graph if seed % 2 else toys.random_network
+    return make_problem(make(seed, 4 + seed % 13))
+
+
+def ladder(problem: Problem, rungs: int) -> list[int]:
+    """Limits from the least possible to what in-core training needs."""
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    spread = {least + (most - least) * i // rungs for i in range(rungs + 1)}
+    return sorted(limit for limit in spread if limit >= least)
+
+
+@pytest.mark.parametrize('seed', SEEDS)
+def test_no_other_planner_is_faster(seed: int) -> None:
+    problem = random_problem(seed)
+    for limit in ladder(problem, 4):
+        plan = make_plan(problem, limit, 'hybrid', steps=STEPS)
+        goal = plan.lower_bound_seconds * (1 + plan.options.get('tolerance', 0))
+        for name in PLANNERS:
+            if name == 'exact':  # it starts from this one
+                continue
+            try:
+                other = make_plan(problem, limit, name)
+            except InfeasibleError:
+                continue
+            most = max(other.predicted_seconds, goal)
+            assert plan.predicted_seconds <= most * (1 + 1e-9), name
+
+
+@pytest.mark.parametrize('seed', SEEDS)
+def test_more_memory_is_never_slower(seed: int) -> None:
+    """But for the tolerance, at which the search stops."""
+    problem = random_problem(seed)
+    plans = [
+        make_plan(problem, limit, 'hybrid', steps=STEPS)
+        for limit in ladder(problem, 12)
+    ]
+    for less, more in itertools.pairwise(plans):
+        goal = more.lower_bound_seconds * (1 + 1e-3)
+        most = max(less.predicted_seconds, goal)
+        assert more.predicted_seconds <= most * (1 + 1e-9)
+
+
+def test_it_stops_at_the_tolerance() -> None:
+    problem = make_problem(toys.chain(30))
+    limit = (least_memory(problem)[0] + problem.in_core_peak_bytes) // 2
+    loose = make_plan(problem, limit, 'hybrid', tolerance=10.0)
+    assert loose.gap <= 10.0
+    assert loose.simulations < make_plan(problem, limit, 'hybrid').simulations + 1
+
+
+def test_another_seed_may_plan_differently_but_as_validly() -> None:
+    problem = make_problem(toys.random_graph(7, 40))
+    limit = least_memory(problem)[0] * 5 // 4
+    for seed in range(3):
+        plan = make_plan(problem, limit, 'hybrid', seed=seed, steps=STEPS)
+        assert plan.options['seed'] == seed
+        assert plan.predicted_peak_bytes <= limit
+
+
+def test_without_steps_it_still_plans() -> None:
+    problem = make_problem(toys.chain(12))
+    limit = least_memory(problem)[0]
+    plan = make_plan(problem, limit, 'hybrid', steps=0)
+    rival = make_plan(problem, limit, 'swap-all')
+    assert plan.predicted_seconds <= rival.predicted_seconds
+
+
+def test_a_time_budget_is_kept() -> None:
+    """Much less than the steps would take."""
+    problem = make_problem(toys.random_graph(3, 120))
+    limit = (least_memory(problem)[0] * 3 + problem.in_core_peak_bytes) // 4
+    make_plan(problem, limit, 'hybrid', steps=10)  # compiles; finds the bound
+    started = time.perf_counter()
+    plan = make_plan(
+        problem, limit, 'hybrid', steps=10**8, tolerance=0.0, time_budget=1.0
+    )
+    assert time.perf_counter() - started < 6
+    assert plan.predicted_peak_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'steps': -1}, 'steps must not be negative; -1 was given'),
+        ({'time_budget': 0}, 'time_budget is in seconds and must be positive; 0 was'),
+        ({'time_budget': float('nan')}, 'time_budget is in seconds'),
+        ({'tolerance': -0.1}, 'tolerance must not be negative; -0.1 was given'),
+        ({'tolerance': float('nan')}, 'tolerance must not be negative'),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_plan(toys.chain(3), '1GiB', 'hybrid', **options)
