@@ -295,8 +295,9 @@ def _recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
     """A map is recomputable if its recipe is, and every transient on the way.
 
     Maps among the inputs are always at hand: kept, swapped in, or
-    recomputable themselves. A map whose producer needs one of its own
-    products (a dropout mask) is not recomputable from itself.
+    recomputable themselves; so is what nobody plans about and nothing frees. A
+    map whose producer needs one of its own products (a dropout mask) is not
+    recomputable from itself.
     """
     n_items = len(arrays.size)
     result = np.zeros(n_items, bool)
@@ -309,6 +310,8 @@ def _recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
             arrays.recipe_seconds[op] >= 0
             and item in made
             and item not in needs
-            and all(need < n_maps or result[need] for need in needs)
+            and all(
+                need < n_maps or arrays.present[need] or result[need] for need in needs
+            )
         )
     return result[:n_maps]

@@ -71,6 +71,7 @@ def profiles() -> dict[str, Profile]:
     }
     named.update({f'graph {s}': toys.random_graph(s, 4 + s % 3) for s in range(6)})
     named.update({f'network {s}': toys.random_network(s, 4) for s in range(8)})
+    named['network 3173'] = toys.random_network(3173, 4)
     return named
 
 
@@ -356,6 +357,25 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             if result is not None and result[0] <= limit and result[1] <= best:
                 maps, style, best = tuple(changed), other, result[1]
     front.check(problem, whole=3)
+
+
+def test_a_source_that_never_leaves_need_not_be_repeatable() -> None:
+    """The program holds the output of a layer that is not: what follows may be."""
+    node = toys.Node
+    problem = make_problem(
+        toys.network(
+            [
+                node((), (MIB,), exact=False, held=-1, reads_inputs=False),
+                node(((0, 0),), (14 * MIB,), reads_inputs=False, reads_outputs=True),
+                node(((1, 0),), (20 * MIB,), seconds=3.0, reads_inputs=False),
+                node(((2, 0),), (20 * MIB,), reads_inputs=False, workspace=9 * MIB),
+            ],
+            bandwidth=MIB,
+        )
+    )
+    assert problem.recomputable.tolist() == [True]
+    limit = problem.in_core_peak_bytes - MIB
+    assert make_plan(problem, limit, 'hybrid').count(Action.RECOMPUTE) == 1
 
 
 def test_the_test_judges_as_the_simulator_does() -> None:
