@@ -2,12 +2,15 @@
 
 1. The relaxation of :mod:`.bound` gives the proven bound and, per feature map,
    the fractions at which it is attained.
-2. Starts: everything swapped, the relaxation rounded, the other planners' plans.
-3. Simulated annealing on simulated time (:mod:`.local_search`), in rounds that
-   start from the best so far and from the other starts, until the steps or the
-   time are used up or the best plan is as close to the bound as ``tolerance``.
+2. Simulated annealing on simulated time (:mod:`.local_search`): hot rounds from
+   everything swapped and from the relaxation rounded, each twice, because single
+   rounds get stuck now and then.
+3. The other planners' plans (for more than ``LARGEST_RIVAL_MAPS`` feature maps only
+   those of the quick ones).
+4. Warm rounds from the best so far, until the steps or the time are used up or
+   the plan is as close to the bound as ``tolerance``.
 
-So the result is never slower than what any other planner here finds, and it says how
+So the result is not slower than what any other planner here finds, and it says how
 far from the best possible it can be at most. With the same options and without a
 time budget, it is the same in every process.
 """
@@ -30,27 +33,32 @@ from chainer_hybridmem.planners.base import (
     Search,
 )
 from chainer_hybridmem.planners.bound import Bound, lower_bound
-from chainer_hybridmem.planners.pooch import pooch, swap_opt
+from chainer_hybridmem.planners.pooch import NODE_BUDGET, faster_stage
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.simulation.problem import Problem
 
-STEPS = 40_000
-TOLERANCE = 1e-3  # of the bound
+LEAST_STEPS, MOST_STEPS = 25_000, 60_000
+STEPS_TIMES_OPERATIONS = 16_000_000  # about one second of today's processors
+TOLERANCE = 1e-4  # of the bound
 COLD = 1e-5  # last temperature, of the in-core time
-WARMEST = 3e-3  # first temperature, likewise
-RIVALS = {
-    'swap-all': swap_all,
-    'superneurons': superneurons,
-    'swap-opt': swap_opt,
-    'pooch': pooch,
-}
+WARMEST = 2e-3  # first temperature, likewise
+HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
+HOT_ROUNDS = 4
+REFINING_SHARE = 0.14
+REFINING_WARMTH = (
+    0.2  # first temperature of the rounds after, of what is above the bound
+)
+PILOT_STEPS = 100  # to learn how long a step takes
+LARGEST_RIVAL_MAPS = 600
+QUICK_RIVALS = (swap_all, superneurons)
+SLOW_RIVALS = (faster_stage,)
 
 
 def hybrid(
     problem: Problem,
     limit_bytes: int,
-    steps: int = STEPS,
+    steps: int | None = None,
     time_budget: float | None = None,
     tolerance: float = TOLERANCE,
     seed: int = 0,
@@ -60,9 +68,11 @@ def hybrid(
     Args:
         problem: What to plan.
         limit_bytes: Memory limit.
-        steps: Candidates the annealing judges in all.
+        steps: Candidates the annealing judges in all. None: as many as the time
+            budget allows; without one, a number that falls with the operations.
         time_budget: Seconds after which the best plan so far is taken; the result
-            then depends on the machine. None: as long as the steps take.
+            then depends on the machine. The linear programs of the bound and a
+            baseline that has been started are finished first.
         tolerance: Stop when the plan is at most this share slower than the bound.
         seed: Of the random moves.
 
@@ -79,15 +89,24 @@ def hybrid(
         return search.finish('hybrid', best)  # raises, with the numbers
     _load(search)
     budget = Budget(search, steps, time_budget)
+    pilot = anneal_round(search, best, PILOT_STEPS, 0.0, 0.0, budget, seed)
+    budget.share_out()
+    # Something good first: with little time, the bound alone uses it up.
+    found = _hot_round(search, best, 0.0, budget, seed)
     bound = lower_bound(problem, limit_bytes)
     goal = bound.seconds * (1 + tolerance)
     starts = [best, *_rounded(search, bound)]
-    best = _anneal_all(search, starts, goal, budget, seed)
-    rival = _best_rival(problem, limit_bytes, best.seconds, goal, budget)
+    best = min(found, pilot, *starts, key=lambda c: c.seconds)
+    for number in range(1, HOT_ROUNDS):
+        if best.seconds <= goal:
+            break
+        start = starts[number % len(starts)]
+        found = _hot_round(search, start, goal, budget, seed + number)
+        best = min(best, found, key=lambda c: c.seconds)
+    rival = _best_rival(problem, limit_bytes, best.seconds, bound.seconds, budget)
     if rival is not None:
         start = search.evaluate(actions_of(problem, rival))
-        if start.fits:
-            best = min(best, start, key=lambda c: c.seconds)
+        best = min(best, start, key=lambda c: c.seconds)
     best = _refine(search, best, goal, bound.seconds, budget, seed)
     options = {
         'steps': steps,
@@ -106,8 +125,10 @@ def hybrid(
     return search.finish('hybrid', best, **options)
 
 
-def _check_options(steps: int, time_budget: float | None, tolerance: float) -> None:
-    if steps < 0:
+def _check_options(
+    steps: int | None, time_budget: float | None, tolerance: float
+) -> None:
+    if steps is not None and steps < 0:
         raise OptionError(f'steps must not be negative; {steps} was given.')
     if time_budget is not None and not time_budget > 0:
         raise OptionError(
@@ -127,17 +148,36 @@ def _load(search: Search) -> None:
 
 
 class Budget:
-    """What is left of the steps and of the time."""
+    """What is left of the steps and of the time.
 
-    def __init__(self, search: Search, steps: int, seconds: float | None) -> None:
+    Args:
+        search (Search): Whose simulations are counted.
+        steps (int or None): Steps in all, if they are limited.
+        seconds (float or None): Time in all, if it is limited.
+    """
+
+    def __init__(
+        self, search: Search, steps: int | None, seconds: float | None
+    ) -> None:
         self.search = search
-        self.steps = self.left = steps
+        if steps is None:
+            n = len(search.problem.arrays.seconds)
+            steps = min(MOST_STEPS, max(LEAST_STEPS, STEPS_TIMES_OPERATIONS // n))
+            steps = steps if seconds is None else 2**62
+        self.total = self.left = steps
         self.deadline = None if seconds is None else search.started + seconds
         self.seconds_per_step = 0.0
 
+    def share_out(self) -> None:
+        """What is left, in steps, is what the rounds to come share."""
+        self.total = self.left
+        if self.deadline is not None and self.seconds_per_step > 0:
+            seconds = max(self.deadline - time.perf_counter(), 0.0)
+            self.total = min(self.total, int(seconds / self.seconds_per_step))
+
     def take(self, share: float) -> int:
         """Steps of one round: a share of all, as far as steps and time allow."""
-        steps = min(self.left, max(1, int(self.steps * share)))
+        steps = min(self.left, max(1, int(self.total * share)))
         if self.deadline is not None and self.seconds_per_step > 0:
             left = self.deadline - time.perf_counter()
             steps = min(steps, int(left / self.seconds_per_step))
@@ -145,15 +185,17 @@ class Budget:
 
     def used(self, steps: int, seconds: float) -> None:
         """Counts a round."""
-        self.left -= steps
+        self.left = max(self.left - steps, 0)
         self.search.simulations += steps
         if steps:
             self.seconds_per_step = seconds / steps
 
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the time is up."""
-        return self.deadline is not None and time.perf_counter() >= self.deadline
+    def allows(self, simulations: int) -> bool:
+        """Whether there is time for so many simulations."""
+        if self.deadline is None:
+            return True
+        left = self.deadline - time.perf_counter()
+        return simulations * self.seconds_per_step < left
 
 
 def actions_of(problem: Problem, plan: Plan) -> np.ndarray:
@@ -257,23 +299,12 @@ def _kinds(problem: Problem) -> np.ndarray:
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
-def _anneal_all(
-    search: Search,
-    starts: list[Candidate],
-    goal: float,
-    budget: Budget,
-    seed: int,
+def _hot_round(
+    search: Search, start: Candidate, goal: float, budget: Budget, seed: int
 ) -> Candidate:
-    """A hot round from each start, with half of the steps together; the best."""
     hot = WARMEST * search.problem.in_core_seconds
-    best = min(starts, key=lambda c: c.seconds)
-    for number, start in enumerate(starts):
-        steps = budget.take(0.5 / len(starts))
-        found = anneal_round(search, start, steps, hot, goal, budget, seed + number)
-        best = min(best, found, key=lambda c: c.seconds)
-        if best.seconds <= goal:
-            break
-    return best
+    steps = budget.take(HOT_SHARE)
+    return anneal_round(search, start, steps, hot, goal, budget, seed)
 
 
 def _refine(
@@ -285,12 +316,12 @@ def _refine(
     seed: int,
 ) -> Candidate:
     """Warm rounds from the best so far until steps, time or gap run out."""
-    number = 100
-    while best.seconds > goal and not budget.out_of_time:
-        steps = budget.take(0.25)
+    number = HOT_ROUNDS
+    while best.seconds > goal:
+        steps = budget.take(REFINING_SHARE)
         if steps == 0:
             break
-        warm = 0.1 * (best.seconds - bound_seconds)
+        warm = REFINING_WARMTH * (best.seconds - bound_seconds)
         best = anneal_round(search, best, steps, warm, goal, budget, seed + number)
         number += 1
     return best
@@ -300,16 +331,16 @@ def _best_rival(
     problem: Problem,
     limit_bytes: int,
     seconds: float,
-    goal: float,
+    bound_seconds: float,
     budget: Budget,
 ) -> Plan | None:
-    """The fastest plan of the other planners; none if the goal is reached."""
+    """The fastest plan of the other planners; none if none can be faster."""
     best: Plan | None = None
-    if seconds <= goal:
+    if seconds <= bound_seconds:
         return None
-    for function in RIVALS.values():
-        if budget.out_of_time:
-            break
+    few = len(problem.maps) <= LARGEST_RIVAL_MAPS
+    slow = few and budget.allows(NODE_BUDGET)
+    for function in (*QUICK_RIVALS, *(SLOW_RIVALS if slow else ())):
         try:
             plan = function(problem, limit_bytes)
         except InfeasibleError:

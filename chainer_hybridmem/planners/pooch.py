@@ -53,6 +53,22 @@ def pooch(problem: Problem, limit_bytes: int, node_budget: int = NODE_BUDGET) ->
     return search.finish('pooch', best, node_budget=node_budget, tree_complete=complete)
 
 
+def faster_stage(problem: Problem, limit_bytes: int) -> Plan:
+    """The faster one of ``swap-opt`` and ``pooch``, with stage 1 searched once.
+
+    Raises:
+        InfeasibleError: If neither fits.
+    """
+    search = Search(problem, limit_bytes)
+    first, complete = _stage_one(search, NODE_BUDGET)
+    options = {'node_budget': NODE_BUDGET, 'tree_complete': complete}
+    if first.fits:
+        second = _stage_two(search, first)
+        if second.seconds < first.seconds:
+            return search.finish('pooch', second, **options)
+    return search.finish('swap-opt', first, **options)
+
+
 def _stage_one(search: Search, node_budget: int) -> tuple[Candidate, bool]:
     """Returns the best candidate and whether one whole tree was searched."""
     base = search.evaluate(search.fill(SWAP))
