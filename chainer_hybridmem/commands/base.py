@@ -129,6 +129,24 @@ def _percentage(text: str) -> float:
     return percentage / 100
 
 
+def add_network(group: Any) -> None:
+    """Adds the options that say which network to record."""
+    from chainer_hybridmem import architectures
+
+    known = ', '.join(architectures.names())
+    group.add_argument(
+        '--arch',
+        required=True,
+        metavar='NAME',
+        help=f'{known}, or module:Class of your own',
+    )
+    group.add_argument('--batchsize', type=positive, required=True)
+    group.add_argument(
+        '--insize', type=positive, help="picture size; default the architecture's"
+    )
+    group.add_argument('--n-class', type=positive, default=1000, help='default 1000')
+
+
 def add_limit(parser: argparse.ArgumentParser) -> None:
     """Adds ``--memory-limit`` of the commands that start from a profile."""
     parser.add_argument(

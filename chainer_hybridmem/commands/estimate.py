@@ -45,7 +45,7 @@ class EstimateCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        self._add_network(parser.add_argument_group('network'))
+        base.add_network(parser.add_argument_group('network'))
         self._add_device(parser.add_argument_group('device'))
         self._add_samples(parser.add_argument_group('samples'))
         parser.add_argument(
@@ -60,26 +60,6 @@ class EstimateCommand(base.Command):
             '-o', '--output', metavar='FILE', help='where to save the profile'
         )
         base.add_json(parser)
-
-    def _add_network(self, group: Any) -> None:
-        from chainer_hybridmem import architectures
-
-        known = ', '.join(architectures.names())
-        group.add_argument(
-            '--arch',
-            required=True,
-            metavar='NAME',
-            help=f'{known}, or module:Class of your own',
-        )
-        group.add_argument('--batchsize', type=base.positive, required=True)
-        group.add_argument(
-            '--insize',
-            type=base.positive,
-            help="picture size; default the architecture's",
-        )
-        group.add_argument(
-            '--n-class', type=base.positive, default=1000, help='default 1000'
-        )
 
     def _add_device(self, group: Any) -> None:
         from chainer_hybridmem.estimation import model_names

@@ -27,7 +27,7 @@ class ProfileCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        self._add_network(parser.add_argument_group('network'))
+        base.add_network(parser.add_argument_group('network'))
         self._add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--iterations',
@@ -39,26 +39,6 @@ class ProfileCommand(base.Command):
             '-o', '--output', metavar='FILE', required=True, help='where to save it'
         )
         base.add_json(parser)
-
-    def _add_network(self, group: Any) -> None:
-        from chainer_hybridmem import architectures
-
-        known = ', '.join(architectures.names())
-        group.add_argument(
-            '--arch',
-            required=True,
-            metavar='NAME',
-            help=f'{known}, or module:Class of your own',
-        )
-        group.add_argument('--batchsize', type=base.positive, required=True)
-        group.add_argument(
-            '--insize',
-            type=base.positive,
-            help="picture size; default the architecture's",
-        )
-        group.add_argument(
-            '--n-class', type=base.positive, default=1000, help='default 1000'
-        )
 
     def _add_memory(self, group: Any) -> None:
         group.add_argument(
