@@ -39,6 +39,15 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
     }
 
 
+def settle(session: hybridmem.Session, training: common.Training) -> None:
+    """Trains until the plan is made and its iterations have been timed."""
+    while session.plan is None:
+        training.step()
+    for _ in range(TIMING_RUNS):
+        training.step()
+    session.finish_iteration()
+
+
 def out_of_core(
     arch: str,
     batchsize: int,
@@ -61,11 +70,7 @@ def out_of_core(
     with hybridmem.optimize(
         training.model, limit_bytes, progress=sys.stderr, **options
     ) as session:
-        while session.plan is None:
-            training.step()
-        for _ in range(TIMING_RUNS):
-            training.step()
-        session.finish_iteration()
+        settle(session, training)
         for planner in OUT_OF_CORE:
             row = {'arch': arch, 'batchsize': batchsize, 'planner': planner}
             row |= {'limit_bytes': limit_bytes, 'link_bandwidth': link_bandwidth}

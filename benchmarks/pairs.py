@@ -15,9 +15,9 @@ import sys
 from typing import Any
 
 import common
+import methods
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.guide import TIMING_RUNS
 
 PLANNERS = ('pooch', 'hybrid')
 
@@ -37,11 +37,7 @@ def compare(
     with hybridmem.optimize(
         training.model, limit, link_bandwidth=bandwidth, progress=sys.stderr
     ) as session:
-        while session.plan is None:
-            training.step()
-        for _ in range(TIMING_RUNS):
-            training.step()
-        session.finish_iteration()
+        methods.settle(session, training)
         for _ in range(rounds):
             for name in PLANNERS:
                 predicted[name] = session.replan(name).predicted_seconds

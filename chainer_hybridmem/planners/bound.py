@@ -399,17 +399,25 @@ class Relaxation:
                 self._cut_in(left, right)
         return bool(found)
 
+    def _may_be_away(self, k: int) -> np.ndarray:
+        """(M,) whether a map can be without memory while operation k runs."""
+        return (self.arrays.release_from <= k) & (k < self.arrays.first_use)
+
+    def _waits_before(self, x: np.ndarray) -> np.ndarray:
+        """(n+1,) waits in all before the one of each operation."""
+        waits = x[self.first_wait : self.first_away]
+        return np.concatenate([[0.0], np.cumsum(waits)])
+
     def _late_outs(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
         """Per operation k the i with the most bytes that cannot have left in time."""
         a, swap = self.arrays, x[: self.n_maps] * self.size
-        waits = x[self.first_wait : self.first_away]
-        before = np.concatenate([[0.0], np.cumsum(waits)])  # waits before operation i
+        before = self._waits_before(x)
         found = []
         for k in range(self.n):
             away = x[self.first_away + k]
             if away <= 1e-9:
                 continue
-            eligible = (a.release_from <= k) & (k < a.first_use)
+            eligible = self._may_be_away(k)
             done = np.bincount(
                 a.copy_from[eligible], swap[eligible], minlength=self.n + 1
             )
@@ -426,14 +434,13 @@ class Relaxation:
     def _late_ins(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
         """Per operation k the j with the most bytes that cannot be back in time."""
         a, swap = self.arrays, x[: self.n_maps] * self.size
-        waits = x[self.first_wait : self.first_away]
-        before = np.concatenate([[0.0], np.cumsum(waits)])
+        before = self._waits_before(x)
         found = []
         for k in range(self.n - 1):
             away = x[self.first_away + k]
             if away <= 1e-9:
                 continue
-            eligible = (a.release_from <= k) & (k < a.first_use)
+            eligible = self._may_be_away(k)
             used = np.bincount(
                 a.first_use[eligible], swap[eligible], minlength=self.n + 1
             )
@@ -458,13 +465,11 @@ class Relaxation:
         return result
 
     def _cut_out(self, i: int, k: int) -> None:
-        a = self.arrays
-        free = (a.release_from <= k) & (k < a.first_use) & (a.copy_from < i)
+        free = self._may_be_away(k) & (self.arrays.copy_from < i)
         self._cut(k, free, i, k, self.out_rate, k)
 
     def _cut_in(self, k: int, j: int) -> None:
-        a = self.arrays
-        free = (a.release_from <= k) & (k < a.first_use) & (a.first_use > j)
+        free = self._may_be_away(k) & (self.arrays.first_use > j)
         self._cut(k, free, k + 1, j, self.in_rate, j)
 
     def _cut(

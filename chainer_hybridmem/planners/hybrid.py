@@ -46,9 +46,7 @@ WARMEST = 2e-3  # first temperature, likewise
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
 HOT_ROUNDS = 4
 REFINING_SHARE = 0.14
-REFINING_WARMTH = (
-    0.2  # first temperature of the rounds after, of what is above the bound
-)
+REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 PILOT_STEPS = 100  # to learn how long a step takes
 LARGEST_RIVAL_MAPS = 600
 QUICK_RIVALS = (swap_all, superneurons)
