@@ -41,9 +41,7 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
 
 def settle(session: hybridmem.Session, training: common.Training) -> None:
     """Trains until the plan is made and its iterations have been timed."""
-    while session.plan is None:
-        training.step()
-    for _ in range(TIMING_RUNS):
+    while not session.settled:
         training.step()
     session.finish_iteration()
 
@@ -81,12 +79,13 @@ def out_of_core(
                 continue
             row |= {'first_predicted_seconds': plan.predicted_seconds}
             session.retime()
-            timed = []
-            for _ in range(TIMING_RUNS):
+            timed: list[float] = []
+            while not session.settled:
                 training.step()
                 session.finish_iteration()
                 timed.append(session.last_iteration()['seconds'])
-            simulated = hybridmem.simulate(session.profile, plan).total_seconds
+            timed = timed[-TIMING_RUNS:]
+            simulated = session.plan.predicted_seconds
             row |= {
                 'timed_seconds': timed,
                 'simulated_seconds': simulated,

@@ -18,8 +18,10 @@ from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
@@ -44,6 +46,8 @@ class Guide:
         plan (Plan or None): Once it is guided.
         table (ActionTable or None): What to do in the next iteration.
         copies (dict): Host copies by storage id.
+        timings (list): Times of the operations, per timed guided iteration.
+        timed_again (bool): The plan has changed after it was timed.
         improvement (Improvement or None): The search for a better plan.
     """
 
@@ -55,7 +59,8 @@ class Guide:
         self.table: ActionTable | None = None
         self.copies: dict[int, HostCopy] = {}
         self.runs: list[Profile] = []
-        self.timings: list[list[float]] = []
+        self.timings: list[list[Times]] = []
+        self.timed_again = False
         self.improvement: Improvement | None = None
 
     @property
@@ -121,20 +126,25 @@ class Guide:
             for recipe in base.recipes
         )
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
-        self.problem = make_problem(profile)
+        self.problem = _undisturbed(profile, swap_everything(profile))
         return self.problem
 
     def make_timed_problem(self) -> Problem:
         """The problem with the median times of the guided iterations."""
-        assert self.problem is not None
+        assert self.problem is not None and self.plan is not None
         profile = self.problem.profile
         operations = tuple(
-            dataclasses.replace(op, device_seconds=statistics.median(times))
+            dataclasses.replace(
+                op,
+                device_seconds=statistics.median(t.device_seconds for t in times),
+                host_seconds=statistics.median(t.host_seconds for t in times),
+            )
             for op, times in zip(
                 profile.operations, zip(*self.timings, strict=True), strict=True
             )
         )
-        self.problem = make_problem(dataclasses.replace(profile, operations=operations))
+        profile = dataclasses.replace(profile, operations=operations)
+        self.problem = _undisturbed(profile, self.plan)
         return self.problem
 
     def follow(self, problem: Problem, plan: Plan) -> None:
@@ -149,6 +159,23 @@ class Guide:
         for copy in self.copies.values():
             copy.close()
         self.copies.clear()
+
+
+def _undisturbed(profile: Profile, plan: Plan) -> Problem:
+    """The problem without what the copies of the recorded plan cost compute."""
+    problem = make_problem(profile)
+    decided = {storage.id for storage in problem.maps}
+    followed = tuple(entry for entry in plan.maps if entry.storage in decided)
+    plan = dataclasses.replace(plan, maps=followed)
+    operations = tuple(
+        dataclasses.replace(op, device_seconds=seconds)
+        for op, seconds in zip(
+            profile.operations, undisturbed_seconds(problem, plan), strict=True
+        )
+    )
+    if operations == profile.operations:
+        return problem
+    return make_problem(dataclasses.replace(profile, operations=operations))
 
 
 def swap_everything(profile: Profile) -> Plan:

@@ -30,7 +30,7 @@ from typing import Any
 from chainer_hybridmem import files
 
 FORMAT = 'chainer_hybridmem/profile'
-VERSION = 2
+VERSION = 3
 
 
 class Phase(enum.Enum):
@@ -85,7 +85,8 @@ class Operation:
         label (str): Link path and function name.
         phase (Phase): Forward, backward or update.
         device_seconds (float): Time on the compute device, copies excluded.
-        host_seconds (float): Time the host needs to issue it.
+        host_seconds (float): Time the host needs to issue it; zero where issuing
+            is computing.
         reads (tuple of int): Storages read.
         writes (tuple of int): Storages produced that outlive the operation.
         workspace_bytes (int): Bytes needed only while it runs: the peak above
@@ -203,11 +204,22 @@ class Link:
         latency_seconds (float): Time of an empty copy.
         d2h_bytes_per_second (float): Device to host (swap-out).
         h2d_bytes_per_second (float): Host to device (swap-in).
+        duplex_share (float): Of its speed that each direction keeps while both
+            copy; in (0, 1].
+        d2h_compute_share (float): Of its speed that compute keeps while a
+            swap-out is under way; in (0, 1].
+        h2d_compute_share (float): Likewise beside a swap-in.
+        issue_seconds (float): Time the host needs to issue one copy; zero where
+            issuing is computing.
     """
 
     latency_seconds: float
     d2h_bytes_per_second: float
     h2d_bytes_per_second: float
+    duplex_share: float = 1.0
+    d2h_compute_share: float = 1.0
+    h2d_compute_share: float = 1.0
+    issue_seconds: float = 0.0
 
     def d2h_seconds(self, nbytes: int) -> float:
         """Seconds one swap-out of ``nbytes`` takes on a free link."""
@@ -349,6 +361,10 @@ def check_profile(profile: Profile) -> None:
             raise files.broken(
                 'profile', f'operation {index} takes {op.device_seconds} seconds'
             )
+        if not (0 <= op.host_seconds < 1e9):
+            raise files.broken(
+                'profile', f'operation {index} is issued in {op.host_seconds} seconds'
+            )
         if not -1 <= op.forward < index:
             raise files.broken(
                 'profile', f'operation {index} differentiates operation {op.forward}'
@@ -394,5 +410,9 @@ def check_profile(profile: Profile) -> None:
         0 <= link.latency_seconds < math.inf
         and 0 < link.d2h_bytes_per_second < math.inf
         and 0 < link.h2d_bytes_per_second < math.inf
+        and 0 < link.duplex_share <= 1
+        and 0 < link.d2h_compute_share <= 1
+        and 0 < link.h2d_compute_share <= 1
+        and 0 <= link.issue_seconds < math.inf
     ):
         raise files.broken('profile', f'its link is {link}')

@@ -17,6 +17,7 @@ import chainer
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices import open_device, parse_device
+from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
     HybridMemoryError,
@@ -395,7 +396,7 @@ class Session(chainer.FunctionHook):
             self._deviate()
         if watch is not None and self._matching:
             self.device.synchronize()
-            guide.timings.append(watch.seconds())
+            guide.timings.append(watch.times())
             if guide.timed:
                 _uncounted(self._retime, guide)
         if self._improve and self._matching and guide.timed:
@@ -449,6 +450,12 @@ class Session(chainer.FunctionHook):
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
 
+    @property
+    def settled(self) -> bool:
+        """Whether the plan's prediction rests on iterations that followed it."""
+        guide = self._planned_guide()
+        return guide is not None and guide.timed
+
     def retime(self) -> None:
         """Times the next guided iterations again and predicts anew from them.
 
@@ -465,6 +472,7 @@ class Session(chainer.FunctionHook):
                 f'session.plan is not None.'
             )
         guide.timings.clear()
+        guide.timed_again = False
 
     def finish_iteration(self) -> None:
         """Ends the iteration now instead of at the start of the next one.
@@ -493,20 +501,29 @@ class Session(chainer.FunctionHook):
         assert old is not None
         problem = guide.make_timed_problem()
         seconds = simulate(problem, old).total_seconds
-        try:
-            plan = make_plan(
-                problem, self.limit_bytes, self.planner, **self.planner_options
-            )
-        except InfeasibleError:  # it was replanned with another planner
-            plan = None
-        if plan is None or seconds <= plan.predicted_seconds * (1 + LEAST_GAIN):
+        plan = None if guide.timed_again else self._faster(problem, seconds)
+        if plan is None:
             plan = dataclasses.replace(
                 old,
                 predicted_seconds=seconds,
                 in_core_seconds=problem.in_core_seconds,
                 lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
             )
+        else:  # its own times tell more
+            guide.timed_again = True
+            guide.timings.clear()
         self._follow(guide, problem, plan)
+
+    def _faster(self, problem: Problem, seconds: float) -> Plan | None:
+        """The planner's plan for new times if it is clearly better than the old one."""
+        try:
+            plan = make_plan(
+                problem, self.limit_bytes, self.planner, **self.planner_options
+            )
+        except InfeasibleError:  # it was replanned with another planner
+            return None
+        gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
+        return plan if gained else None
 
     def _adopt(self, guide: Guide) -> None:
         """Takes over a plan found meanwhile, or begins to look for one."""
@@ -549,8 +566,7 @@ class Session(chainer.FunctionHook):
 
     def _measured_link(self) -> Link:
         if self._link is None:
-            latency, d2h, h2d = self.device.measure_link()
-            self._link = Link(latency, d2h, h2d)
+            self._link = measure_link(self.device)
         return self._link
 
     def _permanent_kinds(self) -> dict[int, Category]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import statistics
 import sys
 import threading
 import weakref
@@ -50,9 +49,6 @@ from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 
 _UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
-_LEAST_LINK_BYTES = 1 << 12
-_LINK_REPEATS = 5
-_WORK_LAUNCHES = 8  # kernels that run while a copy is measured
 
 _new_id = itertools.count(1).__next__  # over all devices, so never used twice
 
@@ -72,6 +68,7 @@ class CudaDevice(Device):
     """
 
     kind = 'cuda'
+    asynchronous = True
 
     def __init__(
         self,
@@ -238,7 +235,7 @@ class CudaDevice(Device):
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:
             return False
-        with self._no_reclaim():
+        with self.without_reclaim():
             try:
                 self._reclaim(missing_bytes)
             except Exception as error:
@@ -247,10 +244,11 @@ class CudaDevice(Device):
         return True
 
     @contextmanager
-    def _no_reclaim(self) -> Iterator[None]:
+    def without_reclaim(self) -> Iterator[None]:
         former, self._reclaiming = self._reclaiming, True
         try:
-            yield
+            with self._current():
+                yield
         finally:
             self._reclaiming = former
 
@@ -425,49 +423,6 @@ class CudaDevice(Device):
     def take_stall_seconds(self) -> float:
         stalls, self._stalls = self._stalls, []
         return sum(self.elapsed(before, after) for before, after in stalls)
-
-    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
-        with self._current(), self._no_reclaim():
-            small = self.allocate(_LEAST_LINK_BYTES)
-            work = self._cupy.ones(_LEAST_LINK_BYTES // 4, 'f4')
-            buffer = self._largest_buffer(max(nbytes, _LEAST_LINK_BYTES))
-            latency = min(self._time_copies(small, work))
-            outward, inward = self._time_copies(buffer, work)
-            size = self.root_bytes(buffer)
-        latency = min(latency, min(outward, inward) / 2)
-        return latency, size / (outward - latency), size / (inward - latency)
-
-    def _largest_buffer(self, nbytes: int) -> Root:
-        while True:
-            try:
-                return self.allocate(nbytes)
-            except OutOfMemoryError:
-                if nbytes <= _LEAST_LINK_BYTES:
-                    raise
-                nbytes = max(nbytes // 2, _LEAST_LINK_BYTES)
-
-    def _time_copies(self, root: Root, work: Array) -> tuple[float, float]:
-        """Median seconds of a copy out and in beside kernels."""
-        space: HostCopy | None = None
-        outward, inward = [], []
-        try:
-            for _ in range(_LINK_REPEATS + 1):  # the first one warms up
-                space, transfer = self.swap_out(root, space)
-                outward.append(self._compute_during(transfer, work))
-                inward.append(self._compute_during(self.swap_in(space, root), work))
-        finally:
-            if space is not None:
-                self.synchronize()
-                space.close()
-        return statistics.median(outward[1:]), statistics.median(inward[1:])
-
-    def _compute_during(self, transfer: Transfer, work: Array) -> float:
-        for _ in range(_WORK_LAUNCHES):
-            self._cupy.multiply(work, work, out=work)
-        self.synchronize()
-        self.wait(transfer)
-        # An event pair has a resolution of about half a microsecond.
-        return max(transfer.seconds(), 5e-7)
 
     def _current(self) -> Any:
         """Makes this GPU the current one for a while."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -41,9 +40,6 @@ from chainer_hybridmem.errors import (
 )
 
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
-_LEAST_LINK_BYTES = 1 << 12
-_LINK_SECONDS = 0.1  # a throttled link is measured with copies of this length
-_LINK_REPEATS = 3
 
 
 class HostDevice(Device):
@@ -66,6 +62,7 @@ class HostDevice(Device):
     """
 
     kind = 'host'
+    asynchronous = False
 
     def __init__(
         self,
@@ -191,7 +188,7 @@ class HostDevice(Device):
             self._reclaim(missing_bytes)
 
     @contextmanager
-    def _no_reclaim(self) -> Iterator[None]:
+    def without_reclaim(self) -> Iterator[None]:
         self._counter.pause_reclaim(True)
         try:
             yield
@@ -323,50 +320,6 @@ class HostDevice(Device):
     def take_stall_seconds(self) -> float:
         seconds, self._stall_seconds = self._stall_seconds, 0.0
         return seconds
-
-    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
-        if self._bandwidth is not None:
-            nbytes = min(nbytes, int(self._bandwidth * _LINK_SECONDS))
-        with self._no_reclaim():
-            small = self.allocate(_LEAST_LINK_BYTES)
-            work = numpy.ones(_LEAST_LINK_BYTES // 4, numpy.float32)
-            buffer = self._largest_buffer(max(nbytes, _LEAST_LINK_BYTES))
-            latency = min(self._time_copies(small, work))
-            outward, inward = self._time_copies(buffer, work)
-        size = self.root_bytes(buffer)
-        # A tiny copy can take longer than its share of a large one.
-        shortest = min(outward, inward)
-        latency = min(latency, shortest / 2)
-        return latency, size / (outward - latency), size / (inward - latency)
-
-    def _largest_buffer(self, nbytes: int) -> Root:
-        while True:
-            try:
-                return self.allocate(nbytes)
-            except OutOfMemoryError:
-                if nbytes <= _LEAST_LINK_BYTES:
-                    raise
-                nbytes = max(nbytes // 2, _LEAST_LINK_BYTES)
-
-    def _time_copies(self, root: Root, work: Array) -> tuple[float, float]:
-        """Median seconds of a copy out and in while the main thread computes."""
-        space: HostCopy | None = None
-        outward, inward = [], []
-        try:
-            for _ in range(_LINK_REPEATS + 1):  # the first touches new memory
-                space, transfer = self.swap_out(root, space)
-                outward.append(self._compute_during(transfer, work))
-                inward.append(self._compute_during(self.swap_in(space, root), work))
-        finally:
-            if space is not None:
-                space.close()
-        return statistics.median(outward[1:]), statistics.median(inward[1:])
-
-    def _compute_during(self, transfer: Transfer, work: Array) -> float:
-        while not transfer.done():
-            numpy.multiply(work, work, out=work)
-        self.wait(transfer)
-        return transfer.seconds()
 
 
 def _check_options(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -76,6 +77,7 @@ class Device(abc.ABC):
 
     Attributes:
         kind (str): ``'host'`` or ``'cuda'``.
+        asynchronous (bool): Whether the host only issues work and runs ahead of it.
         limit_bytes (int): Most bytes that may be in use.
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
@@ -87,6 +89,7 @@ class Device(abc.ABC):
     """
 
     kind: str
+    asynchronous: bool
     limit_bytes: int
     used_bytes: int
     peak_bytes: int
@@ -104,6 +107,10 @@ class Device(abc.ABC):
                 fit; may release memory. Afterwards the allocation is tried
                 once more and refused if it still does not fit.
         """
+
+    @abc.abstractmethod
+    def without_reclaim(self) -> AbstractContextManager[None]:
+        """For work of the device's own: what does not fit is refused at once."""
 
     @abc.abstractmethod
     def uninstall(self) -> None:
@@ -234,7 +241,3 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def take_stall_seconds(self) -> float:
         """Time compute spent in :meth:`wait` since the last call."""
-
-    @abc.abstractmethod
-    def measure_link(self, nbytes: int = 2**24) -> tuple[float, float, float]:
-        """Latency in seconds, D2H and H2D bytes per second, while computing."""

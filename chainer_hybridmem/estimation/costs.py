@@ -340,7 +340,7 @@ def time_model(
     return dataclasses.replace(
         profile,
         operations=tuple(
-            dataclasses.replace(op, device_seconds=s)
+            dataclasses.replace(op, device_seconds=s, host_seconds=0.0)
             for op, s in zip(profile.operations, seconds, strict=True)
         ),
         recipes=tuple(

@@ -150,13 +150,20 @@ def _model(name: str, given: dict[str, Any]) -> DeviceModel:
 
 
 def _link(name: str, body: dict[str, Any]) -> Link:
-    names = [field.name for field in dataclasses.fields(Link)]
-    if set(body) != set(names):
+    fields = dataclasses.fields(Link)
+    names = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not needed <= set(body) <= names:
         raise _wrong(name, f'its link has {sorted(body)}', names)
+    for share in ('duplex_share', 'd2h_compute_share', 'h2d_compute_share'):
+        if not 0 < _number(name, share, body.get(share, 1.0)) <= 1:
+            raise _wrong(name, f'{share} is {body[share]}, not in (0, 1]')
+    optional = {key: float(value) for key, value in body.items() if key not in needed}
     return Link(
         latency_seconds=_not_negative(name, body, 'latency_seconds'),
         d2h_bytes_per_second=_positive(name, body, 'd2h_bytes_per_second'),
         h2d_bytes_per_second=_positive(name, body, 'h2d_bytes_per_second'),
+        **optional,
     )
 
 

@@ -110,7 +110,10 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     nothing = np.zeros(n_maps)
     if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
         return Bound(problem.in_core_seconds, nothing, nothing, 0)
-    return tightened(Relaxation(problem, limit_bytes))
+    bound = tightened(Relaxation(problem, limit_bytes))
+    # The relaxation does not know that the host has to issue everything.
+    seconds = max(bound.seconds, problem.in_core_seconds)
+    return dataclasses.replace(bound, seconds=seconds)
 
 
 def tightened(relaxation: Relaxation) -> Bound:
@@ -153,7 +156,7 @@ class Relaxation:
         self.size = a.size[: self.n_maps] / self.scale
         self.out_rate = problem.profile.link.d2h_bytes_per_second / self.scale
         self.in_rate = problem.profile.link.h2d_bytes_per_second / self.scale
-        self.base_seconds = problem.in_core_seconds
+        self.base_seconds = problem.compute_seconds
         # Compute time before each operation.
         self.elapsed = np.concatenate([[0.0], np.cumsum(a.seconds)])
         n, n_maps = self.n, self.n_maps

@@ -449,7 +449,11 @@ class _Builder:
             label=step.label,
             phase=step.phase,
             device_seconds=sum(device.elapsed(a.left, b.entered) for a, b in spans),
-            host_seconds=sum(b.entered_seconds - a.left_seconds for a, b in spans),
+            host_seconds=(
+                sum(b.entered_seconds - a.left_seconds for a, b in spans)
+                if device.asynchronous
+                else 0.0
+            ),
             reads=tuple(self.index[a] for a in step.reads if a in self.index),
             writes=tuple(sorted(writes)),
             workspace_bytes=self._workspace(events),

@@ -9,7 +9,8 @@ Two steps, each linear in the operations for a bounded number of maps alive:
     swap-ins start as early as memory allows, in order of need (Ito et al.,
     section 4.3). Then it asks ``lanes``.
 ``lanes``
-    decides *when*: one compute lane, one lane per copy direction.
+    decides *when*: one lane for the host, which issues everything, one for
+    compute, one per copy direction.
 
 Both write into a :class:`Work`, so that a search allocates nothing per candidate
 and runs compiled as a whole. Notation as in
@@ -43,14 +44,26 @@ class Work(NamedTuple):
     drop: np.ndarray
     program: np.ndarray  # (P, 3): position, RUN/STAY/FREE, operation or item
     replay_seconds: np.ndarray  # (n,)
+    replay_host_seconds: np.ndarray  # (n,) to issue the replays
     # Times in seconds, (M,) float64 each.
     start: np.ndarray  # (n,) compute start, replays included
+    stop: np.ndarray  # (n,) compute end
+    host_stall: np.ndarray  # (n,) compute waited for the host
     release_stall: np.ndarray  # compute waited for this swap-out
     need_stall: np.ndarray  # compute waited for this swap-in
     out_start: np.ndarray
     out_end: np.ndarray
     in_start: np.ndarray
     in_end: np.ndarray
+    # Lanes of both directions, outward first.
+    began: np.ndarray  # (2, M) float64, out_start and in_start
+    ended: np.ndarray  # (2, M) float64, out_end and in_end
+    stalls: np.ndarray  # (2, M) float64, release_stall and need_stall
+    alone: np.ndarray  # (2, M) float64, seconds on an idle link
+    copies: np.ndarray  # (2, M) int64, in order of submission
+    head: np.ndarray  # (2,) int64, the copy under way
+    tail: np.ndarray  # (2,) int64, the end of the queue
+    ends_at: np.ndarray  # (2,) float64, of the copy under way; infinite: idle
     # Scratch.
     load: np.ndarray  # (n+1,) int64
     extra: np.ndarray  # (n+1,) int64, replays above what is loaded
@@ -82,7 +95,7 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         program: Entries of the replay program to store.
     """
     n, n_maps, n_items = len(arrays.seconds), len(arrays.first_use), len(arrays.size)
-
+    began, ended, stalls = (np.zeros((2, n_maps)) for _ in range(3))
     return Work(
         swap_out=np.zeros(n_maps, np.int64),
         release=np.zeros(n_maps, np.int64),
@@ -91,13 +104,24 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         drop=np.zeros(n_maps, np.int64),
         program=np.zeros((program, 3), np.int64),
         replay_seconds=np.zeros(n),
+        replay_host_seconds=np.zeros(n),
         start=np.zeros(n),
-        release_stall=np.zeros(n_maps),
-        need_stall=np.zeros(n_maps),
-        out_start=np.zeros(n_maps),
-        out_end=np.zeros(n_maps),
-        in_start=np.zeros(n_maps),
-        in_end=np.zeros(n_maps),
+        stop=np.zeros(n),
+        host_stall=np.zeros(n),
+        release_stall=stalls[0],
+        need_stall=stalls[1],
+        out_start=began[0],
+        out_end=ended[0],
+        in_start=began[1],
+        in_end=ended[1],
+        began=began,
+        ended=ended,
+        stalls=stalls,
+        alone=np.zeros((2, n_maps)),
+        copies=np.zeros((2, n_maps), np.int64),
+        head=np.zeros(2, np.int64),
+        tail=np.zeros(2, np.int64),
+        ends_at=np.zeros(2),
         load=np.zeros(n + 1, np.int64),
         extra=np.zeros(n + 1, np.int64),
         heads=np.zeros((4, n + 1), np.int64),
@@ -396,10 +420,11 @@ def _replays(
             high, written = _run_chain(a, action, k, length, entries, w)
         entries = written
         w.extra[k] = high - w.load[k]
-        spent = 0.0
+        spent, host = 0.0, 0.0
         for i in range(length):
             op = chain[i]
             spent += a.recipe_seconds[op]
+            host += a.host_seconds[op]
             for j in range(product_ptr[op], product_ptr[op + 1]):
                 item = products[j]
                 if item < n_maps and stays[item]:
@@ -408,6 +433,7 @@ def _replays(
                 stays[item] = False
                 uses[item] = 0
         w.replay_seconds[k] = spent
+        w.replay_host_seconds[k] = host
     return entries
 
 
@@ -547,6 +573,7 @@ def evaluate(
     """
     n, b0, n_maps = len(a.seconds), a.first_backward, len(action)
     w.replay_seconds[:] = 0
+    w.replay_host_seconds[:] = 0
     w.load[:] = 0
     w.extra[:] = 0
     w.mark[:] = -1
@@ -582,53 +609,100 @@ def evaluate(
         peak, worst = high, where
     if peak > limit:
         return Outcome(np.inf, peak, worst, entries)
-    return Outcome(lanes(a.seconds, out_seconds, in_seconds, w), peak, worst, entries)
+    return Outcome(lanes(a, out_seconds, in_seconds, w), peak, worst, entries)
 
 
 @compiled()
-def lanes(
-    seconds: np.ndarray, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
-) -> float:
+def lanes(a: Arrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work) -> float:
     """Start of every operation and copy for the positions in ``w``; the total.
 
-    Before operation k, in this order: swap-outs start, releases wait for
-    their copy, swap-ins start, needed maps are waited for, replays run.
+    Before operation k, in this order: the host issues what comes before it,
+    swap-outs start, releases wait for their copy, swap-ins start, needed maps are
+    waited for, replays run. Time passes in one place, from the end of one copy to
+    the next, because copies slow each other and compute down.
     """
     heads, following = w.heads, w.following
     _list_by(w.swap_out, w.swap_out, heads[OUT], following[OUT])
     _list_by(w.release, w.swap_out, heads[LEAVE], following[LEAVE])
     _list_by(w.needed, w.swap_out, heads[NEED], following[NEED])
     _list_swap_ins(w)
-    out_start, out_end = w.out_start, w.out_end
-    in_start, in_end = w.in_start, w.in_end
-    release_stall, need_stall = w.release_stall, w.need_stall
-    replay_seconds, start = w.replay_seconds, w.start
-    release_stall[:] = 0
-    need_stall[:] = 0
-    now, d2h_free, h2d_free = 0.0, 0.0, 0.0
+    began, ended, alone, copies = w.began, w.ended, w.alone, w.copies
+    head, tail, ends_at = w.head, w.tail, w.ends_at
+    stalls, host_stall, start, stop = w.stalls, w.host_stall, w.start, w.stop
+    seconds, host_seconds = a.seconds, a.host_seconds
+    replay_seconds, replay_host = w.replay_seconds, w.replay_host_seconds
+    duplex, shares = a.duplex_share, (a.out_compute_share, a.in_compute_share)
+    alike = shares[0] == 1.0 and shares[1] == 1.0
+    stalls[:] = 0.0
+    ended[:] = -1.0
+    ends_at[:] = np.inf  # of the copy under way; infinite: the lane is idle
+    head[:] = 0
+    tail[:] = 0
+    now, host = 0.0, 0.0
     for k in range(len(seconds)):
-        m = heads[OUT, k]
-        while m >= 0:
-            out_start[m] = max(now, d2h_free)
-            out_end[m] = d2h_free = out_start[m] + out_seconds[m]
-            m = following[OUT, m]
-        m = heads[LEAVE, k]
-        while m >= 0:
-            if out_end[m] > now:
-                release_stall[m] = out_end[m] - now
-                now = out_end[m]
-            m = following[LEAVE, m]
-        m = heads[IN, k]
-        while m >= 0:
-            in_start[m] = max(now, h2d_free)
-            in_end[m] = h2d_free = in_start[m] + in_seconds[m]
-            m = following[IN, m]
-        m = heads[NEED, k]
-        while m >= 0:
-            if in_end[m] > now:
-                need_stall[m] = in_end[m] - now
-                now = in_end[m]
-            m = following[NEED, m]
-        start[k] = now
-        now += replay_seconds[k] + seconds[k]
-    return now
+        for stage in range(4):
+            # What is waited for: the host, copies out, copies in, compute.
+            lane, target, until, speed = stage - 1, -1, np.inf, 1.0
+            if stage == 0:
+                until = max(now, host)
+                host_stall[k] = until - now
+            elif stage == 3:
+                start[k] = now
+                if not alike:
+                    for beside in range(2):
+                        if ends_at[beside] < np.inf:
+                            speed *= shares[beside]
+                until = now + (replay_seconds[k] + seconds[k]) / speed
+            else:
+                m = heads[OUT if lane == 0 else IN, k]
+                while m >= 0:
+                    host += a.issue_seconds
+                    copies[lane, tail[lane]] = m
+                    tail[lane] += 1
+                    alone[lane, m] = out_seconds[m] if lane == 0 else in_seconds[m]
+                    if ends_at[lane] == np.inf:
+                        began[lane, m] = now
+                        ends_at[lane] = now + alone[lane, m]
+                        if duplex < 1 and ends_at[1 - lane] < np.inf:
+                            ends_at[lane] = now + alone[lane, m] / duplex
+                            left = ends_at[1 - lane] - now
+                            ends_at[1 - lane] = now + left / duplex
+                    m = following[OUT if lane == 0 else IN, m]
+                target = heads[LEAVE if lane == 0 else NEED, k]
+                if target < 0:
+                    continue
+            while True:
+                if stage == 1 or stage == 2:
+                    while target >= 0 and ended[lane, target] >= 0:
+                        if ended[lane, target] > now:
+                            stalls[lane, target] = ended[lane, target] - now
+                            now = ended[lane, target]
+                        target = following[LEAVE if lane == 0 else NEED, target]
+                    if target < 0:
+                        break
+                first = 0 if ends_at[0] <= ends_at[1] else 1
+                moment = ends_at[first]
+                if moment > until:
+                    break
+                # A copy ends, and the next one of its lane starts.
+                other = 1 - first
+                shared = duplex < 1 and ends_at[other] < np.inf
+                ended[first, copies[first, head[first]]] = moment
+                head[first] += 1
+                if head[first] < tail[first]:
+                    m = copies[first, head[first]]
+                    began[first, m] = moment
+                    ends_at[first] = moment + alone[first, m]
+                    if shared:
+                        ends_at[first] = moment + alone[first, m] / duplex
+                    continue
+                ends_at[first] = np.inf
+                if shared:
+                    ends_at[other] = moment + (ends_at[other] - moment) * duplex
+                if stage == 3 and not alike:
+                    until = moment + (until - moment) * shares[first]
+            if stage == 0 or stage == 3:
+                now = until
+        stop[k] = now
+        host += replay_host[k] + host_seconds[k]
+    return max(now, host)

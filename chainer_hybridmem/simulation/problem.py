@@ -29,6 +29,11 @@ class Arrays(NamedTuple):
 
     first_backward: int
     seconds: np.ndarray  # (n,) float64
+    host_seconds: np.ndarray  # (n,) float64, to issue the operation
+    issue_seconds: float  # to issue one copy
+    duplex_share: float  # of its speed a direction keeps beside the other
+    out_compute_share: float  # of its speed compute keeps beside swap-outs
+    in_compute_share: float  # beside swap-ins
     fixed_start: np.ndarray  # (n,) int64, load before the operation
     fixed_peak: np.ndarray  # (n,) int64, highest load while it runs
     size: np.ndarray  # (M+T,) int64
@@ -63,6 +68,7 @@ class Problem:
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
         swap_in_seconds (ndarray): Seconds of each map's copy back.
         in_core_peak_bytes (int): Highest load of plain Chainer.
+        in_core_seconds (float): Time of one iteration without any swap or recompute.
         bounds (dict): Proven bounds found so far, by limit.
     """
 
@@ -74,13 +80,14 @@ class Problem:
     swap_out_seconds: np.ndarray
     swap_in_seconds: np.ndarray
     in_core_peak_bytes: int
+    in_core_seconds: float
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
 
     @property
-    def in_core_seconds(self) -> float:
-        """Time of one iteration without any swap or recompute."""
+    def compute_seconds(self) -> float:
+        """Seconds of all operations, if nothing ever waits."""
         return self.profile.compute_seconds
 
 
@@ -110,9 +117,15 @@ def make_problem(profile: Profile) -> Problem:
     releasable = np.array([s.releasable_from for s in maps], np.int64)
     release_from = np.maximum(releasable, copy_from)
     first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
+    link = profile.link
     arrays = Arrays(
         first_backward=b0,
         seconds=np.array([op.device_seconds for op in profile.operations]),
+        host_seconds=np.array([op.host_seconds for op in profile.operations]),
+        issue_seconds=link.issue_seconds,
+        duplex_share=link.duplex_share,
+        out_compute_share=link.d2h_compute_share,
+        in_compute_share=link.h2d_compute_share,
         fixed_start=fixed_start,
         fixed_peak=fixed_peak,
         size=np.array([storages[i].nbytes for i in items], np.int64),
@@ -128,7 +141,6 @@ def make_problem(profile: Profile) -> Problem:
         by_use=np.argsort(first_use, kind='stable'),
         **recipes,
     )
-    link = profile.link
     return Problem(
         profile=profile,
         maps=maps,
@@ -138,7 +150,17 @@ def make_problem(profile: Profile) -> Problem:
         swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
         swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
         in_core_peak_bytes=in_core_peak_bytes(profile),
+        in_core_seconds=_in_core_seconds(profile),
     )
+
+
+def _in_core_seconds(profile: Profile) -> float:
+    """Compute, where the host issues fast enough; see :func:`.kernel.lanes`."""
+    now = issued = 0.0
+    for op in profile.operations:
+        now = max(now, issued) + op.device_seconds
+        issued += op.host_seconds
+    return max(now, issued)
 
 
 def _last_forward(storage: Storage) -> int:

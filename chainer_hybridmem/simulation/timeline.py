@@ -46,6 +46,7 @@ class Timeline:
         total_seconds (float): Time of the iteration.
         peak_bytes (int): Highest load.
         stall_seconds (float): Time compute waits for copies.
+        host_stall_seconds (float): Time compute waits for the host to issue work.
         recompute_seconds (float): Time spent on replays.
         load_bytes (tuple of int): Highest load while each operation runs,
             what runs before it included.
@@ -55,6 +56,7 @@ class Timeline:
     total_seconds: float
     peak_bytes: int
     stall_seconds: float
+    host_stall_seconds: float
     recompute_seconds: float
     load_bytes: tuple[int, ...]
     intervals: tuple[Interval, ...]
@@ -120,6 +122,8 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
                 f'has not shown to be repeatable.'
             )
         work.replay_seconds[replay.before] += seconds
+        host = problem.arrays.host_seconds[replay.operation]
+        work.replay_host_seconds[replay.before] += host
     for name, column in (
         ('swap_out_before', work.swap_out),
         ('release_before', work.release),
@@ -154,33 +158,87 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = kernel.lanes(
-        problem.arrays.seconds, problem.swap_out_seconds, problem.swap_in_seconds, work
+        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
     stall = float(work.release_stall.sum() + work.need_stall.sum())
     return Timeline(
         total_seconds=total,
         peak_bytes=max(loads),
         stall_seconds=stall,
+        host_stall_seconds=total - float(work.stop[-1]) + float(work.host_stall.sum()),
         recompute_seconds=float(work.replay_seconds.sum()),
         load_bytes=tuple(loads),
         intervals=tuple(_intervals(problem, plan, work)),
     )
 
 
+def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
+    """What operations would take without copies beside them.
+
+    Args:
+        problem: With times measured while a plan was followed, its copies included.
+        plan: That plan.
+
+    Returns:
+        list of float: Seconds per operation; :func:`simulate` of the plan with these
+        gives the measured times again.
+    """
+    a = problem.arrays
+    if a.out_compute_share == a.in_compute_share == 1:
+        return list(a.seconds.tolist())
+    work = positions_from_plan(problem, plan)
+    as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
+    kernel.lanes(as_measured, problem.swap_out_seconds, problem.swap_in_seconds, work)
+    swapped = work.swap_out >= 0
+    moments = np.concatenate(
+        [work.began[:, swapped], work.ended[:, swapped]], axis=None
+    )
+    moments = np.unique(np.append(moments, [0.0, work.stop[-1]]))
+    speed = np.ones(len(moments) - 1)
+    for lane, share in enumerate((a.out_compute_share, a.in_compute_share)):
+        # Copies of one lane do not overlap: some are under way where more have
+        # begun than ended.
+        began = np.searchsorted(np.sort(work.began[lane, swapped]), moments, 'right')
+        ended = np.searchsorted(np.sort(work.ended[lane, swapped]), moments, 'right')
+        speed[(began > ended)[:-1]] *= share
+    done = np.append(0.0, np.cumsum(speed * np.diff(moments)))
+    first = work.start + work.replay_seconds
+    work_done = np.interp(work.stop, moments, done) - np.interp(first, moments, done)
+    return list(work_done.tolist())
+
+
 def _intervals(problem: Problem, plan: Plan, work: kernel.Work) -> list[Interval]:
     result = []
     recipe = problem.arrays.recipe_seconds
     clock = work.start.copy()
+    # Beside copies, compute may be slower than it is alone.
+    alone = work.replay_seconds + problem.arrays.seconds
+    slower = np.ones_like(alone)
+    np.divide(work.stop - work.start, alone, out=slower, where=alone > 0)
     operations = problem.profile.operations
     for replay in plan.replays:
-        start = float(clock[replay.before])
-        clock[replay.before] = end = start + float(recipe[replay.operation])
+        k = replay.before
+        start = float(clock[k])
+        clock[k] = end = start + float(recipe[replay.operation] * slower[k])
         label = operations[replay.operation].label
         result.append(Interval('compute', 'recompute', label, start, end))
     for op in operations:
-        start = float(clock[op.index])
-        end = start + op.device_seconds
+        k = op.index
+        start = float(clock[k])
+        end = start + float(op.device_seconds * slower[k])
         result.append(Interval('compute', op.phase.value, op.label, start, end))
+        if work.host_stall[k] > 0:
+            # Before anything else that happens in front of operation k.
+            last = float(work.stop[k - 1] + work.host_stall[k])
+            result.append(
+                Interval(
+                    'compute',
+                    'stall',
+                    'waits for the host',
+                    last - float(work.host_stall[k]),
+                    last,
+                )
+            )
     for m, storage in enumerate(problem.maps):
         if work.swap_out[m] < 0:
             continue

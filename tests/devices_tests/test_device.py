@@ -5,6 +5,7 @@ import gc
 import numpy
 import pytest
 
+from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import View
 from chainer_hybridmem.errors import OutOfMemoryError
 
@@ -314,9 +315,12 @@ def test_stalls_and_marks(opened):
 def test_measured_link_leaves_nothing_behind(opened):
     device = opened.device
     before = device.used_bytes
-    latency, outward, inward = device.measure_link(_MIB)
-    assert 0 <= latency < 0.1
-    assert outward > 1e6 and inward > 1e6
+    link = measure_link(device, _MIB)
+    assert 0 <= link.latency_seconds < 0.1
+    assert link.d2h_bytes_per_second > 1e6 and link.h2d_bytes_per_second > 1e6
+    assert 0 < link.duplex_share <= 1
+    assert 0 < link.d2h_compute_share <= 1 and 0 < link.h2d_compute_share <= 1
+    assert (link.issue_seconds > 0) == device.asynchronous
     assert device.used_bytes == before
     assert device.host_bytes == 0
     assert not opened.asked

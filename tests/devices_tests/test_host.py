@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 
 _MIB = 1 << 20
@@ -239,17 +240,19 @@ def test_both_directions_run_at_once(open_host):
 
 def test_throttled_link_is_measured(open_host):
     device = open_host(64 * _MIB, link_bandwidth=50e6, link_latency_seconds=0.003)
-    latency, outward, inward = device.measure_link()
-    assert latency == pytest.approx(0.003, rel=0.3)
-    assert outward == pytest.approx(50e6, rel=0.15)
-    assert inward == pytest.approx(50e6, rel=0.15)
+    link = measure_link(device)
+    assert link.latency_seconds == pytest.approx(0.003, rel=0.3)
+    assert link.d2h_bytes_per_second == pytest.approx(50e6, rel=0.15)
+    assert link.h2d_bytes_per_second == pytest.approx(50e6, rel=0.15)
+    assert link.duplex_share > 0.8  # each direction has a throttle of its own
+    assert link.issue_seconds == 0
 
 
 def test_link_is_measured_with_what_fits(open_host):
     device = open_host(_MIB)
     kept = device.allocate(_MIB - 40_000)
-    _, outward, inward = device.measure_link()
-    assert outward > 0 and inward > 0
+    link = measure_link(device)
+    assert link.d2h_bytes_per_second > 0 and link.h2d_bytes_per_second > 0
     del kept
 
 

@@ -279,7 +279,7 @@ def judged(problem: Problem, plan: Plan | None) -> tuple[int, float] | None:
     except PlanError:
         return None
     seconds = kernel.lanes(
-        problem.arrays.seconds, problem.swap_out_seconds, problem.swap_in_seconds, work
+        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
     return peak, seconds
 

@@ -1,0 +1,244 @@
+"""Measures the path to host memory while the device computes.
+
+All devices are measured the same way: copies are started, pieces of dense compute
+are issued beside them, and the clock of the device says how long each took.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Transfer,
+    View,
+)
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.profile import Link
+
+_LEAST_BYTES = 1 << 12
+_ENOUGH_SECONDS = 0.03  # a longer copy is not needed to know a bandwidth
+_RESOLUTION_SECONDS = 5e-7  # of a pair of events
+_SIDE = 256  # of the matrices that are multiplied
+_MOST_PIECES = 4096
+_REPEATS = 4  # the first touches new memory and is not counted
+_SPAN_SECONDS = 0.01  # of copies beside compute: shorter ones tell little
+_MOST_COPIES = 64
+_LEAST_SHARE = 0.5  # what looks slower than this is another user of the machine
+_LONGEST_SECONDS = 0.2
+_NOTICEABLE = 0.03  # a smaller loss of speed is noise
+
+
+def measure_link(device: Device, nbytes: int = 2**24) -> Link:
+    """Latency, bandwidths, and what copies and compute cost each other.
+
+    Bandwidths are medians. What is lost to others is told by the best of several
+    runs: other users of the machine only make things slower.
+
+    Args:
+        device: Open, installed or not.
+        nbytes: Of the largest copy; less where the link is slow or memory short.
+    """
+    buffers: list[_Buffer] = []
+    with device.without_reclaim():
+        try:
+            return _measure(device, nbytes, buffers)
+        finally:
+            device.synchronize()
+            for buffer in buffers:
+                buffer.close()
+
+
+def _measure(device: Device, nbytes: int, buffers: list[_Buffer]) -> Link:
+    bench = _Bench(device)
+    small = _Buffer(device, _LEAST_BYTES)
+    buffers.append(small)
+    latency = math.inf
+    for _ in range(_REPEATS):
+        for start in (small.out, small.back):
+            latency = min(latency, bench.run(start).copies[0])
+    large = _sized(bench, small, nbytes, buffers)
+    once = bench.run(large.out).copies[0]
+    repeats = min(math.ceil(_SPAN_SECONDS / once), _MOST_COPIES)
+    bench.last_for(once * repeats)
+    second = _another(device, large.nbytes, buffers)
+    if second is not None:
+        bench.run(second.out)
+    alone, outward, inward, both = [], [], [], []
+    for _ in range(_REPEATS):
+        alone.append(bench.run())
+        outward.append(bench.run(*[large.out] * repeats))
+        inward.append(bench.run(*[large.back] * repeats))
+        if second is not None:
+            both.append(bench.run(*[large.out, second.back] * repeats))
+    out_seconds = statistics.median(sum(run.copies) for run in outward[1:]) / repeats
+    in_seconds = statistics.median(sum(run.copies) for run in inward[1:]) / repeats
+    # A tiny copy can take longer than its share of a large one.
+    latency = min(latency, out_seconds / 2, in_seconds / 2)
+    piece = min(run.piece_seconds for run in alone)
+    return Link(
+        latency_seconds=latency,
+        d2h_bytes_per_second=large.nbytes / (out_seconds - latency),
+        h2d_bytes_per_second=large.nbytes / (in_seconds - latency),
+        duplex_share=_noticed(_duplex_share(outward, inward, both)),
+        d2h_compute_share=_noticed(max(_compute_share(piece, run) for run in outward)),
+        h2d_compute_share=_noticed(max(_compute_share(piece, run) for run in inward)),
+        issue_seconds=small.issue_seconds if device.asynchronous else 0.0,
+    )
+
+
+def _compute_share(piece_seconds: float, beside: _Run) -> float:
+    """Of its speed compute has kept while copies were under way.
+
+    What takes s seconds alone and t beside copies, both under way for o seconds, has
+    kept 1 - (t - s) / o meanwhile.
+    """
+    alone = piece_seconds * beside.pieces
+    overlap = min(beside.seconds, sum(beside.copies))
+    return 1.0 - (beside.seconds - alone) / overlap
+
+
+def _duplex_share(outward: list[_Run], inward: list[_Run], both: list[_Run]) -> float:
+    """Of its speed each direction keeps beside the other: the shorter copy tells."""
+    if not both:
+        return 1.0
+    out = min(sum(run.copies) for run in outward)
+    back = min(sum(run.copies) for run in inward)
+    beside = (
+        min(sum(r.copies[::2]) for r in both),
+        min(sum(r.copies[1::2]) for r in both),
+    )
+    solo, shared = min((out, beside[0]), (back, beside[1]), key=lambda pair: pair[1])
+    return solo / shared
+
+
+def _sized(
+    bench: _Bench, small: _Buffer, nbytes: int, buffers: list[_Buffer]
+) -> _Buffer:
+    """The smallest buffer whose copy takes long enough, or the largest that fits."""
+    size, best = small.nbytes, small
+    while size < nbytes:
+        size = min(4 * size, nbytes)
+        if best is not small:
+            buffers.remove(best)
+            best.close()
+        larger = _another(bench.device, size, buffers)
+        if larger is None:
+            fallback = _another(bench.device, size // 4, buffers)
+            return small if fallback is None else fallback
+        best = larger
+        bench.run(best.out)  # new memory
+        if bench.run(best.out).copies[0] >= _ENOUGH_SECONDS:
+            break
+    return best
+
+
+def _another(device: Device, nbytes: int, buffers: list[_Buffer]) -> _Buffer | None:
+    try:
+        buffer = _Buffer(device, nbytes)
+    except OutOfMemoryError:
+        return None
+    buffers.append(buffer)
+    return buffer
+
+
+def _noticed(share: float) -> float:
+    """A share of a speed, one if next to nothing was lost."""
+    return max(share, _LEAST_SHARE) if share < 1 - _NOTICEABLE else 1.0
+
+
+class _Buffer:
+    """An allocation that is copied to and fro."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        self.root = device.allocate(nbytes)
+        self.copy: HostCopy | None = None
+        self.issue_seconds = math.inf
+
+    def out(self) -> Transfer:
+        began = time.perf_counter()
+        self.copy, transfer = self.device.swap_out(self.root, self.copy)
+        self.issue_seconds = min(self.issue_seconds, time.perf_counter() - began)
+        return transfer
+
+    def back(self) -> Transfer:
+        assert self.copy is not None
+        return self.device.swap_in(self.copy, self.root)
+
+    def close(self) -> None:
+        self.root = None
+        if self.copy is not None:
+            self.copy.close()
+
+
+class _Run(NamedTuple):
+    """Compute and the copies beside it."""
+
+    pieces: int
+    seconds: float
+    copies: list[float]
+
+    @property
+    def piece_seconds(self) -> float:
+        return self.seconds / self.pieces
+
+
+class _Bench:
+    """Dense compute, with copies beside it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.pieces = 1
+        self.left, self.right, self.product = self._matrices()
+        self.run()
+        self.piece_seconds = self.run().seconds
+
+    def _matrices(self) -> list[Array]:
+        """Three square matrices, large if memory allows."""
+        device, side = self.device, _SIDE
+        while True:
+            nbytes = 4 * side * side
+            try:
+                roots = [device.allocate(nbytes) for _ in range(3)]
+                break
+            except OutOfMemoryError:
+                if side == 1:
+                    raise
+                side //= 2
+        view = View(0, (side, side), (4 * side, 4), '<f4')
+        matrices = [device.restore(root, view) for root in roots]
+        for matrix in matrices:
+            matrix[...] = 1.0
+        return matrices
+
+    def last_for(self, seconds: float) -> None:
+        """Makes compute take about so long."""
+        pieces = math.ceil(seconds / self.piece_seconds)
+        self.pieces = min(max(pieces, 1), _MOST_PIECES)
+
+    def run(self, *starts: Callable[[], Transfer]) -> _Run:
+        """Starts copies, computes beside them, and waits for everything."""
+        device = self.device
+        transfers = [start() for start in starts]
+        issued = time.perf_counter()
+        began = device.mark()
+        done = 0
+        while done < self.pieces:
+            self.left.dot(self.right, self.product)
+            done += 1
+            if time.perf_counter() - issued > _LONGEST_SECONDS:
+                break  # on a busy machine threads of one multiplication wait in turns
+        ended = device.mark()
+        for transfer in transfers:
+            device.wait(transfer)
+        device.synchronize()
+        seconds = max(device.elapsed(began, ended), _RESOLUTION_SECONDS)
+        copies = [max(t.seconds(), _RESOLUTION_SECONDS) for t in transfers]
+        return _Run(done, seconds, copies)
