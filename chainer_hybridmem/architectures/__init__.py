@@ -136,7 +136,7 @@ def _checked(name: str, model: Any) -> chainer.Chain:
 
 def _load_own(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(':')
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith('.'):
         raise UnknownNameError(
             f'Architecture {name!r} is incomplete; write module:Class, for instance '
             f'mymodels:MyNet.'
