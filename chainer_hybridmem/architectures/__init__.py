@@ -27,7 +27,7 @@ from chainer_hybridmem.errors import UnknownNameError
 if TYPE_CHECKING:
     import chainer
 
-__all__ = ['insize', 'make', 'names']
+__all__ = ['insize', 'learning_rate', 'make', 'names']
 
 
 class _Entry(NamedTuple):
@@ -101,6 +101,19 @@ def insize(name: str) -> int:
         UnknownNameError: There is no such name, module or class.
     """
     return getattr(_load(name)[0], 'insize', 224)
+
+
+def learning_rate(name: str) -> float:
+    """Returns a rate of SGD with momentum at which training starts without diverging.
+
+    Args:
+        name: As for :func:`make`. For a class of your own it is its attribute
+            ``learning_rate``, or 0.01 without it.
+
+    Raises:
+        UnknownNameError: There is no such name, module or class.
+    """
+    return getattr(_load(name)[0], 'learning_rate', 0.01)
 
 
 def _load(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
