@@ -11,6 +11,7 @@ from chainer.training import extension
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import Session, optimize
+from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
 _OBSERVED = ('peak_bytes', 'stall_seconds', 'swapped_bytes', 'recomputed_bytes')
@@ -40,7 +41,8 @@ class HybridMemory(extension.Extension):
 
     Raises:
         UnknownNameError: If there is no such planner.
-        OptionError: If the planner has no such option.
+        OptionError: If the limit or bandwidth cannot be read, or the planner has no
+            such option or not with this value.
 
     Attributes:
         session (Session or None): The session, once training has started.
@@ -64,6 +66,9 @@ class HybridMemory(extension.Extension):
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
+        parse_bytes(memory_limit, 'memory_limit')
+        if link_bandwidth is not None:
+            parse_bandwidth(link_bandwidth, 'link_bandwidth')
         self.session: Session | None = None
         self._model = model
         self._arguments = {

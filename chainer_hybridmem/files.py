@@ -21,6 +21,15 @@ MAXIMUM_FILE_BYTES = 2**30
 LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
 
 
+@contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+    """Puts the file's name before what is wrong with its contents."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f'{path}: {error}') from error
+
+
 def read_text(path: str) -> str:
     """Reads a text file of bounded size.
 
@@ -30,7 +39,10 @@ def read_text(path: str) -> str:
     try:
         with open(path, encoding='utf-8') as file:
             text = file.read(MAXIMUM_FILE_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise FormatError(f'{path} cannot be read: {reason}.') from error
+    except UnicodeDecodeError as error:
         raise FormatError(f'{path} cannot be read: {error}.') from error
     if len(text) > MAXIMUM_FILE_BYTES:
         raise FormatError(f'{path} is larger than {MAXIMUM_FILE_BYTES} characters.')

@@ -17,7 +17,9 @@ def load_profile(path: str) -> Profile:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    return Profile.from_json(files.read_text(path))
+    text = files.read_text(path)
+    with files.named(path):
+        return Profile.from_json(text)
 
 
 def load_plan(path: str) -> Plan:
@@ -26,7 +28,9 @@ def load_plan(path: str) -> Plan:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    return Plan.from_json(files.read_text(path))
+    text = files.read_text(path)
+    with files.named(path):
+        return Plan.from_json(text)
 
 
 def save(item: Profile | Plan, path: str) -> None:
@@ -57,4 +61,5 @@ def write_text(path: str, text: str) -> None:
         if not direct:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
-        raise FormatError(f'{path} cannot be written: {error}.') from error
+        reason = error.strerror or error
+        raise FormatError(f'{path} cannot be written: {reason}.') from error

@@ -27,6 +27,15 @@ from chainer_hybridmem.profile import Profile
 
 FORMAT = 'chainer_hybridmem/plan'
 VERSION = 1
+_FIGURES = (
+    'memory_limit_bytes',
+    'predicted_seconds',
+    'predicted_peak_bytes',
+    'in_core_seconds',
+    'lower_bound_seconds',
+    'planning_seconds',
+    'simulations',
+)
 
 
 class Action(enum.Enum):
@@ -174,7 +183,7 @@ class Plan:
                 planning_seconds=float(body['planning_seconds']),
                 simulations=int(body['simulations']),
             )
-        for name in ('memory_limit_bytes', 'predicted_peak_bytes'):
+        for name in _FIGURES:
             if not 0 <= getattr(plan, name) < 2**62:
                 raise files.broken('plan', f'{name} is {getattr(plan, name)}')
         return plan

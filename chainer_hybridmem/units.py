@@ -38,31 +38,37 @@ def parse_bytes(value: str | int | float, name: str = 'size') -> int:
     Raises:
         OptionError: If the value cannot be read or is not positive.
     """
+    return int(_parse(value, name, 'size', "'16GiB' (2**30) or '16GB' (10**9)"))
+
+
+def _parse(value: str | int | float, name: str, what: str, example: str) -> float:
     number: float
     if isinstance(value, str):
         match = _PATTERN.fullmatch(value)
         factor = _FACTORS.get(match.group(2).lower()) if match else None
         if match is None or factor is None:
             raise OptionError(
-                f'{name} {value!r} is not a size; write bytes or a number with a '
-                "unit such as '16GiB' (2**30) or '16GB' (10**9)."
+                f'{name} {value!r} is not a {what}; write bytes or a number with a '
+                f'unit such as {example}.'
             )
         number = float(match.group(1)) * factor
     else:
         try:
-            number = float(value)
-        except (TypeError, ValueError) as error:
-            raise OptionError(f'{name} is {value!r}, not a size in bytes.') from error
-    if not 1 <= number < 2**62:
-        raise OptionError(f'{name} is {value!r}; it must be a size above zero.')
-    return int(number)
+            number = float('nan' if isinstance(value, bool) else value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OptionError(f'{name} is {value!r}, not a {what} in bytes.') from error
+    if number >= 2**62:
+        raise OptionError(f'{name} is {value!r}; it must be below 2**62 bytes.')
+    if not number >= 1:
+        raise OptionError(f'{name} is {value!r}; it must be a {what} above zero.')
+    return number
 
 
 def parse_bandwidth(value: str | int | float, name: str = 'bandwidth') -> float:
     """Turns ``'12GB/s'`` or a number of bytes per second into a float."""
     if isinstance(value, str):
         value = re.sub(r'\s*/\s*s(ec)?\s*$', '', value)
-    return float(parse_bytes(value, name))
+    return _parse(value, name, 'bandwidth', "'2GB/s'")
 
 
 def format_bytes(nbytes: float) -> str:

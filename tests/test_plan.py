@@ -96,6 +96,23 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ('key', 'value'),
     [
+        ('memory_limit_bytes', -1),
+        ('predicted_seconds', -1.0),
+        ('predicted_seconds', math.nan),
+        ('in_core_seconds', math.inf),
+        ('lower_bound_seconds', -2.0),
+        ('planning_seconds', math.nan),
+        ('simulations', -1),
+    ],
+)
+def test_a_figure_out_of_range_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(FormatError, match=f'plan cannot be used: {key} is {value}'):
+        read({**body(), key: value})
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
         ('memory_limit_bytes', 'much'),
         ('memory_limit_bytes', None),
         ('memory_limit_bytes', math.nan),

@@ -27,7 +27,7 @@ from chainer_hybridmem.errors import UnknownNameError
 if TYPE_CHECKING:
     import chainer
 
-__all__ = ['insize', 'make', 'names']
+__all__ = ['insize', 'learning_rate', 'make', 'names']
 
 
 class _Entry(NamedTuple):
@@ -103,6 +103,19 @@ def insize(name: str) -> int:
     return getattr(_load(name)[0], 'insize', 224)
 
 
+def learning_rate(name: str) -> float:
+    """Returns a rate of SGD with momentum at which training starts without diverging.
+
+    Args:
+        name: As for :func:`make`. For a class of your own it is its attribute
+            ``learning_rate``, or 0.01 without it.
+
+    Raises:
+        UnknownNameError: There is no such name, module or class.
+    """
+    return getattr(_load(name)[0], 'learning_rate', 0.01)
+
+
 def _load(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns the class of an architecture and the options that make it."""
     if ':' in name:
@@ -136,7 +149,7 @@ def _checked(name: str, model: Any) -> chainer.Chain:
 
 def _load_own(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(':')
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith('.'):
         raise UnknownNameError(
             f'Architecture {name!r} is incomplete; write module:Class, for instance '
             f'mymodels:MyNet.'

@@ -28,6 +28,10 @@ class VGG(PictureClassifier):
         blocks: Convolutions in each of the five stages.
     """
 
+    # Nothing normalises the maps: with small batches, the first steps at 0.01 move the
+    # scores by tens, and the next ones overflow.
+    learning_rate = 0.0005
+
     def __init__(
         self, n_class: int = 1000, blocks: Sequence[int] = (2, 2, 3, 3, 3)
     ) -> None:

@@ -11,14 +11,21 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import compat, library
-from chainer_hybridmem.errors import FormatError, HybridMemoryError, OptionError
+from chainer_hybridmem.errors import (
+    FormatError,
+    HybridMemoryError,
+    OptionError,
+    PlanError,
+)
 from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.plan import Plan
+    from chainer_hybridmem.simulation import Problem, Timeline
 
 STDOUT = '-'
 
@@ -147,15 +154,34 @@ def add_network(group: Any) -> None:
     group.add_argument('--n-class', type=positive, default=1000, help='default 1000')
 
 
-def add_limit(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--memory-limit`` of the commands that start from a profile."""
-    parser.add_argument(
+def add_limit(
+    group: Any, kind: Callable[[str], Any] = Limit, default: str | None = None
+) -> None:
+    """Adds ``--memory-limit``.
+
+    Args:
+        group: Parser, or group of its arguments.
+        kind: :class:`Limit`, or :func:`size` where there is no in-core peak yet.
+        default: What counts where it is not given; None if it must be.
+    """
+    forms = 'such as 16GB (10^9), 16GiB (2^30)'
+    if kind is Limit:
+        forms += ', or 50%% of the in-core peak'
+    group.add_argument(
         '--memory-limit',
-        type=Limit,
-        required=True,
+        type=kind,
+        required=default is None,
         metavar='SIZE',
-        help='such as 16GB (10^9), 16GiB (2^30), or 50%% of the in-core peak',
+        help=forms if default is None else f'{forms}; default {default}',
     )
+
+
+def add_recording_device(
+    group: Any, name: str, help: str, default: str | None = None
+) -> None:
+    """Adds the option that says where the iterations to record are trained."""
+    choices = ('auto', 'cpu', 'cuda')
+    group.add_argument(name, choices=choices, default=default, help=help)
 
 
 def add_time_budget(parser: argparse.ArgumentParser) -> None:
@@ -176,6 +202,29 @@ def add_json(parser: argparse.ArgumentParser) -> None:
         metavar='FILE',
         help="write the figures as JSON too; '-' prints them instead of the table",
     )
+
+
+def add_planned(parser: argparse.ArgumentParser) -> None:
+    """Adds the files of the commands that draw a planned iteration."""
+    parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+    parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
+
+
+def load_planned(args: argparse.Namespace) -> tuple[Plan, Timeline]:
+    """Reads the files of :func:`add_planned` and simulates the plan.
+
+    Raises:
+        FormatError: If one cannot be read, or the plan is not one for this profile.
+    """
+    from chainer_hybridmem.simulation import simulate
+
+    profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
+    try:
+        return plan, simulate(profile, plan)
+    except PlanError as error:
+        raise FormatError(
+            f'{args.plan} is not a plan for {args.profile}, make it again: {error}'
+        ) from error
 
 
 # -- Chainer -----------------------------------------------------------------------
@@ -208,6 +257,8 @@ def check_output(path: str | None) -> None:
     """
     if path is None or path == STDOUT:
         return
+    if not path:
+        raise FormatError('A file without a name cannot be written; name one.')
     folder = os.path.dirname(path) or '.'
     if not os.path.isdir(folder):
         reason = f'there is no folder {folder}'
@@ -218,6 +269,36 @@ def check_output(path: str | None) -> None:
     else:
         return
     raise FormatError(f'{path} cannot be written: {reason}.')
+
+
+def check_outputs(
+    output: str | None, json_path: str | None = None, inputs: Sequence[str] = ()
+) -> None:
+    """Refuses the files of a command that would overwrite what it reads or writes.
+
+    Args:
+        output: ``--output``.
+        json_path: ``--json``.
+        inputs: Files that the command reads.
+
+    Raises:
+        FormatError: If one could not be written or is one of the others.
+    """
+    if output == STDOUT:
+        raise FormatError(
+            "'-' is standard output, where the figures are printed; name a file."
+        )
+    taken = {os.path.realpath(path): 'it is what the command reads' for path in inputs}
+    for path in (output, json_path):
+        check_output(path)
+        if path is None or path == STDOUT:
+            continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise FormatError(
+                f'{path} cannot be written: {taken[real]}. Name another file.'
+            )
+        taken[real] = 'another output has this name'
 
 
 def publish(table: str, figures: Any, json_path: str | None) -> None:

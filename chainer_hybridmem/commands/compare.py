@@ -59,7 +59,7 @@ class CompareCommand(base.Command):
         from chainer_hybridmem.planners import PLANNERS, check_name
         from chainer_hybridmem.simulation import make_problem
 
-        base.check_output(args.json)
+        base.check_outputs(None, args.json, inputs=args.profiles)
         planners = [
             check_name(name) for name in dict.fromkeys(args.planner or PLANNERS)
         ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import library
+from chainer_hybridmem import compat, library
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
 SAMPLE_BATCHSIZES = (2, 4)
+NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 HEADERS = (
     'method',
     's / iteration',
@@ -70,12 +72,7 @@ class EstimateCommand(base.Command):
             help=f'{", ".join(model_names())}, or a JSON file of your own; '
             f'default: the device of the recording',
         )
-        group.add_argument(
-            '--memory-limit',
-            type=base.Limit,
-            metavar='SIZE',
-            help="such as 16GB or 50%% of the in-core peak; default the GPU's memory",
-        )
+        base.add_limit(group, default="the GPU's memory")
         group.add_argument(
             '--convolution',
             choices=('cudnn', 'im2col'),
@@ -101,10 +98,10 @@ class EstimateCommand(base.Command):
         )
 
     def _add_samples(self, group: Any) -> None:
-        group.add_argument(
+        base.add_recording_device(
+            group,
             '--record-on',
-            choices=('auto', 'cpu', 'cuda'),
-            help='default cpu; without --gpu auto: cuda where there is a GPU',
+            'default cpu; without --gpu auto: cuda where there is a GPU',
         )
         group.add_argument(
             '--sample-batches',
@@ -124,21 +121,32 @@ class EstimateCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         from chainer_hybridmem.commands import samples
-        from chainer_hybridmem.estimation import load_device_model
+        from chainer_hybridmem.estimation import (
+            check_batchsize,
+            load_device_model,
+            ways,
+        )
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(args.planner or DEFAULT)
         model = load_device_model(args.gpu) if args.gpu is not None else None
+        device = args.record_on or ('auto' if model is None else 'cpu')
         _check_calibration(args)
-        for path in (args.output, args.json, args.samples):
-            base.check_output(path)
+        ways(model, args.convolution, args.recompute)
+        check_batchsize(args.batchsize)
+        if args.samples is None or not os.path.isfile(args.samples):
+            base.check_output(args.samples)
+            if model is None:
+                _check_limit(args.memory_limit, device)
+        read = [path for path in (args.samples,) if path is not None]
+        base.check_outputs(args.output, args.json, inputs=read)
         sampled = samples.obtain(
             args.arch,
             args.insize,
             args.n_class,
             tuple(args.sample_batches),
-            args.record_on or ('auto' if model is None else 'cpu'),
+            device,
             args.samples,
             sys.stderr,
         )
@@ -161,6 +169,12 @@ def _check_calibration(args: argparse.Namespace) -> None:
             'Calibration needs both --images-per-second and --calibrate-batch: a '
             'measured speed and the batch size it was measured with.'
         )
+
+
+def _check_limit(limit: base.Limit | None, device: str) -> None:
+    on_gpu = device == 'cuda' or (device == 'auto' and compat.cuda_available())
+    if limit is None and not on_gpu:
+        raise OptionError(NO_LIMIT)
 
 
 def make_estimator(sampled: Samples, model: Any, args: argparse.Namespace) -> Estimator:
@@ -187,9 +201,7 @@ def choose_limit(
         return estimator.model.memory_bytes
     total = estimator.samples.large.device.get('total_bytes')
     if not isinstance(total, int) or total < 1:
-        raise OptionError(
-            'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
-        )
+        raise OptionError(NO_LIMIT)
     return total
 
 

@@ -41,18 +41,9 @@ class ProfileCommand(base.Command):
         base.add_json(parser)
 
     def _add_memory(self, group: Any) -> None:
-        group.add_argument(
-            '--memory-limit',
-            type=base.size,
-            required=True,
-            metavar='SIZE',
-            help='such as 16GiB or 500MB',
-        )
-        group.add_argument(
-            '--device',
-            choices=('auto', 'cpu', 'cuda'),
-            default='auto',
-            help='default auto: cuda where there is a GPU',
+        base.add_limit(group, base.size)
+        base.add_recording_device(
+            group, '--device', 'default auto: cuda where there is a GPU', 'auto'
         )
         group.add_argument(
             '--link-bandwidth',
@@ -68,8 +59,7 @@ class ProfileCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        base.check_output(args.output)
-        base.check_output(args.json)
+        base.check_outputs(args.output, args.json)
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording
 

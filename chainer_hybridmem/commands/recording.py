@@ -22,7 +22,6 @@ from chainer_hybridmem.simulation import Problem
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
 # Profiling swaps everything whatever the planner; this one plans without a search.
 PLANNER = 'swap-all'
-LEARNING_RATE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +182,8 @@ def prepare(network: Network, device: chainer.backend.Device) -> Training:
     model = architectures.make(network.arch, network.n_class)
     model.to_device(device)
     device.use()
-    optimizer = chainer.optimizers.MomentumSGD(lr=LEARNING_RATE)
+    rate = architectures.learning_rate(network.arch)
+    optimizer = chainer.optimizers.MomentumSGD(lr=rate)
     optimizer.setup(model)
     shape = (network.batchsize, 3, insize, insize)
     return Training(model, optimizer, random_examples(shape, network.n_class))

@@ -141,8 +141,9 @@ def load(path: str) -> Samples:
         FormatError: If the file is missing, damaged or of another format.
         ProfileMismatchError: If the two iterations differ.
     """
-    body = files.parse(files.read_text(path), FORMAT, VERSION)
-    with files.reading('file of samples'):
+    text = files.read_text(path)
+    with files.named(path), files.reading('file of samples'):
+        body = files.parse(text, FORMAT, VERSION)
         small, large = (
             Profile.from_json(json.dumps(profile)) for profile in body['profiles']
         )

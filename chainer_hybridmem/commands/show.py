@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.units import format_bound, format_seconds
 
@@ -17,8 +16,7 @@ class ShowCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
-        parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
+        base.add_planned(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', required=True, help='picture to write'
         )
@@ -26,11 +24,9 @@ class ShowCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.picture import draw
-        from chainer_hybridmem.simulation import simulate
 
-        base.check_output(args.output)
-        plan = library.load_plan(args.plan)
-        timeline = simulate(library.load_profile(args.profile), plan)
+        base.check_outputs(args.output, inputs=[args.profile, args.plan])
+        plan, timeline = base.load_planned(args)
         draw(timeline, plan, args.output)
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         seconds = format_seconds(timeline.total_seconds)

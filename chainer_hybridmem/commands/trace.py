@@ -21,8 +21,7 @@ class TraceCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
-        parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
+        base.add_planned(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -34,12 +33,10 @@ class TraceCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
-        from chainer_hybridmem.simulation import simulate
 
-        base.check_output(args.output)
-        profile = library.load_profile(args.profile)
-        plan = library.load_plan(args.plan)
-        timeline = simulate(profile, plan)
+        if args.output != base.STDOUT:
+            base.check_outputs(args.output, inputs=[args.profile, args.plan])
+        plan, timeline = base.load_planned(args)
         trace = chrome_trace(timeline, plan)
         if args.output == base.STDOUT:
             print(json.dumps(trace))

@@ -342,10 +342,13 @@ class SwapFile:
     def __init__(self, swap_dir: str) -> None:
         self._dir = swap_dir
         try:
+            if not swap_dir:
+                raise TypeError('it is empty')  # would be the current folder
             self._fd, path = tempfile.mkstemp(prefix='hybridmem-', dir=swap_dir)
-        except OSError as error:
+        except (OSError, TypeError) as error:
+            reason = getattr(error, 'strerror', None) or error
             raise SwapStoreError(
-                f'swap_dir {swap_dir!r} cannot be used: {error}. Give a folder '
+                f'swap_dir {swap_dir!r} cannot be used: {reason}. Give a folder '
                 'that exists and that this user may write to.'
             ) from error
         os.unlink(path)

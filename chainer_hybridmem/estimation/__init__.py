@@ -11,8 +11,10 @@ from chainer_hybridmem.estimation.device_models import (
 )
 from chainer_hybridmem.estimation.estimator import (
     Estimator,
+    check_batchsize,
     largest_batchsize,
     largest_planned,
+    ways,
 )
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 
@@ -20,9 +22,11 @@ __all__ = [
     'DeviceModel',
     'Estimator',
     'SamplePair',
+    'check_batchsize',
     'largest_batchsize',
     'largest_planned',
     'load_device_model',
     'lower_to_cudnn',
     'model_names',
+    'ways',
 ]

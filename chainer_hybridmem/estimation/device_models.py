@@ -90,7 +90,9 @@ def load_device_model(name: str) -> DeviceModel:
     if name in catalogue['models']:
         return _model(name, catalogue['models'][name])
     if name.lower().endswith('.json') or os.path.sep in name or os.path.isfile(name):
-        body = files.parse(files.read_text(name), FORMAT, VERSION)
+        text = files.read_text(name)
+        with files.named(name):
+            body = files.parse(text, FORMAT, VERSION)
         body = {k: v for k, v in body.items() if k not in ('format', 'version')}
         return _model(str(body.pop('name', name)), body)
     close = difflib.get_close_matches(name.lower(), catalogue['models'], 1, 0.5)

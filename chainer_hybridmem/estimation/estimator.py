@@ -23,6 +23,58 @@ KIND = 'estimate'
 MOST_PICTURES = 2**24
 
 
+def check_batchsize(batchsize: int) -> None:
+    """Refuses what no estimate can be made for.
+
+    Raises:
+        OptionError: If the batch size is out of range.
+    """
+    if not 0 < batchsize <= MOST_PICTURES:
+        raise OptionError(
+            f'Batch size {batchsize} is out of range: 1 to {MOST_PICTURES}.'
+        )
+
+
+def ways(
+    model: DeviceModel | None, convolution: str | None, recompute: str | None
+) -> tuple[str, str]:
+    """How a device convolves and recomputes, where it is not said.
+
+    Args:
+        model: The device; None for that of the recording.
+        convolution: As in :meth:`Estimator.make`.
+        recompute: As in :meth:`Estimator.make`.
+
+    Raises:
+        OptionError: If there is no such way to convolve or to recompute, or no
+            model that could tell times other than the recorded ones.
+    """
+    if convolution is None:
+        convolution = 'im2col' if model is None else model.convolution
+    if convolution not in CONVOLUTIONS:
+        raise OptionError(
+            f'convolution is {convolution!r}; it must be one of '
+            f'{", ".join(CONVOLUTIONS)}.'
+        )
+    if model is None and convolution != 'im2col':
+        raise OptionError(
+            f'convolution {convolution!r} needs a device model: the recorded '
+            f'times are those of the recorded functions. Name a model (--gpu).'
+        )
+    if recompute is None:
+        recompute = PASS if model is None else WHOLE
+    if recompute not in RECOMPUTES:
+        raise OptionError(
+            f'recompute is {recompute!r}; it must be one of {", ".join(RECOMPUTES)}.'
+        )
+    if model is None and recompute != PASS:
+        raise OptionError(
+            f'recompute {recompute!r} needs a device model: without one, recipes '
+            f'and their times are the recorded ones. Name a model (--gpu).'
+        )
+    return convolution, recompute
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimator:
     """Makes profiles that nobody has recorded.
@@ -65,34 +117,9 @@ class Estimator:
                 and for the recorded recipes without one.
 
         Raises:
-            OptionError: If there is no such way to convolve or to recompute, or no
-                model that could tell times other than the recorded ones.
+            OptionError: As :func:`ways` does.
         """
-        if convolution is None:
-            convolution = 'im2col' if model is None else model.convolution
-        if convolution not in CONVOLUTIONS:
-            raise OptionError(
-                f'convolution is {convolution!r}; it must be one of '
-                f'{", ".join(CONVOLUTIONS)}.'
-            )
-        if model is None and convolution != 'im2col':
-            raise OptionError(
-                f'convolution {convolution!r} needs a device model: the recorded '
-                f'times are those of the recorded functions. Name a model (--gpu).'
-            )
-        if recompute is None:
-            recompute = PASS if model is None else WHOLE
-        if recompute not in RECOMPUTES:
-            raise OptionError(
-                f'recompute is {recompute!r}; it must be one of '
-                f'{", ".join(RECOMPUTES)}.'
-            )
-        if model is None and recompute != PASS:
-            raise OptionError(
-                f'recompute {recompute!r} needs a device model: without one, recipes '
-                f'and their times are the recorded ones. Name a model (--gpu).'
-            )
-        return cls(samples, model, convolution, recompute)
+        return cls(samples, model, *ways(model, convolution, recompute))
 
     def calibrated(self, images_per_second: float, batchsize: int) -> Estimator:
         """An estimator whose in-core speed at one batch size is a measured one.
@@ -139,10 +166,7 @@ class Estimator:
         Raises:
             OptionError: If the batch size is out of range.
         """
-        if not 0 < batchsize <= MOST_PICTURES:
-            raise OptionError(
-                f'Batch size {batchsize} is out of range: 1 to {MOST_PICTURES}.'
-            )
+        check_batchsize(batchsize)
         profile = self.samples.at(batchsize)
         if self.model is not None:
             if self.recompute == WHOLE:

@@ -14,6 +14,7 @@ from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
+from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
@@ -40,7 +41,7 @@ def check_name(planner: str) -> str:
     Raises:
         UnknownNameError: Naming the planners there are.
     """
-    if planner not in PLANNERS:
+    if not isinstance(planner, str) or planner not in PLANNERS:
         close = difflib.get_close_matches(str(planner), PLANNERS, 1)
         hint = f' Did you mean {close[0]!r}?' if close else ''
         raise UnknownNameError(
@@ -55,10 +56,11 @@ def options_of(planner: str) -> list[str]:
 
 
 def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options if the planner has them all.
+    """Returns the options as plain values if the planner can use them all.
 
     Raises:
-        OptionError: Naming the options there are, and who has this one.
+        OptionError: If it has no such option, naming the options there are and who
+            has this one, or if a value is of the wrong kind or out of range.
     """
     known = options_of(planner)
     for option in options:
@@ -70,7 +72,7 @@ def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
             f'Planner {planner!r} has no option {option!r}; '
             f'it has {", ".join(known) or "none"}.{hint}'
         )
-    return options
+    return {option: checked(option, value) for option, value in options.items()}
 
 
 def make_plan(
@@ -93,11 +95,11 @@ def make_plan(
     Raises:
         InfeasibleError: If the planner finds no plan inside the limit.
         UnknownNameError: If there is no such planner.
-        OptionError: If the planner has no such option.
+        OptionError: If the planner has no such option, or not with this value.
     """
     function = PLANNERS[check_name(planner)]
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
-    check_options(planner, options)
+    options = check_options(planner, options)
     problem = profile if isinstance(profile, Problem) else make_problem(profile)
     plan = function(problem, limit_bytes, **options)
     bound = lower_bound(problem, limit_bytes).seconds

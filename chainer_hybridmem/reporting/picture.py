@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
@@ -32,7 +33,7 @@ def draw(timeline: Timeline, plan: Plan, path: str) -> None:
         path: Picture to write; the ending says which kind (``.png``, ``.svg``).
 
     Raises:
-        OptionError: If matplotlib is missing or does not know the kind.
+        OptionError: If matplotlib is missing or does not know the kind of picture.
     """
     try:
         from matplotlib.figure import Figure
@@ -40,6 +41,10 @@ def draw(timeline: Timeline, plan: Plan, path: str) -> None:
         raise OptionError(
             "Pictures need matplotlib: pip install 'chainer_hybridmem[plot]'."
         ) from error
+    if not os.path.splitext(path)[1]:
+        raise OptionError(
+            f'{path} does not say which kind of picture it is; name it {path}.png.'
+        )
     figure = Figure(figsize=(11, 5), layout='constrained')
     load, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_load(load, timeline, plan)

@@ -108,7 +108,9 @@ def _add_training_arguments(group: Any) -> None:
         '--epoch', type=positive, help=f'default {DEFAULT_EPOCHS}, see --iterations'
     )
     stop.add_argument('--iterations', type=positive, help='stop after these many')
-    group.add_argument('--learning-rate', type=float, default=0.01)
+    group.add_argument(
+        '--learning-rate', type=float, help="default the architecture's, mostly 0.01"
+    )
     group.add_argument('--seed', type=int, default=0)
     group.add_argument(
         '--device',
@@ -229,7 +231,10 @@ def make_trainer(
     model = architectures.make(args.arch, class_count(train, validation))
     model.to_device(device)
     device.use()
-    optimizer = chainer.optimizers.MomentumSGD(lr=args.learning_rate)
+    rate = args.learning_rate
+    if rate is None:
+        rate = architectures.learning_rate(args.arch)
+    optimizer = chainer.optimizers.MomentumSGD(lr=rate)
     optimizer.setup(model)
     # Repeating, so that every batch has the same size and one plan serves them all.
     updater = chainer.training.StandardUpdater(

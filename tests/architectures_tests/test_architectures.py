@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem import architectures
+from chainer_hybridmem.commands import recording
 from chainer_hybridmem.errors import UnknownNameError
 
 # isort: split
@@ -138,6 +139,23 @@ def test_deeper_resnet_through_blocks():
 def test_wrong_blocks(name, blocks):
     with pytest.raises(ValueError, match='positive numbers'):
         architectures.make(name, blocks=blocks)
+
+
+def test_a_deep_network_without_normalisation_does_not_diverge():
+    """Batch size, picture size and pictures with which 0.01 did."""
+    network = recording.Network('vgg16', 2, 64)
+    training = recording.prepare(network, recording.choose_device('cpu'))
+    with np.errstate(over='raise', invalid='raise'):
+        for _ in range(5):
+            training.step()
+    assert all(np.isfinite(p.array).all() for p in training.model.params())
+
+
+@pytest.mark.parametrize(
+    'name, expected', [('vgg16', 0.0005), ('resnet50', 0.01), ('alexnet', 0.01)]
+)
+def test_learning_rates(name, expected):
+    assert architectures.learning_rate(name) == expected
 
 
 def test_unknown_name_lists_the_known_and_the_closest():

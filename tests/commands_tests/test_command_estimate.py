@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from chainer_hybridmem import compat, library
-from chainer_hybridmem.commands import samples
+from chainer_hybridmem.commands import recording, samples
 from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.simulation import make_problem
 
@@ -185,9 +185,17 @@ def test_other_samples(estimate):
         ((*GPU, '--sample-batches', '4', '2'), 'ascending'),
         ((*GPU, '-o', 'nowhere/p.json'), 'no folder'),
         ((*GPU, '--arch', 'resnet'), 'Unknown architecture'),
+        ((*GPU, '--arch', '.:Net'), 'write module:Class'),
+        ((*GPU, '-o', 's.json'), 'what the command reads'),
+        ((*GPU, '--batchsize', 10**12), 'out of range'),
+        (('--memory-limit', '1GB', '--convolution', 'cudnn'), 'needs a device model'),
+        (('--memory-limit', '1GB', '--recompute', 'whole'), 'needs a device model'),
+        (('--record-on', 'cpu'), 'give --memory-limit'),
     ],
 )
-def test_one_clear_sentence(arguments, expected, network, refused):
+def test_one_clear_sentence(arguments, expected, network, refused, monkeypatch):
+    """Before anything is recorded."""
+    monkeypatch.setattr(recording, 'prepare', None)
     assert expected in refused('estimate', *network, '--batchsize', '8', *arguments)
 
 

@@ -13,9 +13,10 @@ import chainer_hybridmem
 from chainer_hybridmem import __version__, commands
 from chainer_hybridmem.commands import base
 
+HALF = ('--memory-limit', '50%')
 READERS = [
-    ('plan', 'p.json', '--memory-limit', '50%'),
-    ('compare', 'p.json', '--memory-limit', '50%'),
+    ('plan', 'p.json', *HALF),
+    ('compare', 'p.json', *HALF),
     ('trace', 'p.json', 'plan.json', '-o', 't.json'),
 ]
 
@@ -92,7 +93,8 @@ def test_usage_errors(arguments, hybridmem):
 def test_profile_is_not_one(arguments, text, expected, folder, refused):
     if text is not None:
         (folder / 'p.json').write_text(text)
-    assert expected in refused(*arguments)
+    message = refused(*arguments)
+    assert expected in message and message.startswith('hybridmem: error: p.json')
 
 
 def slow(body):
@@ -121,7 +123,8 @@ def test_profile_contradicts_itself(arguments, damage, expected, profile, refuse
     damage(body)
     with open('p.json', 'w') as file:
         json.dump(body, file)
-    assert expected in refused(*arguments)
+    message = refused(*arguments)
+    assert expected in message and 'p.json: ' in message
 
 
 def test_profile_is_not_text(folder, refused):
@@ -140,6 +143,29 @@ def test_output_cannot_be_written(output, expected, argument, folder, profile, r
     limit = ('--memory-limit', '50%')
     assert expected in refused('plan', 'p.json', *limit, argument, output)
     assert sorted(p.name for p in folder.iterdir()) == ['p.json', 'taken']
+
+
+@pytest.mark.parametrize(
+    'arguments, expected',
+    [
+        (('plan', 'p.json', *HALF, '-o', './p.json'), 'what the command reads'),
+        (('plan', 'p.json', *HALF, '--json', 'p.json'), 'what the command reads'),
+        (('compare', 'p.json', *HALF, '--json', 'p.json'), 'what the command reads'),
+        (('trace', 'p.json', 'q.json', '-o', 'q.json'), 'what the command reads'),
+        (('show', 'p.json', 'q.json', '-o', 'p.json'), 'what the command reads'),
+        (('plan', 'p.json', *HALF, '-o', 'x', '--json', 'x'), 'another output'),
+        (('plan', 'p.json', *HALF, '-o', '-'), 'name a file'),
+        (('plan', 'p.json', *HALF, '-o', ''), 'name one'),
+        (('show', 'p.json', 'q.json', '-o', '-'), 'name a file'),
+    ],
+)
+def test_no_output_takes_the_place_of_another_file(
+    arguments, expected, folder, profile, refused
+):
+    before = (folder / 'p.json').read_text()
+    assert expected in refused(*arguments)
+    assert (folder / 'p.json').read_text() == before
+    assert [path.name for path in folder.iterdir()] == ['p.json']
 
 
 def test_output_replaces_a_file_whole(folder, profile, hybridmem):

@@ -86,7 +86,10 @@ def test_options_reach_the_planner(profile, hybridmem):
 @pytest.mark.parametrize(
     'option, expected',
     [
-        ('node_budget=many', "'many'; a value such as 20000"),
+        ('node_budget=many', "node_budget is 'many'; a whole number is needed"),
+        ('node_budget=1.5', 'node_budget is 1.5; a whole number is needed'),
+        ('node_budget=0', 'node_budget must be above zero; 0 was given'),
+        ('node_budget=none', 'node_budget is None; a whole number is needed'),
         ('depth=3', "has no option 'depth'"),
         ('time-budget=3', "has no option 'time_budget'"),
     ],
@@ -119,7 +122,9 @@ def test_time_budget_that_cannot_be_used(profile, refused):
     assert "'pooch' has no option 'time_budget'" in message
     assert 'Planners with it: hybrid' in message
     message = refused('plan', 'p.json', *LIMIT, '--option', 'time_budget=soon')
-    assert "'soon'; a value float is needed" in message
+    assert "time_budget is 'soon'; a number or None is needed" in message
+    message = refused('plan', 'p.json', *LIMIT, '--option', 'time_budget=inf')
+    assert 'time_budget must be below 1e+09; inf was given' in message
 
 
 def test_bound_and_gap_are_printed(profile, hybridmem):

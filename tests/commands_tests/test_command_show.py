@@ -33,6 +33,12 @@ def test_an_unknown_kind_of_picture(tmp_path, capsys):
     assert 'quark' in capsys.readouterr().err
 
 
+def test_a_picture_of_no_kind(tmp_path, capsys):
+    output = str(tmp_path / 'picture')
+    assert main(['show', *written(tmp_path), '-o', output]) == 1
+    assert 'picture.png' in capsys.readouterr().err
+
+
 def test_without_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     output = str(tmp_path / 'picture.png')

@@ -39,7 +39,17 @@ def test_to_standard_output(profile, hybridmem):
 def test_plan_of_another_profile(profile, refused):
     save_plan(toys.chain(layers=5))
     message = refused('trace', 'p.json', 'plan.json', '-o', 't.json')
-    assert 'plan again' in message
+    assert 'plan.json is not a plan for p.json' in message and 'plan again' in message
+
+
+def test_a_damaged_plan(profile, refused):
+    plan = json.loads(save_plan(profile).to_json())
+    plan['maps'][0][2] = 10**6  # swap_out_before
+    with open('plan.json', 'w') as file:
+        json.dump(plan, file)
+    message = refused('trace', 'p.json', 'plan.json', '-o', 't.json')
+    assert 'plan.json is not a plan for p.json, make it again' in message
+    assert 'swap_out_before lies outside' in message
 
 
 def test_plan_is_not_one(folder, profile, refused):

@@ -76,6 +76,10 @@ def test_options_are_checked_when_it_is_made():
         hybridmem.HybridMemory(LIMIT, planner='pooch', time_budget=2.0)
     with pytest.raises(UnknownNameError, match='no planner'):
         hybridmem.HybridMemory(LIMIT, planner='nobody')
+    with pytest.raises(OptionError, match='memory_limit'):
+        hybridmem.HybridMemory('much')
+    with pytest.raises(OptionError, match='link_bandwidth'):
+        hybridmem.HybridMemory(LIMIT, link_bandwidth=0)
 
 
 def test_out_of_memory_is_explained(tmp_path, capsys):
