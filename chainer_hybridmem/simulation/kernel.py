@@ -60,6 +60,8 @@ class Work(NamedTuple):
     mark: np.ndarray  # (n,) int64
     chain: np.ndarray  # (n,) int64
     stack: np.ndarray  # (2n+2,) int64
+    record: np.ndarray  # (n,) int64, positions whose load stands out
+    rise: np.ndarray  # (n,) int64, by how much
     uses: np.ndarray  # (M+T,) int64, readers left in a chain
     stays: np.ndarray  # (M+T,) bool
     made: np.ndarray  # (M,) bool
@@ -106,6 +108,8 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         mark=np.zeros(n, np.int64),
         chain=np.zeros(n, np.int64),
         stack=np.zeros(2 * n + 2, np.int64),
+        record=np.zeros(n, np.int64),
+        rise=np.zeros(n, np.int64),
         uses=np.zeros(n_items, np.int64),
         stays=np.zeros(n_items, bool),
         made=np.zeros(n_maps, bool),
@@ -243,12 +247,14 @@ def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -
             if not _at_hand(present, action, made, drop, n_maps, m, k):
                 continue
             if action[m] == SWAP and k < needed[m]:
-                for q in range(k, needed[m]):
-                    load[q] += size[m]
+                load[k] += size[m]
+                load[needed[m]] -= size[m]
                 needed[m] = k
-            for q in range(drop[m], k + 1):
-                load[q] += size[m]
-            drop[m] = max(drop[m], k + 1)
+            if drop[m] <= k:
+                for q in range(drop[m], k + 1):
+                    load[q] += size[m]
+                load[k + 1] -= size[m]
+                drop[m] = k + 1
 
 
 @compiled(inline=True)
@@ -264,11 +270,16 @@ def _choose_stays(
     """Which products of a chain stay: the targets, and what will be needed later.
 
     The latter only while memory allows, nearest need (end of the chain) first.
+    ``record`` lists the positions from k on whose load is above that of all before
+    them, as far as somebody has asked, and ``rise`` by how much. What stays lifts all
+    before its use: the records behind that rise by less, or are none any more.
     """
     load, made, chain, uses, stays = w.load, w.made, w.chain, w.uses, w.stays
+    record, rise = w.record, w.rise
     products, product_ptr, size = a.products, a.product_ptr, a.size
     inputs, input_ptr = a.inputs, a.input_ptr
     fixed_peak, first_use, n_maps = a.fixed_peak, a.first_use, len(action)
+    asked, here, highest, records = k + 1, load[k], load[k] + fixed_peak[k], 0
     for i in range(length - 1, -1, -1):
         op = chain[i]
         for j in range(product_ptr[op], product_ptr[op + 1]):
@@ -282,15 +293,33 @@ def _choose_stays(
                 stays[item] = True
             elif collective and use > k:
                 room = limit - size[item]
-                fits = True
-                for q in range(use - 1, k - 1, -1):
-                    if load[q] + fixed_peak[q] > room:
-                        fits = False
-                        break
-                if fits:
-                    stays[item] = True
-                    for q in range(k, use):
-                        load[q] += size[item]
+                while asked < use and highest <= room:
+                    here += load[asked]
+                    if here + fixed_peak[asked] > highest:
+                        record[records] = asked
+                        rise[records] = here + fixed_peak[asked] - highest
+                        highest += rise[records]
+                        records += 1
+                    asked += 1
+                behind, most = records, highest
+                while behind > 0 and record[behind - 1] >= use:
+                    behind -= 1
+                    most -= rise[behind]
+                if most > room:
+                    continue
+                stays[item] = True
+                load[k] += size[item]
+                load[use] -= size[item]
+                if asked == use:
+                    here += size[item]
+                lift = size[item]
+                for r in range(behind, records):
+                    less = min(lift, rise[r])
+                    rise[r] -= less
+                    lift -= less
+                highest += lift
+                if lift > 0:
+                    records = behind
     for i in range(length):
         for j in range(input_ptr[chain[i]], input_ptr[chain[i] + 1]):
             uses[inputs[j]] += 1
@@ -303,8 +332,8 @@ def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
         for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
             item = a.products[j]
             if stays[item] and a.first_use[item] > k:
-                for q in range(k, a.first_use[item]):
-                    load[q] -= a.size[item]
+                load[k] -= a.size[item]
+                load[a.first_use[item]] += a.size[item]
         for j in range(a.input_ptr[chain[i]], a.input_ptr[chain[i] + 1]):
             uses[a.inputs[j]] = 0
 
@@ -365,15 +394,18 @@ def _replays(
 ) -> int:
     """Replays before each backward operation that needs them.
 
-    Returns the number of entries of the program, or -1 - k if the chain before
-    operation k has no recipe somewhere.
+    ``load`` comes as differences from position to position; here it becomes the
+    loads themselves, up to where replays have been laid out. Returns the number of
+    entries of the program, or -1 - k if the chain before operation k has no recipe
+    somewhere.
     """
     by_use, first_use, producer = a.by_use, a.first_use, a.producer
     made, mark, chain, stays, uses = w.made, w.mark, w.chain, w.stays, w.uses
-    products, product_ptr = a.products, a.product_ptr
+    products, product_ptr, load = a.products, a.product_ptr, w.load
     n_maps = len(action)
     entries = 0
     t = 0
+    summed = a.first_backward
     while t < n_maps:
         k = first_use[by_use[t]]
         length = 0
@@ -387,6 +419,9 @@ def _replays(
                     return -1 - k
         if length == 0:
             continue
+        while summed < k:
+            summed += 1
+            load[summed] += load[summed - 1]
         _hold_sources(a, action, k, length, w)
         _choose_stays(a, action, limit, k, length, collective, w)
         high, written = _run_chain(a, action, k, length, entries, w)
@@ -408,6 +443,8 @@ def _replays(
                 stays[item] = False
                 uses[item] = 0
         w.replay_seconds[k] = spent
+    for q in range(summed, len(a.seconds)):
+        load[q + 1] += load[q]
     return entries
 
 
@@ -487,30 +524,40 @@ def _release_late(
 def _swap_ins(
     a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
 ) -> Any:
-    """Swap-ins as early as memory allows, in order of need; the highest load."""
-    need, extra, release, swap_in = w.load, w.extra, w.release, w.swap_in
-    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    """Swap-ins as early as memory allows, in order of need; the highest load.
+
+    No swap-in starts before an earlier one, so what is before its start is settled.
+    ``record`` lists, among the positions after that, those with no higher load behind
+    them: only these can stop a swap-in, and a swap-in adds to all of them (``added``).
+    """
+    load, extra, release, swap_in = w.load, w.extra, w.release, w.swap_in
+    need_heads, need_following, record = w.heads[NEED], w.following[NEED], w.record
     size, fixed_peak = a.size, a.fixed_peak
     n, b0 = len(a.seconds), a.first_backward
     peak, worst = 0, 0
-    for k in range(b0, n):
-        need[k] += max(fixed_peak[k], extra[k])
-    previous = b0
+    previous, added, first, records = b0, 0, 0, 0
     for at in range(b0, n):
         m = need_heads[at]
         while m >= 0:
-            k = at
-            room = limit - size[m]
-            earliest = max(previous, lead[k], release[m])
-            while k > earliest and need[k - 1] <= room:
-                k -= 1
-                need[k] += size[m]
-            swap_in[m] = k
-            previous = k
+            room = limit - size[m] - added
+            k = min(at, max(previous, lead[at], release[m]))
+            while first < records and (record[first] < k or load[record[first]] > room):
+                q = record[first]
+                first += 1
+                k = max(k, q + 1)
+                if load[q] + added > peak:
+                    peak, worst = load[q] + added, q
+            added += size[m]
+            swap_in[m] = previous = k
             m = need_following[m]
-    for k in range(b0, n):
-        if need[k] > peak:
-            peak, worst = need[k], k
+        load[at] += max(fixed_peak[at], extra[at]) - added
+        while first < records and load[record[records - 1]] < load[at]:
+            records -= 1
+        record[records] = at
+        records += 1
+    for r in range(first, records):
+        if load[record[r]] + added > peak:
+            peak, worst = load[record[r]] + added, record[r]
     return peak, worst
 
 
@@ -545,7 +592,7 @@ def evaluate(
     Returns:
         Outcome: It fits if ``seconds`` is finite.
     """
-    n, b0, n_maps = len(a.seconds), a.first_backward, len(action)
+    b0, n_maps = a.first_backward, len(action)
     w.replay_seconds[:] = 0
     w.load[:] = 0
     w.extra[:] = 0
@@ -565,8 +612,6 @@ def evaluate(
         w.load[w.drop[m]] -= a.size[m]
         if action[m] == RECOMPUTE and w.release[m] < 0:
             w.release[m] = b0
-    for k in range(b0, n):
-        w.load[k + 1] += w.load[k]
     entries = _replays(a, action, limit, collective, w)
     if entries < 0:
         return Outcome(np.inf, limit + 1, -1 - entries, 0)
