@@ -1,13 +1,13 @@
 """The compiled inner loop: positions from actions, times from positions.
 
-Two steps, each linear in the operations for a bounded number of maps alive:
+Two steps, each linear in the operations and in the length of the replays:
 
 ``evaluate``
     decides *where* everything happens: in forward, finished swap-outs are
     released when memory is asked for, oldest first; in backward, replays come
     just in time, swap-outs still under way are released as they finish, and
     swap-ins start as early as memory allows, in order of need (Ito et al.,
-    section 4.3). Then it asks ``lanes``.
+    section 4.3). Then it asks ``lanes``. ``judge`` asks it once or twice.
 ``lanes``
     decides *when*: one compute lane, one lane per copy direction.
 
@@ -30,6 +30,8 @@ KEEP, SWAP, RECOMPUTE = 0, 1, 2
 RUN, STAY, FREE = 0, 1, 2
 # Lists of maps per position.
 OUT, LEAVE, IN, NEED = 0, 1, 2, 3
+# Share of a least time that no rounding of sums can make too much.
+SURELY = 1 - 1e-9
 
 
 class Work(NamedTuple):
@@ -74,6 +76,7 @@ class Outcome(NamedTuple):
     peak_bytes: int
     worst: int  # operation with the highest load
     entries: int  # of the replay program
+    collective: bool  # whether replays keep what they pass
 
 
 def make_work(arrays: Arrays, program: int = 0) -> Work:
@@ -571,9 +574,14 @@ def evaluate(
     in_seconds: np.ndarray,
     collective: bool,
     barrier: bool,
+    ceiling: float,
     w: Work,
 ) -> Outcome:
     """Positions and times for an assignment of actions.
+
+    What does not fit, or takes longer than ``ceiling`` for sure, is given up as soon
+    as that is known: the positions are then unfinished, and the peak is what it was
+    so far. With an infinite ceiling nothing is given up.
 
     Args:
         a: The problem's arrays.
@@ -587,6 +595,7 @@ def evaluate(
             and memory allows (Capuchin's collective recompute).
         barrier: Whether backward starts when every swap-out has finished (Ito
             et al., section 3.1).
+        ceiling: Seconds above which it does not matter how many.
         w: Where positions and times go.
 
     Returns:
@@ -602,8 +611,12 @@ def evaluate(
         w.made[m] = False
         w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
     peak, worst, now = _forward(a, action, limit, out_seconds, w)
+    hasty, least = ceiling < np.inf, now + a.backward_seconds
+    if hasty and (peak > limit or least * SURELY > ceiling):
+        return Outcome(np.inf, peak, worst, 0, collective)
 
     # Loads that must be there: each map over its own uses.
+    copies = now  # when the last swap-in can be complete at the earliest
     for m in range(n_maps):
         first = b0 if action[m] == KEEP else a.first_use[m]
         w.needed[m] = -1 if action[m] == KEEP else first
@@ -612,9 +625,15 @@ def evaluate(
         w.load[w.drop[m]] -= a.size[m]
         if action[m] == RECOMPUTE and w.release[m] < 0:
             w.release[m] = b0
+        if action[m] == SWAP:
+            copies += in_seconds[m]
+    if copies * SURELY > ceiling:
+        return Outcome(np.inf, peak, worst, 0, collective)
     entries = _replays(a, action, limit, collective, w)
     if entries < 0:
-        return Outcome(np.inf, limit + 1, -1 - entries, 0)
+        return Outcome(np.inf, limit + 1, -1 - entries, 0, collective)
+    if hasty and (least + w.replay_seconds[b0:].sum()) * SURELY > ceiling:
+        return Outcome(np.inf, peak, worst, entries, collective)
     _list_by(w.needed, w.swap_out, w.heads[NEED], w.following[NEED])
     if barrier:
         for m in range(n_maps):
@@ -626,8 +645,39 @@ def evaluate(
     if high > peak:
         peak, worst = high, where
     if peak > limit:
-        return Outcome(np.inf, peak, worst, entries)
-    return Outcome(lanes(a.seconds, out_seconds, in_seconds, w), peak, worst, entries)
+        return Outcome(np.inf, peak, worst, entries, collective)
+    seconds = lanes(a.seconds, out_seconds, in_seconds, w)
+    return Outcome(seconds, peak, worst, entries, collective)
+
+
+@compiled()
+def judge(
+    a: Arrays,
+    action: np.ndarray,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    ceiling: float,
+    w: Work,
+) -> Outcome:
+    """What ``evaluate`` says: replays keep what they pass, unless that does not fit.
+
+    Without retention no chain is shorter: what forward's memory or ``ceiling`` has
+    ruled out needs no second look.
+    """
+    outcome = evaluate(
+        a, action, limit, lead, out_seconds, in_seconds, True, barrier, ceiling, w
+    )
+    if outcome.peak_bytes <= limit or not (action == RECOMPUTE).any():
+        return outcome
+    if ceiling < np.inf and outcome.worst < a.first_backward:
+        return outcome
+    bare = evaluate(
+        a, action, limit, lead, out_seconds, in_seconds, False, barrier, ceiling, w
+    )
+    return bare if bare.peak_bytes < outcome.peak_bytes else outcome
 
 
 @compiled()

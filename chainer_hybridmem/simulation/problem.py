@@ -28,6 +28,7 @@ class Arrays(NamedTuple):
     """Shapes: n operations, M maps, T other items; CSR pairs end in _ptr."""
 
     first_backward: int
+    backward_seconds: float  # of the operations from there on
     seconds: np.ndarray  # (n,) float64
     fixed_start: np.ndarray  # (n,) int64, load before the operation
     fixed_peak: np.ndarray  # (n,) int64, highest load while it runs
@@ -112,6 +113,7 @@ def make_problem(profile: Profile) -> Problem:
     first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
     arrays = Arrays(
         first_backward=b0,
+        backward_seconds=sum((o.device_seconds for o in profile.operations[b0:]), 0.0),
         seconds=np.array([op.device_seconds for op in profile.operations]),
         fixed_start=fixed_start,
         fixed_peak=fixed_peak,
