@@ -119,7 +119,7 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
     )
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _forward(
     a: Arrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
 ) -> Any:
@@ -176,7 +176,7 @@ def _forward(
     return peak, worst, now
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _at_hand(
     present: np.ndarray,
     action: np.ndarray,
@@ -192,7 +192,7 @@ def _at_hand(
     return action[item] != RECOMPUTE or (made[item] and k < drop[item])
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _chain(
     a: Arrays, action: np.ndarray, target: int, k: int, length: int, w: Work
 ) -> int:
@@ -236,7 +236,7 @@ def _chain(
     return length
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
     """Sources must be there at k: bring swapped ones early, keep all longer."""
     load, needed, drop, made, chain = w.load, w.needed, w.drop, w.made, w.chain
@@ -260,7 +260,7 @@ def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -
                 drop[m] = k + 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _choose_stays(
     a: Arrays,
     action: np.ndarray,
@@ -328,7 +328,7 @@ def _choose_stays(
             uses[inputs[j]] += 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
     load, chain, uses, stays = w.load, w.chain, w.uses, w.stays
     for i in range(length):
@@ -341,7 +341,7 @@ def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
             uses[a.inputs[j]] = 0
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> int:
     if entries < len(program):
         program[entries, 0] = k
@@ -350,7 +350,7 @@ def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> i
     return entries + 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _run_chain(
     a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
 ) -> Any:
@@ -391,7 +391,7 @@ def _run_chain(
     return high, entries
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _replays(
     a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
 ) -> int:
@@ -451,7 +451,7 @@ def _replays(
     return entries
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _list_by(
     position: np.ndarray, swap_out: np.ndarray, heads: np.ndarray, following: np.ndarray
 ) -> None:
@@ -463,7 +463,7 @@ def _list_by(
             heads[position[m]] = m
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _list_swap_ins(w: Work) -> None:
     """Lists of swapped maps per start of their swap-in, in order of need."""
     heads, following, tails, swap_in = w.heads[IN], w.following[IN], w.tails, w.swap_in
@@ -482,7 +482,7 @@ def _list_swap_ins(w: Work) -> None:
             m = need_following[m]
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _release_late(
     a: Arrays, action: np.ndarray, limit: int, now: float, w: Work
 ) -> None:
@@ -523,7 +523,7 @@ def _release_late(
         now += w.replay_seconds[k] + a.seconds[k]
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _swap_ins(
     a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
 ) -> Any:
@@ -564,7 +564,7 @@ def _swap_ins(
     return peak, worst
 
 
-@compiled()
+@compiled(counted=False)
 def evaluate(
     a: Arrays,
     action: np.ndarray,
@@ -616,7 +616,6 @@ def evaluate(
         return Outcome(np.inf, peak, worst, 0, collective)
 
     # Loads that must be there: each map over its own uses.
-    copies = now  # when the last swap-in can be complete at the earliest
     for m in range(n_maps):
         first = b0 if action[m] == KEEP else a.first_use[m]
         w.needed[m] = -1 if action[m] == KEEP else first
@@ -625,10 +624,6 @@ def evaluate(
         w.load[w.drop[m]] -= a.size[m]
         if action[m] == RECOMPUTE and w.release[m] < 0:
             w.release[m] = b0
-        if action[m] == SWAP:
-            copies += in_seconds[m]
-    if copies * SURELY > ceiling:
-        return Outcome(np.inf, peak, worst, 0, collective)
     entries = _replays(a, action, limit, collective, w)
     if entries < 0:
         return Outcome(np.inf, limit + 1, -1 - entries, 0, collective)
@@ -650,7 +645,7 @@ def evaluate(
     return Outcome(seconds, peak, worst, entries, collective)
 
 
-@compiled()
+@compiled(counted=False)
 def judge(
     a: Arrays,
     action: np.ndarray,
@@ -670,7 +665,7 @@ def judge(
     outcome = evaluate(
         a, action, limit, lead, out_seconds, in_seconds, True, barrier, ceiling, w
     )
-    if outcome.peak_bytes <= limit or not (action == RECOMPUTE).any():
+    if outcome.peak_bytes <= limit or outcome.entries == 0:
         return outcome
     if ceiling < np.inf and outcome.worst < a.first_backward:
         return outcome
@@ -680,7 +675,7 @@ def judge(
     return bare if bare.peak_bytes < outcome.peak_bytes else outcome
 
 
-@compiled()
+@compiled(counted=False)
 def lanes(
     seconds: np.ndarray, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
 ) -> float:
