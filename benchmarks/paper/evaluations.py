@@ -5,8 +5,9 @@
 The networks of ``gap.py`` with its limits, and made-up residual networks of growing
 size with half of the memory they need in-core. Candidates are neighbours, three maps
 changed at random, of: everything swapped; a third each kept, swapped and
-recomputed; everything recomputed; and a plan of ``hybrid``. A step of the annealing
-judges a move, which often needs only a part of an evaluation.
+recomputed; everything recomputed; and, unless finding it takes long, a plan of
+``hybrid``. A step of the annealing judges a move, which often needs only a part of an
+evaluation.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ from gap import common, planning
 
 from chainer_hybridmem.planners import local_search, make_plan
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.planners.hybrid import COLD, WARMEST, _kinds, actions_of
+from chainer_hybridmem.planners.hybrid import (
+    COLD,
+    LARGEST_RIVAL_MAPS,
+    WARMEST,
+    _kinds,
+    actions_of,
+)
 from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 
 OPERATIONS = (500, 1000, 2000, 4000, 10_000)
-HYBRID_STEPS, ANNEALING_STEPS = 2000, 5000
+HYBRID_STEPS, ANNEALING_STEPS = 2000, 2000
 
 
 def main() -> int:
@@ -62,7 +69,7 @@ def measure(title: str, problem: Problem, limit: int) -> list[Row]:
     thirds = np.array([SWAP, RECOMPUTE, KEEP])[np.arange(len(problem.maps)) % 3]
     kinds = {'swap': thirds * 0 + SWAP, 'thirds': thirds}
     kinds['recompute'] = thirds * 0 + RECOMPUTE
-    if len(problem.maps) < 2000:
+    if len(problem.maps) <= LARGEST_RIVAL_MAPS or title != 'residual':
         plan = make_plan(problem, limit, 'hybrid', steps=HYBRID_STEPS, time_budget=1.0)
         kinds['hybrid'] = actions_of(problem, plan)
     rows = []
