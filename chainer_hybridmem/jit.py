@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.cpu import CPUTargetOptions
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -23,6 +24,7 @@ def compiled(
     uses: Sequence[types.ModuleType] = (),
     nogil: bool = False,
     inline: bool = False,
+    counted: bool = True,
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
 
@@ -36,10 +38,15 @@ def compiled(
         inline: Whether it becomes part of every function that calls it. A call hands
             over each array as five numbers and more: with dozens of arrays that
             takes longer than a short function.
+        counted: Whether numba counts references to arrays. A function that makes no
+            array needs none; counting dozens of them takes longer than a short
+            function, and every part of it that is inlined counts again.
     """
 
     def decorate(function: Function) -> Function:
         options = {'nogil': nogil, 'forceinline': inline}
+        if not counted and hasattr(CPUTargetOptions, '_nrt'):
+            options['_nrt'] = False
         try:
             dispatcher = numba.njit(*signature, cache=True, **options)(function)
         except RuntimeError:  # nowhere to write a cache

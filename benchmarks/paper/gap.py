@@ -117,9 +117,9 @@ def evaluate_all(
 ) -> float:
     """Evaluates every row of candidates."""
     total = 0.0
-    for i in range(len(candidates)):
+    for action in candidates:
         total += kernel.evaluate(
-            a, candidates[i], limit, lead, out_seconds, in_seconds, True, False, w
+            a, action, limit, lead, out_seconds, in_seconds, True, False, np.inf, w
         ).seconds
     return total
 

@@ -91,52 +91,49 @@ class Search:
                 swapping it costs; -1 for none.
         """
         self.simulations += 1
-        collective = True
-        outcome = self._outcome(action, collective, free)
-        if outcome.peak_bytes > self.limit_bytes and (action == RECOMPUTE).any():
-            bare = self._outcome(action, False, free)
-            if bare.peak_bytes < outcome.peak_bytes:
-                outcome, collective = bare, False
-        return Candidate(
-            action=action.copy(),
-            seconds=outcome.seconds,
-            peak_bytes=outcome.peak_bytes,
-            worst=outcome.worst,
-            collective=collective,
-            release_stall=self.work.release_stall.copy(),
-            need_stall=self.work.need_stall.copy(),
-        )
-
-    def _outcome(
-        self,
-        action: np.ndarray,
-        collective: bool,
-        free: int = -1,
-        work: kernel.Work | None = None,
-    ) -> kernel.Outcome:
         out_seconds = self.problem.swap_out_seconds
         in_seconds = self.problem.swap_in_seconds
         if free >= 0:
             out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
             out_seconds[free] = in_seconds[free] = 0.0
-        outcome: kernel.Outcome = kernel.evaluate(
+        outcome = kernel.judge(
             self.problem.arrays,
             action,
             self.limit_bytes,
             self.lead,
             out_seconds,
             in_seconds,
-            collective,
             self.barrier,
-            self.work if work is None else work,
+            np.inf,
+            self.work,
         )
-        return outcome
+        return Candidate(
+            action=action.copy(),
+            seconds=outcome.seconds,
+            peak_bytes=outcome.peak_bytes,
+            worst=outcome.worst,
+            collective=outcome.collective,
+            release_stall=self.work.release_stall.copy(),
+            need_stall=self.work.need_stall.copy(),
+        )
 
     def positions(self, candidate: Candidate) -> kernel.Work:
         """Where everything of a candidate happens, replays included."""
-        outcome = self._outcome(candidate.action, candidate.collective)
-        work = kernel.make_work(self.problem.arrays, outcome.entries)
-        self._outcome(candidate.action, candidate.collective, work=work)
+        entries = 0
+        for _ in range(2):  # the second time, the program has the room it needs
+            work = kernel.make_work(self.problem.arrays, entries)
+            entries = kernel.evaluate(
+                self.problem.arrays,
+                candidate.action,
+                self.limit_bytes,
+                self.lead,
+                self.problem.swap_out_seconds,
+                self.problem.swap_in_seconds,
+                candidate.collective,
+                self.barrier,
+                np.inf,
+                work,
+            ).entries
         return work
 
     def in_core_fits(self) -> bool:

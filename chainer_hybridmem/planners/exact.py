@@ -32,7 +32,6 @@ import numpy as np
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners import local_search
 from chainer_hybridmem.planners.base import (
     KEEP,
     RECOMPUTE,
@@ -86,7 +85,7 @@ def assignments(problem: Problem) -> int:
     return math.prod(3 if able else 2 for able in problem.recomputable.tolist())
 
 
-@compiled(uses=(kernel, problem_module, local_search))
+@compiled(uses=(kernel, problem_module))
 def fastest(
     a: Arrays,
     limit: int,
@@ -102,9 +101,9 @@ def fastest(
     best = action.copy()
     best_seconds, count, m = np.inf, 0, 0
     while m < len(action):
-        seconds = local_search.judge(
-            a, action, limit, lead, out_seconds, in_seconds, barrier, w
-        )
+        seconds = kernel.judge(
+            a, action, limit, lead, out_seconds, in_seconds, barrier, best_seconds, w
+        ).seconds
         count += 1
         if seconds < best_seconds:
             best_seconds = seconds

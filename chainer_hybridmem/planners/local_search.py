@@ -1,10 +1,12 @@
 """Compiled local search over keep, swap and recompute together.
 
 Simulated annealing on simulated time: a move changes the actions of a few maps, the
-simulator judges the result, and what does not fit is refused. Moves are single
-maps, exchanges between two maps, runs of maps that follow each other in production
-(all, or those made by the same kind of function), and copies of the pattern of another
-place: networks repeat themselves, and what helps one block often helps the next.
+simulator judges the result, and what does not fit is refused. How much slower a
+candidate may be is drawn before, so that the simulator can give up early. Moves are
+single maps, exchanges between two maps, runs of maps that follow each other in
+production (all, or those made by the same kind of function), and copies of the pattern
+of another place: networks repeat themselves, and what helps one block often helps the
+next.
 """
 
 from __future__ import annotations
@@ -17,31 +19,6 @@ from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel, problem
 from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
 from chainer_hybridmem.simulation.problem import Arrays
-
-
-@compiled(uses=(kernel, problem))
-def judge(
-    a: Arrays,
-    action: np.ndarray,
-    limit: int,
-    lead: np.ndarray,
-    out_seconds: np.ndarray,
-    in_seconds: np.ndarray,
-    barrier: bool,
-    w: Work,
-) -> float:
-    """Simulated seconds; infinite if the actions do not fit.
-
-    Replays keep what they pass, and only if that does not fit they do not.
-    """
-    seconds = np.inf
-    for attempt in range(2):
-        seconds = kernel.evaluate(
-            a, action, limit, lead, out_seconds, in_seconds, attempt == 0, barrier, w
-        ).seconds
-        if seconds < np.inf or not (action == RECOMPUTE).any():
-            break
-    return seconds
 
 
 @compiled()
@@ -153,7 +130,9 @@ def anneal(
     current = start.copy()
     proposed = start.copy()
     best = start.copy()
-    now = judge(a, current, limit, lead, out_seconds, in_seconds, barrier, w)
+    now = kernel.judge(
+        a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
+    ).seconds
     best_seconds = now
     cooling = (cold / warm) ** (1.0 / max(steps, 1))
     temperature = warm
@@ -163,8 +142,11 @@ def anneal(
         temperature *= cooling
         if _move(current, recomputable, kind_of, proposed) == 0:
             continue
-        seconds = judge(a, proposed, limit, lead, out_seconds, in_seconds, barrier, w)
-        if seconds <= now or np.random.random() < np.exp((now - seconds) / temperature):
+        ceiling = now - temperature * np.log(1 - np.random.random())
+        seconds = kernel.judge(
+            a, proposed, limit, lead, out_seconds, in_seconds, barrier, ceiling, w
+        ).seconds
+        if seconds <= ceiling:
             now = seconds
             current[:] = proposed
             if now < best_seconds:

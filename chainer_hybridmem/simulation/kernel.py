@@ -1,13 +1,13 @@
 """The compiled inner loop: positions from actions, times from positions.
 
-Two steps, each linear in the operations for a bounded number of maps alive:
+Two steps, each linear in the operations and in the length of the replays:
 
 ``evaluate``
     decides *where* everything happens: in forward, finished swap-outs are
     released when memory is asked for, oldest first; in backward, replays come
     just in time, swap-outs still under way are released as they finish, and
     swap-ins start as early as memory allows, in order of need (Ito et al.,
-    section 4.3). Then it asks ``lanes``.
+    section 4.3). Then it asks ``lanes``. ``judge`` asks it once or twice.
 ``lanes``
     decides *when*: one lane for the host, which issues everything, one for
     compute, one per copy direction.
@@ -31,6 +31,8 @@ KEEP, SWAP, RECOMPUTE = 0, 1, 2
 RUN, STAY, FREE = 0, 1, 2
 # Lists of maps per position.
 OUT, LEAVE, IN, NEED = 0, 1, 2, 3
+# Share of a least time that no rounding of sums can make too much.
+SURELY = 1 - 1e-9
 
 
 class Work(NamedTuple):
@@ -73,6 +75,8 @@ class Work(NamedTuple):
     mark: np.ndarray  # (n,) int64
     chain: np.ndarray  # (n,) int64
     stack: np.ndarray  # (2n+2,) int64
+    record: np.ndarray  # (n,) int64, positions whose load stands out
+    rise: np.ndarray  # (n,) int64, by how much
     uses: np.ndarray  # (M+T,) int64, readers left in a chain
     stays: np.ndarray  # (M+T,) bool
     made: np.ndarray  # (M,) bool
@@ -85,6 +89,7 @@ class Outcome(NamedTuple):
     peak_bytes: int
     worst: int  # operation with the highest load
     entries: int  # of the replay program
+    collective: bool  # whether replays keep what they pass
 
 
 def make_work(arrays: Arrays, program: int = 0) -> Work:
@@ -130,13 +135,15 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         mark=np.zeros(n, np.int64),
         chain=np.zeros(n, np.int64),
         stack=np.zeros(2 * n + 2, np.int64),
+        record=np.zeros(n, np.int64),
+        rise=np.zeros(n, np.int64),
         uses=np.zeros(n_items, np.int64),
         stays=np.zeros(n_items, bool),
         made=np.zeros(n_maps, bool),
     )
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _forward(
     a: Arrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
 ) -> Any:
@@ -193,7 +200,7 @@ def _forward(
     return peak, worst, now
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _at_hand(
     present: np.ndarray,
     action: np.ndarray,
@@ -209,7 +216,7 @@ def _at_hand(
     return action[item] != RECOMPUTE or (made[item] and k < drop[item])
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _chain(
     a: Arrays, action: np.ndarray, target: int, k: int, length: int, w: Work
 ) -> int:
@@ -253,7 +260,7 @@ def _chain(
     return length
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
     """Sources must be there at k: bring swapped ones early, keep all longer."""
     load, needed, drop, made, chain = w.load, w.needed, w.drop, w.made, w.chain
@@ -267,15 +274,17 @@ def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -
             if not _at_hand(present, action, made, drop, n_maps, m, k):
                 continue
             if action[m] == SWAP and k < needed[m]:
-                for q in range(k, needed[m]):
-                    load[q] += size[m]
+                load[k] += size[m]
+                load[needed[m]] -= size[m]
                 needed[m] = k
-            for q in range(drop[m], k + 1):
-                load[q] += size[m]
-            drop[m] = max(drop[m], k + 1)
+            if drop[m] <= k:
+                for q in range(drop[m], k + 1):
+                    load[q] += size[m]
+                load[k + 1] -= size[m]
+                drop[m] = k + 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _choose_stays(
     a: Arrays,
     action: np.ndarray,
@@ -288,11 +297,16 @@ def _choose_stays(
     """Which products of a chain stay: the targets, and what will be needed later.
 
     The latter only while memory allows, nearest need (end of the chain) first.
+    ``record`` lists the positions from k on whose load is above that of all before
+    them, as far as somebody has asked, and ``rise`` by how much. What stays lifts all
+    before its use: the records behind that rise by less, or are none any more.
     """
     load, made, chain, uses, stays = w.load, w.made, w.chain, w.uses, w.stays
+    record, rise = w.record, w.rise
     products, product_ptr, size = a.products, a.product_ptr, a.size
     inputs, input_ptr = a.inputs, a.input_ptr
     fixed_peak, first_use, n_maps = a.fixed_peak, a.first_use, len(action)
+    asked, here, highest, records = k + 1, load[k], load[k] + fixed_peak[k], 0
     for i in range(length - 1, -1, -1):
         op = chain[i]
         for j in range(product_ptr[op], product_ptr[op + 1]):
@@ -306,34 +320,52 @@ def _choose_stays(
                 stays[item] = True
             elif collective and use > k:
                 room = limit - size[item]
-                fits = True
-                for q in range(use - 1, k - 1, -1):
-                    if load[q] + fixed_peak[q] > room:
-                        fits = False
-                        break
-                if fits:
-                    stays[item] = True
-                    for q in range(k, use):
-                        load[q] += size[item]
+                while asked < use and highest <= room:
+                    here += load[asked]
+                    if here + fixed_peak[asked] > highest:
+                        record[records] = asked
+                        rise[records] = here + fixed_peak[asked] - highest
+                        highest += rise[records]
+                        records += 1
+                    asked += 1
+                behind, most = records, highest
+                while behind > 0 and record[behind - 1] >= use:
+                    behind -= 1
+                    most -= rise[behind]
+                if most > room:
+                    continue
+                stays[item] = True
+                load[k] += size[item]
+                load[use] -= size[item]
+                if asked == use:
+                    here += size[item]
+                lift = size[item]
+                for r in range(behind, records):
+                    less = min(lift, rise[r])
+                    rise[r] -= less
+                    lift -= less
+                highest += lift
+                if lift > 0:
+                    records = behind
     for i in range(length):
         for j in range(input_ptr[chain[i]], input_ptr[chain[i] + 1]):
             uses[inputs[j]] += 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
     load, chain, uses, stays = w.load, w.chain, w.uses, w.stays
     for i in range(length):
         for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
             item = a.products[j]
             if stays[item] and a.first_use[item] > k:
-                for q in range(k, a.first_use[item]):
-                    load[q] -= a.size[item]
+                load[k] -= a.size[item]
+                load[a.first_use[item]] += a.size[item]
         for j in range(a.input_ptr[chain[i]], a.input_ptr[chain[i] + 1]):
             uses[a.inputs[j]] = 0
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> int:
     if entries < len(program):
         program[entries, 0] = k
@@ -342,7 +374,7 @@ def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> i
     return entries + 1
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _run_chain(
     a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
 ) -> Any:
@@ -383,21 +415,24 @@ def _run_chain(
     return high, entries
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _replays(
     a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
 ) -> int:
     """Replays before each backward operation that needs them.
 
-    Returns the number of entries of the program, or -1 - k if the chain before
-    operation k has no recipe somewhere.
+    ``load`` comes as differences from position to position; here it becomes the
+    loads themselves, up to where replays have been laid out. Returns the number of
+    entries of the program, or -1 - k if the chain before operation k has no recipe
+    somewhere.
     """
     by_use, first_use, producer = a.by_use, a.first_use, a.producer
     made, mark, chain, stays, uses = w.made, w.mark, w.chain, w.stays, w.uses
-    products, product_ptr = a.products, a.product_ptr
+    products, product_ptr, load = a.products, a.product_ptr, w.load
     n_maps = len(action)
     entries = 0
     t = 0
+    summed = a.first_backward
     while t < n_maps:
         k = first_use[by_use[t]]
         length = 0
@@ -411,6 +446,9 @@ def _replays(
                     return -1 - k
         if length == 0:
             continue
+        while summed < k:
+            summed += 1
+            load[summed] += load[summed - 1]
         _hold_sources(a, action, k, length, w)
         _choose_stays(a, action, limit, k, length, collective, w)
         high, written = _run_chain(a, action, k, length, entries, w)
@@ -434,10 +472,12 @@ def _replays(
                 uses[item] = 0
         w.replay_seconds[k] = spent
         w.replay_host_seconds[k] = host
+    for q in range(summed, len(a.seconds)):
+        load[q + 1] += load[q]
     return entries
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _list_by(
     position: np.ndarray, swap_out: np.ndarray, heads: np.ndarray, following: np.ndarray
 ) -> None:
@@ -449,7 +489,7 @@ def _list_by(
             heads[position[m]] = m
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _list_swap_ins(w: Work) -> None:
     """Lists of swapped maps per start of their swap-in, in order of need."""
     heads, following, tails, swap_in = w.heads[IN], w.following[IN], w.tails, w.swap_in
@@ -468,7 +508,7 @@ def _list_swap_ins(w: Work) -> None:
             m = need_following[m]
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _release_late(
     a: Arrays, action: np.ndarray, limit: int, now: float, w: Work
 ) -> None:
@@ -509,38 +549,48 @@ def _release_late(
         now += w.replay_seconds[k] + a.seconds[k]
 
 
-@compiled(inline=True)
+@compiled(inline=True, counted=False)
 def _swap_ins(
     a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
 ) -> Any:
-    """Swap-ins as early as memory allows, in order of need; the highest load."""
-    need, extra, release, swap_in = w.load, w.extra, w.release, w.swap_in
-    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    """Swap-ins as early as memory allows, in order of need; the highest load.
+
+    No swap-in starts before an earlier one, so what is before its start is settled.
+    ``record`` lists, among the positions after that, those with no higher load behind
+    them: only these can stop a swap-in, and a swap-in adds to all of them (``added``).
+    """
+    load, extra, release, swap_in = w.load, w.extra, w.release, w.swap_in
+    need_heads, need_following, record = w.heads[NEED], w.following[NEED], w.record
     size, fixed_peak = a.size, a.fixed_peak
     n, b0 = len(a.seconds), a.first_backward
     peak, worst = 0, 0
-    for k in range(b0, n):
-        need[k] += max(fixed_peak[k], extra[k])
-    previous = b0
+    previous, added, first, records = b0, 0, 0, 0
     for at in range(b0, n):
         m = need_heads[at]
         while m >= 0:
-            k = at
-            room = limit - size[m]
-            earliest = max(previous, lead[k], release[m])
-            while k > earliest and need[k - 1] <= room:
-                k -= 1
-                need[k] += size[m]
-            swap_in[m] = k
-            previous = k
+            room = limit - size[m] - added
+            k = min(at, max(previous, lead[at], release[m]))
+            while first < records and (record[first] < k or load[record[first]] > room):
+                q = record[first]
+                first += 1
+                k = max(k, q + 1)
+                if load[q] + added > peak:
+                    peak, worst = load[q] + added, q
+            added += size[m]
+            swap_in[m] = previous = k
             m = need_following[m]
-    for k in range(b0, n):
-        if need[k] > peak:
-            peak, worst = need[k], k
+        load[at] += max(fixed_peak[at], extra[at]) - added
+        while first < records and load[record[records - 1]] < load[at]:
+            records -= 1
+        record[records] = at
+        records += 1
+    for r in range(first, records):
+        if load[record[r]] + added > peak:
+            peak, worst = load[record[r]] + added, record[r]
     return peak, worst
 
 
-@compiled()
+@compiled(counted=False)
 def evaluate(
     a: Arrays,
     action: np.ndarray,
@@ -550,9 +600,14 @@ def evaluate(
     in_seconds: np.ndarray,
     collective: bool,
     barrier: bool,
+    ceiling: float,
     w: Work,
 ) -> Outcome:
     """Positions and times for an assignment of actions.
+
+    What does not fit, or takes longer than ``ceiling`` for sure, is given up as soon
+    as that is known: the positions are then unfinished, and the peak is what it was
+    so far. With an infinite ceiling nothing is given up.
 
     Args:
         a: The problem's arrays.
@@ -566,12 +621,13 @@ def evaluate(
             and memory allows (Capuchin's collective recompute).
         barrier: Whether backward starts when every swap-out has finished (Ito
             et al., section 3.1).
+        ceiling: Seconds above which it does not matter how many.
         w: Where positions and times go.
 
     Returns:
         Outcome: It fits if ``seconds`` is finite.
     """
-    n, b0, n_maps = len(a.seconds), a.first_backward, len(action)
+    b0, n_maps = a.first_backward, len(action)
     w.replay_seconds[:] = 0
     w.replay_host_seconds[:] = 0
     w.load[:] = 0
@@ -582,6 +638,9 @@ def evaluate(
         w.made[m] = False
         w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
     peak, worst, now = _forward(a, action, limit, out_seconds, w)
+    hasty, least = ceiling < np.inf, now + a.backward_seconds
+    if hasty and (peak > limit or least * SURELY > ceiling):
+        return Outcome(np.inf, peak, worst, 0, collective)
 
     # Loads that must be there: each map over its own uses.
     for m in range(n_maps):
@@ -592,11 +651,11 @@ def evaluate(
         w.load[w.drop[m]] -= a.size[m]
         if action[m] == RECOMPUTE and w.release[m] < 0:
             w.release[m] = b0
-    for k in range(b0, n):
-        w.load[k + 1] += w.load[k]
     entries = _replays(a, action, limit, collective, w)
     if entries < 0:
-        return Outcome(np.inf, limit + 1, -1 - entries, 0)
+        return Outcome(np.inf, limit + 1, -1 - entries, 0, collective)
+    if hasty and (least + w.replay_seconds[b0:].sum()) * SURELY > ceiling:
+        return Outcome(np.inf, peak, worst, entries, collective)
     _list_by(w.needed, w.swap_out, w.heads[NEED], w.following[NEED])
     if barrier:
         for m in range(n_maps):
@@ -608,11 +667,42 @@ def evaluate(
     if high > peak:
         peak, worst = high, where
     if peak > limit:
-        return Outcome(np.inf, peak, worst, entries)
-    return Outcome(lanes(a, out_seconds, in_seconds, w), peak, worst, entries)
+        return Outcome(np.inf, peak, worst, entries, collective)
+    seconds = lanes(a, out_seconds, in_seconds, w)
+    return Outcome(seconds, peak, worst, entries, collective)
 
 
-@compiled()
+@compiled(counted=False)
+def judge(
+    a: Arrays,
+    action: np.ndarray,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    ceiling: float,
+    w: Work,
+) -> Outcome:
+    """What ``evaluate`` says: replays keep what they pass, unless that does not fit.
+
+    Without retention no chain is shorter: what forward's memory or ``ceiling`` has
+    ruled out needs no second look.
+    """
+    outcome = evaluate(
+        a, action, limit, lead, out_seconds, in_seconds, True, barrier, ceiling, w
+    )
+    if outcome.peak_bytes <= limit or outcome.entries == 0:
+        return outcome
+    if ceiling < np.inf and outcome.worst < a.first_backward:
+        return outcome
+    bare = evaluate(
+        a, action, limit, lead, out_seconds, in_seconds, False, barrier, ceiling, w
+    )
+    return bare if bare.peak_bytes < outcome.peak_bytes else outcome
+
+
+@compiled(counted=False)
 def lanes(a: Arrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work) -> float:
     """Start of every operation and copy for the positions in ``w``; the total.
 

@@ -28,6 +28,7 @@ class Arrays(NamedTuple):
     """Shapes: n operations, M maps, T other items; CSR pairs end in _ptr."""
 
     first_backward: int
+    backward_seconds: float  # of the operations from there on
     seconds: np.ndarray  # (n,) float64
     host_seconds: np.ndarray  # (n,) float64, to issue the operation
     issue_seconds: float  # to issue one copy
@@ -120,6 +121,7 @@ def make_problem(profile: Profile) -> Problem:
     link = profile.link
     arrays = Arrays(
         first_backward=b0,
+        backward_seconds=sum((o.device_seconds for o in profile.operations[b0:]), 0.0),
         seconds=np.array([op.device_seconds for op in profile.operations]),
         host_seconds=np.array([op.host_seconds for op in profile.operations]),
         issue_seconds=link.issue_seconds,
