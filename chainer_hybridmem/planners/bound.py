@@ -70,11 +70,13 @@ from chainer_hybridmem.simulation.problem import Problem
 
 ROUNDS = 30
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
-KEPT_ROUNDS = 3  # without use, after which a pair is dropped
 VIOLATED = 1e-7  # of the limit
 ROUNDING = 1e-9  # share given away for sums in floating point
 CHAIN = 2  # operations a chain of replays is followed at most
-PATIENCE = 2  # rounds without progress after which the bound is left as it is
+# Rounds without progress after which the bound is left as it is: small programs may
+# take more of them.
+LEAST_PATIENCE, MOST_PATIENCE = 2, 12
+PATIENCE_TIMES_OPERATIONS = 4000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +124,9 @@ def tightened(relaxation: Relaxation) -> Bound:
     best, stuck, done = relaxation.base_seconds, 0, 0
     swapped = recomputed = np.zeros(relaxation.n_maps)
     relaxation.cut(relaxation.everything_swapped())
-    while done < ROUNDS and stuck < PATIENCE:
+    patience = PATIENCE_TIMES_OPERATIONS // max(relaxation.n, 1)
+    patience = min(max(patience, LEAST_PATIENCE), MOST_PATIENCE)
+    while done < ROUNDS and stuck < patience:
         done += 1
         solution = relaxation.solve()
         if solution is None:  # the solver gave up; what is proven stays proven
@@ -154,7 +158,6 @@ class Program:
         equal (Any): Of ``equal @ x[used] == 0``.
         cost (ndarray): Of the columns in use.
         bounds (ndarray): Their ranges.
-        cuts (slice): Rows that belong to the pairs, in order.
     """
 
     used: np.ndarray
@@ -163,7 +166,6 @@ class Program:
     equal: Any
     cost: np.ndarray
     bounds: np.ndarray
-    cuts: slice
 
 
 Row = tuple[np.ndarray, np.ndarray, float]
@@ -205,8 +207,7 @@ class Relaxation:
         self._lay_out(problem, chains)
         self.rows: list[Row] = []
         self.positions: set[int] = set()
-        self.pairs: dict[tuple[str, int, int], int] = {}  # rounds without use
-        self.seen: set[tuple[str, int, int]] = set()
+        self.pairs: dict[tuple[str, int, int], None] = {}  # in order
         self._choice()
         self._replays()
         if chains is not None:
@@ -422,7 +423,6 @@ class Relaxation:
         order = self.first_waited + np.array(sorted(stops), np.int64)
         for one, other in itertools.pairwise(order.tolist()):
             rows.append(_row([one, other], [1, -1], 0))
-        start = len(rows)
         rows += [self._pair(*pair) for pair in self.pairs]
         equations = [
             *self.remade.between(positions, self.first_remade),
@@ -439,7 +439,6 @@ class Relaxation:
             equal=equal[:, columns],
             cost=self.cost[columns],
             bounds=np.stack([self.lower[columns], self.upper[columns]], axis=1),
-            cuts=slice(start, len(rows)),
         )
 
     def _matrix(self, rows: list[Row]) -> Any:
@@ -490,18 +489,10 @@ class Relaxation:
         lower, upper = program.bounds.T
         attained = np.where(reduced > 0, lower, upper) * reduced
         value = float(attained.sum() + below @ program.right)
-        self._forget(below[program.cuts])
         seconds = self.base_seconds + min(value, self.longest)
         return Solution(
             seconds * (1 - ROUNDING), self.expanded(program, result.x)
         )
-
-    def _forget(self, multipliers: np.ndarray) -> None:
-        """Drops pairs that have not counted for some rounds."""
-        for pair, multiplier in zip(list(self.pairs), multipliers, strict=True):
-            self.pairs[pair] = 0 if multiplier < 0 else self.pairs[pair] + 1
-            if self.pairs[pair] >= KEPT_ROUNDS:
-                del self.pairs[pair]
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Swapped and recomputed fraction of each map."""
@@ -549,7 +540,7 @@ class Relaxation:
                     new = k not in self.positions
                 else:
                     new = True
-                    self.pairs[pair] = 0
+                    self.pairs[pair] = None
                 self.positions.add(k)
                 found = found or new
         return found
