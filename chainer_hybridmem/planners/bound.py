@@ -111,6 +111,15 @@ def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     return bound
 
 
+def load() -> None:
+    """On a fresh installation what is compiled here compiles now."""
+    whole, number = np.zeros(0, np.int64), np.zeros(0)
+    pointers = np.zeros(1, np.int64)
+    changes = (pointers, whole, number)
+    _least(*changes, *changes, number, np.zeros(1), number, 0, 1.0, 1.0)
+    from scipy import optimize, sparse  # noqa: F401
+
+
 def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     n_maps = len(problem.maps)
     nothing = np.zeros(n_maps)
