@@ -1,9 +1,8 @@
 """A residual network of a thousand layers, for measuring how planning scales.
 
-He, Zhang, Ren, Sun: Identity Mappings in Deep Residual Networks (2016), table 6, names
-ResNet-1001 for pictures of 32x32: three stages of 111 bottleneck blocks. Blocks here are
-those of ``architectures/resnet.py`` (version 1), which changes the order of a
-block's functions and not their number.
+He, Zhang, Ren, Sun: Identity Mappings in Deep Residual Networks (2016) have a
+ResNet-1001 for pictures of 32x32: three stages of 111 bottleneck blocks. Blocks here
+are those of ``architectures/resnet.py`` (version 1): another order of functions.
 """
 
 from __future__ import annotations

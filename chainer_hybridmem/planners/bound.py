@@ -116,7 +116,7 @@ def load() -> None:
     whole, number = np.zeros(0, np.int64), np.zeros(0)
     pointers = np.zeros(1, np.int64)
     changes = (pointers, whole, number)
-    _least(*changes, *changes, number, np.zeros(1), number, 0, 1.0, 1.0)
+    _least(changes, changes, number, np.zeros(1), number, 0, 1.0, 1.0)
     from scipy import optimize, sparse  # noqa: F401
 
 
@@ -499,9 +499,7 @@ class Relaxation:
         attained = np.where(reduced > 0, lower, upper) * reduced
         value = float(attained.sum() + below @ program.right)
         seconds = self.base_seconds + min(value, self.longest)
-        return Solution(
-            seconds * (1 - ROUNDING), self.expanded(program, result.x)
-        )
+        return Solution(seconds * (1 - ROUNDING), self.expanded(program, result.x))
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Swapped and recomputed fraction of each map."""
@@ -523,8 +521,8 @@ class Relaxation:
         start = waited + self.elapsed
         run = waited[1:] + self.elapsed[:-1]
         out_bytes, out_from, in_bytes, in_to = _least(
-            *self.leaving.amounts(x, self.n),
-            *self.coming.amounts(x, self.n),
+            self.leaving.amounts(x, self.n),
+            self.coming.amounts(x, self.n),
             need,
             start,
             run,
@@ -610,7 +608,9 @@ class _Events:
         )
         return np.cumsum(changes)[:n]
 
-    def amounts(self, x: np.ndarray, n: int) -> tuple[np.ndarray, ...]:
+    def amounts(
+        self, x: np.ndarray, n: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Pointers by position, slots and values times columns."""
         pointers = np.searchsorted(self.position, np.arange(n + 1))
         return pointers, self.slot, self.value * x[self.column]
@@ -621,24 +621,19 @@ class _Events:
         rows: list[Row] = []
         begin, before = 0, -1
         for k, end in zip(positions.tolist(), ends.tolist(), strict=True):
-            columns = [[first + k], self.column[begin:end]]
-            values = [[1.0], -self.value[begin:end]]
-            if before >= 0:
-                columns.append([first + before])
-                values.append([-1.0])
-            rows.append(_row(np.concatenate(columns), np.concatenate(values), 0))
+            others = [first + k] if before < 0 else [first + k, first + before]
+            signs = [1.0, -1.0][: len(others)]
+            columns = np.concatenate([others, self.column[begin:end]])
+            values = np.concatenate([signs, -self.value[begin:end]])
+            rows.append(_row(columns, values, 0))
             begin, before = end, k
         return rows
 
 
 @compiled()
 def _least(
-    out_pointers: np.ndarray,
-    out_slots: np.ndarray,
-    out_values: np.ndarray,
-    in_pointers: np.ndarray,
-    in_slots: np.ndarray,
-    in_values: np.ndarray,
+    outs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ins: tuple[np.ndarray, np.ndarray, np.ndarray],
     need: np.ndarray,
     start: np.ndarray,
     run: np.ndarray,
@@ -649,6 +644,9 @@ def _least(
     """The pairs that allow the fewest bytes to be away.
 
     Args:
+        outs: Pointers by position, slots and bytes: from the position on so many
+            more bytes may be away whose copy may start at the slot.
+        ins: Likewise, with what must have been copied back by the slot.
         need: (n,) bytes that have to be away; where none, nothing is looked for.
         start: (n+1,) time at which the wait before each operation begins.
         run: (n,) time at which each operation begins.
@@ -657,11 +655,12 @@ def _least(
         tuple: Per operation k the bytes that may have left by then, the i of that
         pair, the bytes that can be back in time, the j of that pair.
     """
+    out_pointers, out_slots, out_values = outs
+    in_pointers, in_slots, in_values = ins
     n = len(need)
     out_bytes, in_bytes = np.full(n, np.inf), np.full(n, np.inf)
     out_from, in_to = np.zeros(n, np.int64), np.zeros(n, np.int64)
     leaving, coming = np.zeros(n + 1), np.zeros(n + 1)
-    there = 0.0
     for k in range(n):
         for e in range(out_pointers[k], out_pointers[k + 1]):
             leaving[out_slots[e]] += out_values[e]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 
@@ -148,7 +149,8 @@ def _one_start(
     problem = search.problem
     bound = lower_bound(problem, search.limit_bytes)
     goal = bound.seconds * (1 + tolerance)
-    starts = [out, *_rounded(search, bound), *_rounded(search, _evened(problem, bound))]
+    starts = _rounded(search, _evened(problem, bound)) or _rounded(search, bound)
+    starts.append(out)
     best = min(starts, key=lambda c: c.seconds)
     best = anneal_round(search, best, PILOT_STEPS, 0.0, goal, budget, seed)
     budget.share_out()
@@ -349,7 +351,7 @@ def anneal_round(
     if steps == 0 or start.seconds <= goal:
         return start
     began = time.perf_counter()
-    anneal = local_search.anneal if groups is None else coarse.anneal_spread
+    anneal: Any = local_search.anneal if groups is None else coarse.anneal_spread
     action, _, done = anneal(
         problem.arrays,
         start.action,
