@@ -4,9 +4,12 @@
    the fractions at which it is attained.
 2. Simulated annealing on simulated time (:mod:`.local_search`): hot rounds from
    everything swapped and from the relaxation rounded, each twice, because single
-   rounds get stuck now and then.
-3. The other planners' plans (for more than ``MANY_MAPS`` feature maps only
-   those of the quick ones).
+   rounds get stuck now and then. With more than ``MANY_MAPS`` feature maps, rounds one
+   after the other from the relaxation rounded, evened out over maps that are alike;
+   with more than ``SPREAD_MAPS`` the first of them change many maps at once
+   (:mod:`.coarse`).
+3. The other planners' plans (for more than ``MANY_MAPS`` feature maps only those of
+   the quick ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
 
@@ -42,6 +45,7 @@ from chainer_hybridmem.simulation.problem import Problem
 
 LEAST_STEPS, MOST_STEPS = 20_000, 60_000
 STEPS_TIMES_OPERATIONS = 16_000_000  # about one second of today's processors
+LARGE_STEPS_TIMES_OPERATIONS = 60_000_000  # with more than MANY_MAPS
 TOLERANCE = 1e-4  # of the bound
 COLD = 1e-5  # last temperature, of the in-core time
 WARMEST = 2e-3  # first temperature, likewise
@@ -239,7 +243,9 @@ class Budget:
         self.search = search
         if steps is None:
             n = len(search.problem.arrays.seconds)
-            steps = min(MOST_STEPS, max(LEAST_STEPS, STEPS_TIMES_OPERATIONS // n))
+            many = len(search.problem.maps) > MANY_MAPS
+            work = LARGE_STEPS_TIMES_OPERATIONS if many else STEPS_TIMES_OPERATIONS
+            steps = min(MOST_STEPS, max(LEAST_STEPS, work // n))
             steps = steps if seconds is None else 2**62
         self.total = self.left = steps
         self.deadline = None if seconds is None else search.started + seconds
