@@ -68,7 +68,7 @@ import numpy as np
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation.problem import Problem
 
-ROUNDS = 20
+ROUNDS = 12
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
 VIOLATED = 1e-7  # of the limit
 ROUNDING = 1e-9  # share given away for sums in floating point
