@@ -1,7 +1,7 @@
 """An independent checker of plans, slow and simple on purpose.
 
 It shares no code with the simulator: it walks through the recorded events with
-sets of what is present, O(operations x maps), and gives exact reasons.
+sets of what is present, and gives exact reasons.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
 
 
@@ -129,7 +129,8 @@ class _Walk:
         self.profile = profile
         self.entries = {entry.storage: entry for entry in plan.maps}
         self.recipes = {recipe.operation: recipe for recipe in profile.recipes}
-        self.replays = plan.replays
+        self.first_backward = profile.first_backward
+        self._index(plan)
         self.present: set[int] = set()  # planned maps with memory on the device
         self.complete: set[int] = set()  # ... whose contents are there
         self.passing: set[int] = set()  # made by a replay, to be freed soon
@@ -137,12 +138,33 @@ class _Walk:
         self.gone: set[int] = set()
         self.graph_held: set[int] = set()  # freed once the graph has died
 
+    def _index(self, plan: Plan) -> None:
+        """What happens at each position, in the plan's order."""
+        self.changing: dict[int, list[MapPlan]] = {}
+        self.read_forward: dict[int, list[int]] = {}
+        self.read_backward: dict[int, list[int]] = {}
+        self.replays: dict[int, list[Replay]] = {}
+        for entry in self.entries.values():
+            positions = {entry.release_before, entry.swap_in_before}
+            positions |= {entry.needed_before, entry.drop_before}
+            for k in sorted(positions):
+                self.changing.setdefault(k, []).append(entry)
+            storage = self.profile.storages[entry.storage]
+            for k in sorted(set(storage.forward_uses)):
+                self.read_forward.setdefault(k, []).append(entry.storage)
+            for k in sorted(set(storage.backward_uses)):
+                self.read_backward.setdefault(k, []).append(entry.storage)
+        for replay in plan.replays:
+            self.replays.setdefault(replay.before, []).append(replay)
+
     def run(self) -> list[int]:
         loads = []
         for op in self.profile.operations:
             before = self._before(op.index)
             loads.append(max(before, self._during(op.index)))
-            for storage in self._used_by(op.index):
+            forward = op.phase is Phase.FORWARD
+            users = self.read_forward if forward else self.read_backward
+            for storage in users.get(op.index, ()):
                 if storage not in self.complete:
                     raise PlanError(
                         f'Operation {op.index} ({op.label}) uses feature map '
@@ -152,13 +174,6 @@ class _Walk:
 
     def _nbytes(self, storage: int) -> int:
         return self.profile.storages[storage].nbytes
-
-    def _used_by(self, index: int) -> list[int]:
-        op = self.profile.operations[index]
-        storages = [self.profile.storages[s] for s in self.entries]
-        if op.phase is Phase.FORWARD:
-            return [s.id for s in storages if index in s.forward_uses]
-        return [s.id for s in storages if index in s.backward_uses]
 
     def _take(self, storage: int) -> None:
         if storage in self.present:
@@ -175,17 +190,18 @@ class _Walk:
 
     def _before(self, k: int) -> int:
         """What the plan does before operation k; the highest load on the way."""
-        for entry in self.entries.values():
+        changing = self.changing.get(k, ())
+        for entry in changing:
             if entry.release_before == k and entry.action is not Action.KEEP:
                 self._check_not_held(entry.storage, k)
                 self._leave(entry.storage)
             if entry.drop_before == k:
                 self._check_not_held(entry.storage, k)
                 self._leave(entry.storage)
-        for entry in self.entries.values():
+        for entry in changing:
             if entry.swap_in_before == k and entry.action is Action.SWAP:
                 self._take(entry.storage)
-        for entry in self.entries.values():
+        for entry in changing:
             if entry.needed_before == k and entry.action is Action.SWAP:
                 if entry.storage not in self.present:
                     raise PlanError(
@@ -205,9 +221,7 @@ class _Walk:
 
     def _replay(self, k: int) -> int:
         highest = self.load
-        for replay in self.replays:
-            if replay.before != k:
-                continue
+        for replay in self.replays.get(k, ()):
             recipe = self.recipes[replay.operation]
             self._check_sources(recipe, k)
             highest = max(highest, self.load + recipe.peak_bytes)
@@ -280,7 +294,7 @@ class _Walk:
 
     def _left_to_graph(self, storage: int) -> bool:
         """Whether only the recording's swapping has freed it this early."""
-        item, b0 = self.profile.storages[storage], self.profile.first_backward
+        item, b0 = self.profile.storages[storage], self.first_backward
         if item.category is not Category.FEATURE_MAP or item.producer < 0:
             return False
         last = max((item.producer, *item.forward_uses))

@@ -60,17 +60,23 @@ time and ``longest`` together, and the reported value is never above that.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation.problem import Problem
 
-ROUNDS = 30
-CUTS_PER_ROUND = 60
+ROUNDS = 12
+STRETCHES = 30  # of operations, with one row and two pairs a round at most
+VIOLATED = 1e-7  # of the limit
 ROUNDING = 1e-9  # share given away for sums in floating point
 CHAIN = 2  # operations a chain of replays is followed at most
-PATIENCE = 2  # rounds without progress after which the bound is left as it is
+# Rounds without progress after which the bound is left as it is: small programs may
+# take more of them.
+LEAST_PATIENCE, MOST_PATIENCE = 2, 12
+PATIENCE_TIMES_OPERATIONS = 4000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +111,15 @@ def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     return bound
 
 
+def load() -> None:
+    """On a fresh installation what is compiled here compiles now."""
+    whole, number = np.zeros(0, np.int64), np.zeros(0)
+    pointers = np.zeros(1, np.int64)
+    changes = (pointers, whole, number)
+    _least(changes, changes, number, np.zeros(1), number, 0, 1.0, 1.0)
+    from scipy import optimize, sparse  # noqa: F401
+
+
 def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     n_maps = len(problem.maps)
     nothing = np.zeros(n_maps)
@@ -120,7 +135,10 @@ def tightened(relaxation: Relaxation) -> Bound:
     """Adds violated pairs until there are none, or until they do not help."""
     best, stuck, done = relaxation.base_seconds, 0, 0
     swapped = recomputed = np.zeros(relaxation.n_maps)
-    while done < ROUNDS and stuck < PATIENCE:
+    relaxation.cut(relaxation.everything_swapped())
+    patience = PATIENCE_TIMES_OPERATIONS // max(relaxation.n, 1)
+    patience = min(max(patience, LEAST_PATIENCE), MOST_PATIENCE)
+    while done < ROUNDS and stuck < patience:
         done += 1
         solution = relaxation.solve()
         if solution is None:  # the solver gave up; what is proven stays proven
@@ -141,15 +159,47 @@ class Solution:
     x: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Rows over the columns that are in use.
+
+    Attributes:
+        used (ndarray): The columns.
+        matrix (Any): Of ``matrix @ x[used] <= right``.
+        right (ndarray): Likewise.
+        equal (Any): Of ``equal @ x[used] == 0``.
+        cost (ndarray): Of the columns in use.
+        bounds (ndarray): Their ranges.
+    """
+
+    used: np.ndarray
+    matrix: Any
+    right: np.ndarray
+    equal: Any
+    cost: np.ndarray
+    bounds: np.ndarray
+
+
+Row = tuple[np.ndarray, np.ndarray, float]
+
+
 class Relaxation:
     """The linear program of one problem under one limit, in seconds and limits.
 
-    Bytes are divided by the limit, so that all numbers are of one order.
+    Bytes are divided by the limit, so that all numbers are of one order. Rows for
+    single operations are there for ``positions`` only, pairs for ``pairs`` only.
+
+    Args:
+        problem (Problem): What is planned.
+        limit_bytes (int): Memory limit.
+        sources (bool): Whether to ask for the sources of replays.
     """
 
-    def __init__(self, problem: Problem, limit_bytes: int) -> None:
+    def __init__(
+        self, problem: Problem, limit_bytes: int, sources: bool = True
+    ) -> None:
         a = problem.arrays
-        self.arrays = a
+        self.problem, self.arrays = problem, a
         self.n, self.n_maps = len(a.seconds), len(problem.maps)
         self.scale = float(max(limit_bytes, 1))
         self.limit = limit_bytes / self.scale
@@ -159,44 +209,55 @@ class Relaxation:
         self.base_seconds = problem.compute_seconds
         # Compute time before each operation.
         self.elapsed = np.concatenate([[0.0], np.cumsum(a.seconds)])
-        n, n_maps = self.n, self.n_maps
+        self.sources = sources
+        self.breaks: list[list[int]] = [[] for _ in range(self.n_maps)]
+        chains = None
+        if sources:
+            chains = _Chains(problem)
+            self.breaks = chains.breaks
+        self.longest = self._longest_wait(problem)
+        self._lay_out(problem, chains)
+        self.rows: list[Row] = []
+        self.positions: set[int] = set()
+        self.pairs: dict[tuple[str, int, int], None] = {}  # in order
+        self._choice()
+        self._replays()
+        if chains is not None:
+            self._sources(chains)
+        self._events()
+        self.excess = self._excess(problem)
+
+    def _lay_out(self, problem: Problem, chains: _Chains | None) -> None:
+        """Where the columns are, their ranges and costs."""
+        a, n, n_maps = self.arrays, self.n, self.n_maps
         self.first_swap = 0
         self.first_recompute = n_maps
         self.first_replay = 2 * n_maps
-        self.first_wait = self.first_replay + a.first_backward
-        self.first_away = self.first_wait + n
+        self.first_waited = self.first_replay + a.first_backward
+        self.first_away = self.first_waited + n + 1
         self.first_remade = self.first_away + n
         self.first_eligible = self.first_remade + n
         self.first_late = self.first_eligible + n  # s and r released after b0
         self.first_back = self.first_late + 2 * n_maps
-        chains = _Chains(problem)
-        self.breaks = chains.breaks
         self.first_made = self.first_back + sum(map(len, self.breaks))
-        self.columns = self.first_made + len(chains.made)
+        self.columns = self.first_made + (len(chains.made) if chains else 0)
+        self.same_as = np.arange(self.columns)
         total = float(self.size.sum())
-        self.longest = longest = self._longest_wait(problem)
         self.lower = np.zeros(self.columns)
         self.upper = np.concatenate(
             [
                 np.ones(n_maps),
                 problem.recomputable.astype(float),
                 np.ones(a.first_backward),
-                np.full(n, longest),
+                np.full(n + 1, self.longest),
                 np.full(3 * n, total),
                 np.tile(a.first_use > a.first_backward, 2).astype(float),
                 np.ones(self.columns - self.first_back),
             ]
         )
+        self.upper[self.first_waited] = 0
         self.cost = np.zeros(self.columns)
-        self.cost[self.first_wait : self.first_away] = 1
-        self.rows: list[tuple[np.ndarray, np.ndarray, float]] = []
-        self.equations: list[tuple[np.ndarray, np.ndarray, float]] = []
-        self.pairs: set[tuple[str, int, int]] = set()
-        self._choice()
-        self._replays()
-        self._sources(chains)
-        self._sums()
-        self._memory(problem)
+        self.cost[self.first_waited + n] = 1
 
     def _longest_wait(self, problem: Problem) -> float:
         """As long as everything copied and replayed, nothing hidden, and a second."""
@@ -206,42 +267,54 @@ class Relaxation:
 
     def _row(self, columns: Any, values: Any, right: float) -> None:
         """``sum(values * x[columns]) <= right``."""
-        pair = np.broadcast_arrays(
-            np.asarray(columns, np.int64), np.asarray(values, float)
-        )
-        self.rows.append((pair[0].ravel(), pair[1].ravel(), float(right)))
+        self.rows.append(_row(columns, values, right))
 
     def _choice(self) -> None:
         for m in range(self.n_maps):
             self._row([self.first_swap + m, self.first_recompute + m], [1, 1], 1)
 
     def _replays(self) -> None:
-        a = self.arrays
+        """What is made again needs replays; a replay with one reason equals it."""
+        a, b0 = self.arrays, self.arrays.first_backward
+        reasons: list[list[int]] = [[] for _ in range(b0)]
         for m in range(self.n_maps):
             if self.upper[self.first_recompute + m] > 0:
-                made_by = self.first_replay + int(a.producer[m])
-                self._row([self.first_recompute + m, made_by], [1, -1], 0)
-        for op in range(a.first_backward):
+                reasons[int(a.producer[m])].append(self.first_recompute + m)
+        for op in range(b0):
             if a.recipe_seconds[op] < 0:
                 self.upper[self.first_replay + op] = 0
                 continue
-            for j in range(a.input_ptr[op], a.input_ptr[op + 1]):
-                item = int(a.inputs[j])
-                source = int(a.producer[item])
-                if item < self.n_maps or a.present[item]:
-                    continue
-                if a.recipe_seconds[source] < 0:
+            for source in sorted(set(self._dropped_sources(op))):
+                if self.upper[self.first_replay + source] == 0:
                     self.upper[self.first_replay + op] = 0
-                else:
-                    columns = [self.first_replay + op, self.first_replay + source]
-                    self._row(columns, [1, -1], 0)
-        used = np.nonzero(a.recipe_seconds[: a.first_backward] > 0)[0]
-        waits = np.arange(self.first_wait + a.first_backward, self.first_wait + self.n)
+                reasons[source].append(self.first_replay + op)
+        for op in reversed(range(b0)):
+            replay = self.first_replay + op
+            asked = {int(self.same_as[column]) for column in reasons[op]}
+            if len(asked) == 1:
+                column = asked.pop()
+                self.same_as[replay] = column
+                self.upper[column] = min(self.upper[column], self.upper[replay])
+                continue
+            for column in sorted(asked):
+                self._row([column, replay], [1, -1], 0)
+        used = np.nonzero(a.recipe_seconds[:b0] > 0)[0]
+        waited = [self.first_waited + b0, self.first_waited + self.n]
         self._row(
-            np.concatenate([self.first_replay + used, waits]),
-            np.concatenate([a.recipe_seconds[used], -np.ones(len(waits))]),
+            np.concatenate([self.first_replay + used, waited]),
+            np.concatenate([a.recipe_seconds[used], [1.0, -1.0]]),
             0,
         )
+
+    def _dropped_sources(self, op: int) -> list[int]:
+        """Operations that make what a replay reads and forward drops."""
+        a = self.arrays
+        items = a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist()
+        return [
+            int(a.producer[item])
+            for item in items
+            if item >= self.n_maps and not a.present[item]
+        ]
 
     def _back(self, m: int, k: int) -> int:
         """Column that says that a map is known to be back before k; -1 for none."""
@@ -282,213 +355,338 @@ class Relaxation:
                 values += [1.0, 1.0, -1.0, -1.0, -1.0]
             self._row(columns, values, float(item < self.n_maps))
 
-    def _sums(self) -> None:
-        """Bytes that may be away, as running sums over the operations."""
-        a = self.arrays
-        released = _positions(a.release_from, self.n)
-        used = _positions(a.first_use, self.n)
-        b0 = a.first_backward
-        steps: list[list[tuple[int, float]]] = [[] for _ in range(self.n + 1)]
-        for m, positions in enumerate(self.breaks):
-            size = float(self.size[m])
-            for place, k in enumerate(positions):
-                steps[k].append((self.back_of[m] + place, size))
-                if place:
-                    steps[k].append((self.back_of[m] + place - 1, -size))
-            if positions:
-                steps[a.first_use[m]].append(
-                    (self.back_of[m] + len(positions) - 1, -size)
-                )
-        for first, variable, late in (
-            (self.first_remade, self.first_recompute, self.first_late + self.n_maps),
-            (self.first_eligible, self.first_swap, self.first_late),
+    def _events(self) -> None:
+        """At which position which column changes what may be away, and by how much."""
+        a, size, b0 = self.arrays, self.size, self.arrays.first_backward
+        maps = np.arange(self.n_maps)
+        # Nothing that is released after b0 is away up to b0.
+        late = maps[a.first_use > b0] if self.sources else maps[:0]
+        sums = []
+        for variable, delayed in (
+            (self.first_recompute, self.first_late + self.n_maps),
+            (self.first_swap, self.first_late),
         ):
-            for k in range(self.n):
-                leaving, coming = released[k], used[k]
-                before = [first + k - 1] if k else []
-                columns = [first + k, *before, *(variable + leaving)]
-                columns += [*(variable + coming)]
-                values = [1.0, *[-1.0] * len(before), *-self.size[leaving]]
-                values += [*self.size[coming]]
-                # Nothing that is released after b0 is away up to b0.
-                early = leaving[a.first_use[leaving] > b0]
-                columns += [*(late + early)]
-                values += [*self.size[early]]
-                if k == b0 + 1:
-                    maps = np.nonzero(a.first_use > b0)[0]
-                    columns += [*(late + maps)]
-                    values += [*-self.size[maps]]
-                if late == self.first_late:
-                    columns += [column for column, _ in steps[k]]
-                    values += [value for _, value in steps[k]]
-                self.equations.append(
-                    (np.array(columns, np.int64), np.array(values), 0.0)
-                )
-        for k in range(self.n):
-            self._row([self.first_away + k, self.first_eligible + k], [1, -1], 0)
+            sums.append(
+                [
+                    (a.release_from, variable + maps, size),
+                    (a.first_use, variable + maps, -size),
+                    (a.release_from[late], delayed + late, -size[late]),
+                    (np.full(len(late), b0 + 1), delayed + late, size[late]),
+                ]
+            )
+        back = self._back_events()
+        sums[1].append((back[0], back[1], -back[2]))
+        self.remade, self.eligible = (_Events(parts) for parts in sums)
+        # The same for single maps: what is away by the end of its copy, or its use.
+        at_start = (a.release_from, self.first_swap + maps, size)
+        at_end = (a.first_use, self.first_swap + maps, -size)
+        self.leaving = _Events(
+            [at_start, at_end, (back[0], back[1], -back[2])],
+            [a.copy_from, a.copy_from, a.copy_from[back[3]]],
+        )
+        early = a.release_from[back[3]]
+        self.coming = _Events(
+            [
+                at_start,
+                at_end,
+                (early, back[1], back[2]),
+                (a.first_use[back[3]], back[1], -back[2]),
+            ],
+            [a.first_use, a.first_use, back[0], back[0]],
+        )
 
-    def _memory(self, problem: Problem) -> None:
+    def _back_events(self) -> tuple[np.ndarray, ...]:
+        """Position, column, bytes and map of every step towards being back."""
+        steps: list[tuple[int, int, float, int]] = []
+        for m, positions in enumerate(self.breaks):
+            size, use = float(self.size[m]), int(self.arrays.first_use[m])
+            for place, k in enumerate(positions):
+                column = self.back_of[m] + place
+                following = [*positions[place + 1 :], use]
+                steps.append((k, column, size, m))
+                steps.append((following[0], column, -size, m))
+        table = np.array(steps, float).reshape(-1, 4)
+        whole = table[:, [0, 1, 3]].astype(np.int64)
+        return whole[:, 0], whole[:, 1], table[:, 2], whole[:, 2]
+
+    def _excess(self, problem: Problem) -> np.ndarray:
+        """(n,) load above the limit if every map were kept."""
         a, profile = self.arrays, problem.profile
-        ends = [op.first_event for op in profile.operations[1:]]
-        ends.append(len(profile.events) + 1)
-        for k in range(self.n):
-            alive = (a.producer[: self.n_maps] < k) & (k <= a.last_use)
-            dies = profile.operations[k].first_event <= profile.graph_end_event
-            dies = dies and profile.graph_end_event < ends[k]
-            fixed = a.fixed_start[k] if dies else a.fixed_peak[k]
-            load = fixed / self.scale + self.size[alive].sum()
-            if load <= self.limit:
-                continue
-            columns = [self.first_remade + k, self.first_away + k]
-            self._row(columns, [-1, -1], self.limit - load)
+        alive = np.zeros(self.n + 2)
+        np.add.at(alive, a.producer[: self.n_maps] + 1, self.size)
+        np.add.at(alive, a.last_use + 1, -self.size)
+        firsts = np.array([op.first_event for op in profile.operations])
+        ends = np.append(firsts[1:], len(profile.events) + 1)
+        dies = (firsts <= profile.graph_end_event) & (profile.graph_end_event < ends)
+        fixed = np.where(dies, a.fixed_start, a.fixed_peak)
+        return fixed / self.scale + np.cumsum(alive)[: self.n] - self.limit
 
-    def solve(self) -> Solution | None:
-        """The optimum, made safe against the solver's tolerances."""
-        from scipy import optimize
-
-        matrix, right = self._matrix(self.rows)
-        equal, equal_right = self._matrix(self.equations)
-        result = optimize.linprog(
-            self.cost,
-            A_ub=matrix,
-            b_ub=right,
-            A_eq=equal,
-            b_eq=equal_right,
-            bounds=np.stack([self.lower, self.upper], axis=1),
-            method='highs',
+    def program(self, extra: list[Row] | None = None) -> Program:
+        """The rows there are, those of ``extra`` included, over the columns in use."""
+        rows = [*self.rows, *(extra or [])]
+        positions = np.array(sorted(self.positions), np.int64)
+        for k in positions.tolist():
+            away, remade = self.first_away + k, self.first_remade + k
+            rows.append(_row([remade, away], [-1, -1], -float(self.excess[k])))
+            rows.append(_row([away, self.first_eligible + k], [1, -1], 0))
+        stops = {self.arrays.first_backward, self.n}
+        for kind, left, right in self.pairs:
+            stops |= {left, right + 1} if kind == 'out' else {left + 1, right + 1}
+        order = self.first_waited + np.array(sorted(stops), np.int64)
+        for one, other in itertools.pairwise(order.tolist()):
+            rows.append(_row([one, other], [1, -1], 0))
+        rows += [self._pair(*pair) for pair in self.pairs]
+        equations = [
+            *self.remade.between(positions, self.first_remade),
+            *self.eligible.between(positions, self.first_eligible),
+        ]
+        matrix, equal = self._matrix(rows), self._matrix(equations)
+        used = np.zeros(self.columns, bool)
+        used[matrix.indices] = used[equal.indices] = True
+        columns = np.nonzero(used)[0]
+        return Program(
+            used=columns,
+            matrix=matrix[:, columns],
+            right=np.array([right for _, _, right in rows]),
+            equal=equal[:, columns],
+            cost=self.cost[columns],
+            bounds=np.stack([self.lower[columns], self.upper[columns]], axis=1),
         )
-        if result.status != 0:
-            return None
-        # Multipliers of <= rows must not be positive in scipy's convention.
-        below = np.minimum(result.ineqlin.marginals, 0)
-        reduced = self.cost - matrix.T @ below - equal.T @ result.eqlin.marginals
-        attained = np.where(reduced > 0, self.lower, self.upper) * reduced
-        value = float(
-            attained.sum() + below @ right + result.eqlin.marginals @ equal_right
-        )
-        seconds = self.base_seconds + min(value, self.longest)
-        return Solution(seconds * (1 - ROUNDING), result.x)
 
-    def _matrix(
-        self, rows: list[tuple[np.ndarray, np.ndarray, float]]
-    ) -> tuple[Any, np.ndarray]:
+    def _matrix(self, rows: list[Row]) -> Any:
         from scipy import sparse
 
+        if not rows:
+            return sparse.csr_array((0, self.columns))
         lengths = [len(columns) for columns, _, _ in rows]
         matrix = sparse.csr_array(
             (
                 np.concatenate([values for _, values, _ in rows]),
-                np.concatenate([columns for columns, _, _ in rows]),
+                self.same_as[np.concatenate([columns for columns, _, _ in rows])],
                 np.cumsum([0, *lengths]),
             ),
             shape=(len(rows), self.columns),
         )
         matrix.sum_duplicates()
-        return matrix, np.array([right for _, _, right in rows])
+        return matrix
+
+    def expanded(self, program: Program, x: np.ndarray) -> np.ndarray:
+        """Values of all columns; what is not in use is 0."""
+        whole = np.zeros(self.columns)
+        whole[program.used] = x
+        waited = whole[self.first_waited : self.first_away]
+        np.maximum.accumulate(waited, out=waited)
+        return whole[self.same_as]
+
+    def solve(self) -> Solution | None:
+        """The optimum, made safe against the solver's tolerances."""
+        from scipy import optimize
+
+        program = self.program()
+        result = optimize.linprog(
+            program.cost,
+            A_ub=program.matrix,
+            b_ub=program.right,
+            A_eq=program.equal,
+            b_eq=np.zeros(program.equal.shape[0]),
+            bounds=program.bounds,
+            method='highs-ds',
+        )
+        if result.status != 0:
+            return None
+        # Multipliers of <= rows must not be positive in scipy's convention.
+        below = np.minimum(result.ineqlin.marginals, 0)
+        reduced = program.cost - program.matrix.T @ below
+        reduced -= program.equal.T @ result.eqlin.marginals
+        lower, upper = program.bounds.T
+        attained = np.where(reduced > 0, lower, upper) * reduced
+        value = float(attained.sum() + below @ program.right)
+        seconds = self.base_seconds + min(value, self.longest)
+        return Solution(seconds * (1 - ROUNDING), self.expanded(program, result.x))
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Swapped and recomputed fraction of each map."""
         recompute = slice(self.first_recompute, self.first_recompute + self.n_maps)
         return x[: self.n_maps].copy(), x[recompute].copy()
 
+    def everything_swapped(self) -> np.ndarray:
+        """The point at which every map is swapped and nothing waits."""
+        x = np.zeros(self.columns)
+        x[: self.n_maps] = 1
+        x[self.first_eligible : self.first_late] = self.eligible.sums(x, self.n)
+        return x
+
     def cut(self, x: np.ndarray) -> bool:
-        """Adds the pairs of operations that the solution violates most."""
-        found = sorted([*self._late_outs(x), *self._late_ins(x)], reverse=True)
-        for _, kind, left, right in found[:CUTS_PER_ROUND]:
-            self.pairs.add((kind, left, right))
-            if kind == 'out':
-                self._cut_out(left, right)
-            else:
-                self._cut_in(left, right)
-        return bool(found)
-
-    def _may_be_away(self, k: int) -> np.ndarray:
-        """(M,) whether a map can be without memory while operation k runs."""
-        return (self.arrays.release_from <= k) & (k < self.arrays.first_use)
-
-    def _waits_before(self, x: np.ndarray) -> np.ndarray:
-        """(n+1,) waits in all before the one of each operation."""
-        waits = x[self.first_wait : self.first_away]
-        return np.concatenate([[0.0], np.cumsum(waits)])
-
-    def _late_outs(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
-        """Per operation k the i with the most bytes that cannot have left in time."""
-        a, swap = self.arrays, x[: self.n_maps] * self.size
-        before = self._waits_before(x)
-        found = []
-        for k in range(self.n):
-            away = x[self.first_away + k]
-            if away <= 1e-9:
-                continue
-            eligible = self._may_be_away(k)
-            done = np.bincount(
-                a.copy_from[eligible], swap[eligible], minlength=self.n + 1
-            )
-            # Bytes of maps with copy_from < i, for i = 0 .. k.
-            earlier = np.concatenate([[0.0], np.cumsum(done)])[: k + 1]
-            window = before[k + 1] - before[: k + 1]
-            window += self.elapsed[k] - self.elapsed[: k + 1]
-            excess = away - earlier - self.out_rate * window
-            i = int(np.argmax(excess))
-            if excess[i] > 1e-7 and ('out', i, k) not in self.pairs:
-                found.append((float(excess[i]), 'out', i, k))
-        return found
-
-    def _late_ins(self, x: np.ndarray) -> list[tuple[float, str, int, int]]:
-        """Per operation k the j with the most bytes that cannot be back in time."""
-        a, swap = self.arrays, x[: self.n_maps] * self.size
-        before = self._waits_before(x)
-        found = []
-        for k in range(self.n - 1):
-            away = x[self.first_away + k]
-            if away <= 1e-9:
-                continue
-            eligible = self._may_be_away(k)
-            used = np.bincount(
-                a.first_use[eligible], swap[eligible], minlength=self.n + 1
-            )
-            # Bytes of maps with first_use > j, for j = k+1 .. n-1.
-            later = (used.sum() - np.cumsum(used))[k + 1 : self.n]
-            later = later - self._back_bytes(x, eligible)[k + 1 : self.n]
-            window = before[k + 2 : self.n + 1] - before[k + 1]
-            window += self.elapsed[k + 1 : self.n] - self.elapsed[k + 1]
-            excess = away - later - self.in_rate * window
-            j = int(np.argmax(excess))
-            if excess[j] > 1e-7 and ('in', k, k + 1 + j) not in self.pairs:
-                found.append((float(excess[j]), 'in', k, k + 1 + j))
-        return found
-
-    def _back_bytes(self, x: np.ndarray, maps: np.ndarray) -> np.ndarray:
-        """Per operation, bytes of the maps known to be back, but not in use yet."""
-        result = np.zeros(self.n + 1)
-        for m in np.nonzero(maps)[0].tolist():
-            for place, k in enumerate(self.breaks[m]):
-                nexts = [*self.breaks[m][place + 1 :], int(self.arrays.first_use[m])]
-                result[k : nexts[0]] += self.size[m] * x[self.back_of[m] + place]
-        return result
-
-    def _cut_out(self, i: int, k: int) -> None:
-        free = self._may_be_away(k) & (self.arrays.copy_from < i)
-        self._cut(k, free, i, k, self.out_rate, k)
-
-    def _cut_in(self, k: int, j: int) -> None:
-        free = self._may_be_away(k) & (self.arrays.first_use > j)
-        self._cut(k, free, k + 1, j, self.in_rate, j)
-
-    def _cut(
-        self, k: int, free: np.ndarray, i: int, j: int, rate: float, by: int
-    ) -> None:
-        """``N_k <= bytes of the free maps not back before by + rate * W(i, j)``."""
-        maps = np.nonzero(free)[0]
-        waits = np.arange(self.first_wait + i, self.first_wait + j + 1)
-        pairs = [(self._back(m, by), self.size[m]) for m in maps.tolist()]
-        back = np.array([c for c, _ in pairs if c >= 0], np.int64)
-        sizes = np.array([v for c, v in pairs if c >= 0], float)
-        columns = np.concatenate([[self.first_away + k], maps, back, waits])
-        values = np.concatenate(
-            [[1.0], -self.size[maps], sizes, np.full(len(waits), -rate)]
+        """Adds rows and pairs that a point violates, the worst of every stretch."""
+        need = self.excess - self.remade.sums(x, self.n)
+        eligible = self.eligible.sums(x, self.n)
+        waited = x[self.first_waited : self.first_away]
+        start = waited + self.elapsed
+        run = waited[1:] + self.elapsed[:-1]
+        out_bytes, out_from, in_bytes, in_to = _least(
+            self.leaving.amounts(x, self.n),
+            self.coming.amounts(x, self.n),
+            need,
+            start,
+            run,
+            self.arrays.first_backward,
+            self.out_rate,
+            self.in_rate,
         )
-        self._row(columns, values, rate * (self.elapsed[j] - self.elapsed[i]))
+        width = -(-self.n // STRETCHES)
+        found = False
+        for kind, most in (('at', eligible), ('out', out_bytes), ('in', in_bytes)):
+            missing = need - most
+            for left in range(0, self.n, width):
+                k = left + int(np.argmax(missing[left : left + width]))
+                if missing[k] <= VIOLATED:
+                    continue
+                pair = (kind, k, k)
+                if kind == 'out':
+                    pair = (kind, int(out_from[k]), k)
+                elif kind == 'in':
+                    pair = (kind, k, int(in_to[k]))
+                if kind == 'at' or pair in self.pairs:
+                    new = k not in self.positions
+                else:
+                    new = True
+                    self.pairs[pair] = None
+                self.positions.add(k)
+                found = found or new
+        return found
+
+    def _pair(self, kind: str, left: int, right: int) -> Row:
+        """``N_k <= bytes of the free maps not back by then + rate * W(i, j)``."""
+        a = self.arrays
+        k = right if kind == 'out' else left
+        free = (a.release_from <= k) & (k < a.first_use)
+        if kind == 'out':
+            free &= a.copy_from < left
+            i, j, rate, by = left, right, self.out_rate, k
+        else:
+            free &= a.first_use > right
+            i, j, rate, by = left + 1, right, self.in_rate, right
+        maps = np.nonzero(free)[0]
+        back = []
+        if self.sources:
+            places = [(self._back(m, by), self.size[m]) for m in maps.tolist()]
+            back = [(column, size) for column, size in places if column >= 0]
+        columns = [self.first_away + k, *maps, *(column for column, _ in back)]
+        values = [1.0, *-self.size[maps], *(size for _, size in back)]
+        columns += [self.first_waited + j + 1, self.first_waited + i]
+        values += [-rate, rate]
+        return _row(columns, values, rate * (self.elapsed[j] - self.elapsed[i]))
+
+
+def _row(columns: Any, values: Any, right: float) -> Row:
+    return np.asarray(columns, np.int64), np.asarray(values, float), float(right)
+
+
+class _Events:
+    """Changes of a sum over the operations.
+
+    Args:
+        parts (list): Positions, columns and values of changes: from the position on
+            the sum is higher by the value times the column.
+        slots (list or None): Per part, a second position of each change.
+    """
+
+    def __init__(
+        self,
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        slots: list[np.ndarray] | None = None,
+    ) -> None:
+        position, column, value = (
+            np.concatenate([part[i] for part in parts]) for i in range(3)
+        )
+        order = np.argsort(position, kind='stable')
+        self.position, self.column = position[order], column[order]
+        self.value = value[order].astype(float)
+        self.slot = np.concatenate(slots)[order] if slots else self.position
+
+    def sums(self, x: np.ndarray, n: int) -> np.ndarray:
+        """(n,) the sum at every operation."""
+        changes = np.bincount(
+            self.position, self.value * x[self.column], minlength=n + 1
+        )
+        return np.cumsum(changes)[:n]
+
+    def amounts(
+        self, x: np.ndarray, n: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pointers by position, slots and values times columns."""
+        pointers = np.searchsorted(self.position, np.arange(n + 1))
+        return pointers, self.slot, self.value * x[self.column]
+
+    def between(self, positions: np.ndarray, first: int) -> list[Row]:
+        """Equations that make ``first + k`` the sum at every one of the positions."""
+        ends = np.searchsorted(self.position, positions, side='right')
+        rows: list[Row] = []
+        begin, before = 0, -1
+        for k, end in zip(positions.tolist(), ends.tolist(), strict=True):
+            others = [first + k] if before < 0 else [first + k, first + before]
+            signs = [1.0, -1.0][: len(others)]
+            columns = np.concatenate([others, self.column[begin:end]])
+            values = np.concatenate([signs, -self.value[begin:end]])
+            rows.append(_row(columns, values, 0))
+            begin, before = end, k
+        return rows
+
+
+@compiled()
+def _least(
+    outs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ins: tuple[np.ndarray, np.ndarray, np.ndarray],
+    need: np.ndarray,
+    start: np.ndarray,
+    run: np.ndarray,
+    first_backward: int,
+    out_rate: float,
+    in_rate: float,
+) -> Any:
+    """The pairs that allow the fewest bytes to be away.
+
+    Args:
+        outs: Pointers by position, slots and bytes: from the position on so many
+            more bytes may be away whose copy may start at the slot.
+        ins: Likewise, with what must have been copied back by the slot.
+        need: (n,) bytes that have to be away; where none, nothing is looked for.
+        start: (n+1,) time at which the wait before each operation begins.
+        run: (n,) time at which each operation begins.
+
+    Returns:
+        tuple: Per operation k the bytes that may have left by then, the i of that
+        pair, the bytes that can be back in time, the j of that pair.
+    """
+    out_pointers, out_slots, out_values = outs
+    in_pointers, in_slots, in_values = ins
+    n = len(need)
+    out_bytes, in_bytes = np.full(n, np.inf), np.full(n, np.inf)
+    out_from, in_to = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    leaving, coming = np.zeros(n + 1), np.zeros(n + 1)
+    for k in range(n):
+        for e in range(out_pointers[k], out_pointers[k + 1]):
+            leaving[out_slots[e]] += out_values[e]
+        for e in range(in_pointers[k], in_pointers[k + 1]):
+            coming[in_slots[e]] += in_values[e]
+        if need[k] <= 0:
+            continue
+        earlier = 0.0
+        for i in range(k + 1):
+            allowed = earlier + out_rate * (run[k] - start[i])
+            if allowed < out_bytes[k]:
+                out_bytes[k], out_from[k] = allowed, i
+            earlier += leaving[i]
+        later = 0.0
+        for j in range(first_backward, n):
+            later += coming[j]
+        for j in range(first_backward, n):
+            later -= coming[j]
+            if j > k:
+                allowed = later + in_rate * (run[j] - start[k + 1])
+                if allowed < in_bytes[k]:
+                    in_bytes[k], in_to[k] = allowed, j
+    return out_bytes, out_from, in_bytes, in_to
 
 
 class _Chains:
@@ -538,11 +736,3 @@ class _Chains:
         a, op = self.arrays, int(self.arrays.producer[item])
         made = a.products[a.product_ptr[op] : a.product_ptr[op + 1]]
         return op if a.recipe_seconds[op] >= 0 and item in made else -1
-
-
-def _positions(position: np.ndarray, n: int) -> list[np.ndarray]:
-    """Maps per position."""
-    result: list[list[int]] = [[] for _ in range(n + 1)]
-    for m, k in enumerate(position):
-        result[k].append(m)
-    return [np.array(maps, np.int64) for maps in result]

@@ -259,17 +259,16 @@ class _Whole(Relaxation):
         from scipy import optimize
 
         most = best_seconds - self.base_seconds
-        waits = np.arange(self.first_wait, self.first_away)
-        faster = (waits, np.ones(len(waits)), most)
-        matrix, right = self._matrix([*self.rows, faster])
-        equal, equal_right = self._matrix(self.equations)
+        faster = (np.array([self.first_waited + self.n]), np.ones(1), most)
+        program = self.program([faster])
+        lower, upper = program.bounds.T
         result = optimize.milp(
-            self.cost,
-            integrality=self.whole,
-            bounds=optimize.Bounds(self.lower, self.upper),
+            program.cost,
+            integrality=self.whole[program.used],
+            bounds=optimize.Bounds(lower, upper),
             constraints=[
-                optimize.LinearConstraint(matrix, -np.inf, right),
-                optimize.LinearConstraint(equal, equal_right, equal_right),
+                optimize.LinearConstraint(program.matrix, -np.inf, program.right),
+                optimize.LinearConstraint(program.equal, 0, 0),
             ],
             options={'time_limit': time_limit, 'mip_rel_gap': 1e-6},
         )
@@ -281,4 +280,5 @@ class _Whole(Relaxation):
         seconds = self.base_seconds
         if floor is not None and math.isfinite(floor):
             seconds += min(max(floor, 0.0), most, self.longest)
-        return _Answer(seconds * (1 - TRUST), result.x, result.status == 0)
+        x = None if result.x is None else self.expanded(program, result.x)
+        return _Answer(seconds * (1 - TRUST), x, result.status == 0)

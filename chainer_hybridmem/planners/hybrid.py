@@ -4,9 +4,12 @@
    the fractions at which it is attained.
 2. Simulated annealing on simulated time (:mod:`.local_search`): hot rounds from
    everything swapped and from the relaxation rounded, each twice, because single
-   rounds get stuck now and then.
-3. The other planners' plans (for more than ``LARGEST_RIVAL_MAPS`` feature maps only
-   those of the quick ones).
+   rounds get stuck now and then. With more than ``MANY_MAPS`` feature maps, rounds one
+   after the other from the relaxation rounded, evened out over maps that are alike;
+   with more than ``SPREAD_MAPS`` the first of them change many maps at once
+   (:mod:`.coarse`).
+3. The other planners' plans (for more than ``MANY_MAPS`` feature maps only those of
+   the quick ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
 
@@ -18,13 +21,15 @@ time budget, it is the same in every process.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners import local_search
+from chainer_hybridmem.planners import coarse, local_search
 from chainer_hybridmem.planners.base import (
     KEEP,
     RECOMPUTE,
@@ -32,14 +37,15 @@ from chainer_hybridmem.planners.base import (
     Candidate,
     Search,
 )
-from chainer_hybridmem.planners.bound import Bound, lower_bound
+from chainer_hybridmem.planners.bound import Bound, load, lower_bound
 from chainer_hybridmem.planners.pooch import NODE_BUDGET, faster_stage
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.simulation.problem import Problem
 
-LEAST_STEPS, MOST_STEPS = 25_000, 60_000
+LEAST_STEPS, MOST_STEPS = 20_000, 60_000
 STEPS_TIMES_OPERATIONS = 16_000_000  # about one second of today's processors
+LARGE_STEPS_TIMES_OPERATIONS = 60_000_000  # with more than MANY_MAPS
 TOLERANCE = 1e-4  # of the bound
 COLD = 1e-5  # last temperature, of the in-core time
 WARMEST = 2e-3  # first temperature, likewise
@@ -48,7 +54,14 @@ HOT_ROUNDS = 4
 REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 PILOT_STEPS = 100  # to learn how long a step takes
-LARGEST_RIVAL_MAPS = 600
+# Beyond so many feature maps everything swapped is too far from anything good: rounds
+# follow each other from the relaxation rounded, and slow rivals are not asked.
+MANY_MAPS = 250
+LARGE_ROUNDS = ((2e-3, 0.25), (5e-4, 0.25))  # first temperature, share of the steps
+LARGE_WARMEST = 2e-4  # first temperature afterwards, at most
+SPREAD_MAPS = 1000  # beyond so many, evenly spread changes come before
+SPREAD_ROUNDS = ((2e-3, 0.17), (1e-3, 0.17))
+LARGE_ROUNDS_AFTER = ((1e-3, 0.17),)
 QUICK_RIVALS = (swap_all, superneurons)
 SLOW_RIVALS = (faster_stage,)
 
@@ -87,20 +100,9 @@ def hybrid(
         return search.finish('hybrid', best)  # raises, with the numbers
     _load(search)
     budget = Budget(search, steps, time_budget)
-    pilot = anneal_round(search, best, PILOT_STEPS, 0.0, 0.0, budget, seed)
-    budget.share_out()
-    # Something good first: with little time, the bound alone uses it up.
-    found = _hot_round(search, best, 0.0, budget, seed)
-    bound = lower_bound(problem, limit_bytes)
+    explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
+    best, bound = explore(search, best, budget, tolerance, seed)
     goal = bound.seconds * (1 + tolerance)
-    starts = [best, *_rounded(search, bound)]
-    best = min(found, pilot, *starts, key=lambda c: c.seconds)
-    for number in range(1, HOT_ROUNDS):
-        if best.seconds <= goal:
-            break
-        start = starts[number % len(starts)]
-        found = _hot_round(search, start, goal, budget, seed + number)
-        best = min(best, found, key=lambda c: c.seconds)
     rival = _best_rival(problem, limit_bytes, best.seconds, bound.seconds, budget)
     if rival is not None:
         start = search.evaluate(actions_of(problem, rival))
@@ -123,6 +125,82 @@ def hybrid(
     return search.finish('hybrid', best, **options)
 
 
+def _many_starts(
+    search: Search, out: Candidate, budget: Budget, tolerance: float, seed: int
+) -> tuple[Candidate, Bound]:
+    """Hot rounds from everything swapped and from the relaxation rounded."""
+    pilot = anneal_round(search, out, PILOT_STEPS, 0.0, 0.0, budget, seed)
+    budget.share_out()
+    # Something good first: with little time, the bound alone uses it up.
+    found = _hot_round(search, out, 0.0, budget, seed)
+    bound = lower_bound(search.problem, search.limit_bytes)
+    goal = bound.seconds * (1 + tolerance)
+    starts = [out, *_rounded(search, bound)]
+    best = min(found, pilot, *starts, key=lambda c: c.seconds)
+    for number in range(1, HOT_ROUNDS):
+        if best.seconds <= goal:
+            break
+        start = starts[number % len(starts)]
+        found = _hot_round(search, start, goal, budget, seed + number)
+        best = min(best, found, key=lambda c: c.seconds)
+    return best, bound
+
+
+def _one_start(
+    search: Search, out: Candidate, budget: Budget, tolerance: float, seed: int
+) -> tuple[Candidate, Bound]:
+    """Rounds one after the other from the relaxation rounded."""
+    problem = search.problem
+    bound = lower_bound(problem, search.limit_bytes)
+    goal = bound.seconds * (1 + tolerance)
+    starts = _rounded(search, _evened(problem, bound)) or _rounded(search, bound)
+    starts.append(out)
+    best = min(starts, key=lambda c: c.seconds)
+    best = anneal_round(search, best, PILOT_STEPS, 0.0, goal, budget, seed)
+    budget.share_out()
+    spread = len(problem.maps) > SPREAD_MAPS
+    groups = _alike(problem)
+    number = 0
+    for warm, share in SPREAD_ROUNDS if spread else ():
+        warm *= problem.in_core_seconds
+        steps = budget.take(share)
+        best = anneal_round(
+            search, best, steps, warm, goal, budget, seed + number, groups
+        )
+        number += 1
+    for warm, share in LARGE_ROUNDS_AFTER if spread else LARGE_ROUNDS:
+        warm *= problem.in_core_seconds
+        steps = budget.take(share)
+        best = anneal_round(search, best, steps, warm, goal, budget, seed + number)
+        number += 1
+    return best, bound
+
+
+def _alike(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Maps by group of those of one kind and size: pointers, and the maps."""
+    n_maps = len(problem.maps)
+    rows = [_kinds(problem), problem.arrays.size[:n_maps], problem.recomputable]
+    group = np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel()
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int64)
+    return pointers, np.lexsort((np.arange(n_maps), group)).astype(np.int64)
+
+
+def _evened(problem: Problem, bound: Bound) -> Bound:
+    """The fractions, the same for maps that are alike.
+
+    The optimum is a corner: it swaps the first of the maps that are alike and
+    recomputes the last, say. A mixture is as good to the relaxation, and nearer to
+    what it leaves out.
+    """
+    pointers, alike = _alike(problem)
+    swapped, recomputed = bound.swapped.copy(), bound.recomputed.copy()
+    for begin, end in itertools.pairwise(pointers.tolist()):
+        maps = alike[begin:end]
+        swapped[maps] = bound.swapped[maps].mean()
+        recomputed[maps] = bound.recomputed[maps].mean()
+    return dataclasses.replace(bound, swapped=swapped, recomputed=recomputed)
+
+
 def _check_options(
     steps: int | None, time_budget: float | None, tolerance: float
 ) -> None:
@@ -140,7 +218,12 @@ def _load(search: Search) -> None:
     """On a fresh installation the annealing compiles, which is not planning."""
     began = time.perf_counter()
     nothing = Budget(search, 0, None)
-    anneal_round(search, search.evaluate(search.fill(SWAP)), 1, 0.0, 0.0, nothing, 0)
+    start = search.evaluate(search.fill(SWAP))
+    anneal_round(search, start, 1, 0.0, 0.0, nothing, 0)
+    if len(search.problem.maps) > SPREAD_MAPS:
+        groups = _alike(search.problem)
+        anneal_round(search, start, 1, 0.0, 0.0, nothing, 0, groups)
+    load()
     search.simulations = 0
     search.started += time.perf_counter() - began
 
@@ -160,7 +243,9 @@ class Budget:
         self.search = search
         if steps is None:
             n = len(search.problem.arrays.seconds)
-            steps = min(MOST_STEPS, max(LEAST_STEPS, STEPS_TIMES_OPERATIONS // n))
+            many = len(search.problem.maps) > MANY_MAPS
+            work = LARGE_STEPS_TIMES_OPERATIONS if many else STEPS_TIMES_OPERATIONS
+            steps = min(MOST_STEPS, max(LEAST_STEPS, work // n))
             steps = steps if seconds is None else 2**62
         self.total = self.left = steps
         self.deadline = None if seconds is None else search.started + seconds
@@ -261,14 +346,19 @@ def anneal_round(
     goal: float,
     budget: Budget,
     seed: int,
+    groups: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Candidate:
-    """One round of annealing; its best candidate."""
+    """One round of annealing; its best candidate.
+
+    With ``groups`` it changes maps that are alike together.
+    """
     problem = search.problem
     cold = COLD * problem.in_core_seconds
     if steps == 0 or start.seconds <= goal:
         return start
     began = time.perf_counter()
-    action, _, done = local_search.anneal(
+    anneal: Any = local_search.anneal if groups is None else coarse.anneal_spread
+    action, _, done = anneal(
         problem.arrays,
         start.action,
         search.limit_bytes,
@@ -277,7 +367,7 @@ def anneal_round(
         problem.swap_in_seconds,
         search.barrier,
         problem.recomputable,
-        _kinds(problem),
+        *(groups or (_kinds(problem),)),
         steps,
         max(warm, 2 * cold),
         cold,
@@ -320,6 +410,8 @@ def _refine(
         if steps == 0:
             break
         warm = REFINING_WARMTH * (best.seconds - bound_seconds)
+        if len(search.problem.maps) > MANY_MAPS:
+            warm = min(warm, LARGE_WARMEST * search.problem.in_core_seconds)
         best = anneal_round(search, best, steps, warm, goal, budget, seed + number)
         number += 1
     return best
@@ -336,7 +428,7 @@ def _best_rival(
     best: Plan | None = None
     if seconds <= bound_seconds:
         return None
-    few = len(problem.maps) <= LARGEST_RIVAL_MAPS
+    few = len(problem.maps) <= MANY_MAPS
     slow = few and budget.allows(NODE_BUDGET)
     for function in (*QUICK_RIVALS, *(SLOW_RIVALS if slow else ())):
         try:

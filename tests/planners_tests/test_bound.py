@@ -429,3 +429,17 @@ def test_it_is_attained_where_one_copy_is_all_there_is() -> None:
         ),
     )
     assert lower_bound(problem, least).seconds == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize('name', ['skips', 'dropout', 'graph 1', 'network 3'])
+def test_rows_left_out_do_not_matter(name: str) -> None:
+    """With the rows of every operation from the start, the value is the same."""
+    problem = problem_of(name)
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    limit = (least + most) // 2
+    few = bound.tightened(bound.Relaxation(problem, limit))
+    whole = bound.Relaxation(problem, limit)
+    whole.positions = set(range(whole.n))
+    assert bound.tightened(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
+    bare = bound.tightened(bound.Relaxation(problem, limit, sources=False))
+    assert bare.seconds <= few.seconds * (1 + 1e-6)

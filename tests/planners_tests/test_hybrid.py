@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import time
 from typing import Any
@@ -59,6 +60,25 @@ def test_more_memory_is_never_slower(seed: int) -> None:
         goal = more.lower_bound_seconds * (1 + 1e-3)
         most = max(less.predicted_seconds, goal)
         assert more.predicted_seconds <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize('seed', SEEDS[:8])
+def test_the_way_of_large_networks_plans_as_validly(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One start and evenly spread changes, on small ones; twice the same plan."""
+    module = importlib.import_module('chainer_hybridmem.planners.hybrid')
+    monkeypatch.setattr(module, 'MANY_MAPS', 1)
+    monkeypatch.setattr(module, 'SPREAD_MAPS', 1)
+    problem = random_problem(seed)
+    for limit in ladder(problem, 3):
+        plans = [
+            make_plan(problem, limit, 'hybrid', steps=STEPS, seed=3) for _ in range(2)
+        ]
+        assert plans[0].maps == plans[1].maps
+        assert plans[0].predicted_seconds >= plans[0].lower_bound_seconds * (1 - 1e-9)
+        out = make_plan(problem, limit, 'swap-all').predicted_seconds
+        assert plans[0].predicted_seconds <= out * (1 + 1e-9)
 
 
 def test_it_stops_at_the_tolerance() -> None:

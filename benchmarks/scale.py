@@ -1,0 +1,116 @@
+"""How long the default planner takes and how close it comes, up to 1,000 layers.
+
+    python benchmarks/scale.py [--samples FOLDER] [--arch NAME ...] [--name NAME]
+
+The networks of ``benchmarks/paper`` and a ResNet of a thousand layers (``deep.py``)
+on a modelled V100 with 16e9 bytes. Default options, after a short run that loads
+what is compiled. Writes JSON to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT / 'paper')]
+
+import common  # noqa: E402
+import ito  # noqa: E402
+
+from chainer_hybridmem.commands import figures, samples  # noqa: E402
+from chainer_hybridmem.estimation import Estimator, load_device_model  # noqa: E402
+from chainer_hybridmem.planners import lower_bound, make_plan  # noqa: E402
+from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
+
+Row = dict[str, Any]
+
+DEEP = 'deep:ResNet1001'
+BATCHES = {
+    'alexnet': 1792,
+    'googlenet': 1024,
+    'resnet50': 640,
+    'resnet152': 256,
+    DEEP: 256,
+}
+COLUMNS = {
+    'network': str,
+    'operations': str,
+    'maps': str,
+    'planning_seconds': '{:.2f}'.format,
+    'planning_cpu_seconds': '{:.2f}'.format,
+    'bound_seconds': '{:.2f}'.format,
+    'gap': '{:.2%}'.format,
+    'simulations': str,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
+    parser.add_argument('--arch', nargs='+', choices=list(BATCHES), metavar='NAME')
+    parser.add_argument('--name', default='planning_scale', help='of the result file')
+    options = parser.parse_args()
+    model = load_device_model(ito.GPU)
+    reference = Estimator.make(
+        ito.recordings(ito.CALIBRATED_ON, options.samples), model
+    )
+    reference = reference.calibrated(ito.IN_CORE_SPEED, ito.CALIBRATION_BATCH)
+    rows: list[Row] = []
+    for arch in options.arch or BATCHES:
+        pair = recordings(arch, options.samples)
+        estimator = Estimator.make(pair, model).with_factor_of(reference)
+        problem = make_problem(estimator.profile(BATCHES[arch]))
+        rows.append(measure(arch, problem, model.memory_bytes))
+        print(common.table(rows[-1:], COLUMNS), flush=True)
+    body = {'gpu': ito.GPU, 'memory_limit_bytes': model.memory_bytes, 'rows': rows}
+    common.save(options.name, body)
+    print(common.table(rows, COLUMNS))
+    return 0
+
+
+def recordings(arch: str, folder: str | None) -> Any:
+    """Two recorded iterations, from a file if there is one."""
+    if arch != DEEP:
+        return ito.recordings(arch, folder)
+    path = os.path.join(folder, 'resnet1001.json') if folder else None
+    sizes = ito.SAMPLE_BATCHES
+    return samples.obtain(arch, None, 10, sizes, 'cpu', path, sys.stderr).pair
+
+
+def measure(arch: str, problem: Problem, limit: int) -> Row:
+    """One network's figures."""
+    figures.load_kernels(problem)
+    make_plan(problem, limit, 'hybrid', steps=1)  # loads what is compiled
+    problem.bounds.clear()
+    start = time.perf_counter()
+    lower_bound(problem, limit)
+    bound_seconds = time.perf_counter() - start
+    problem.bounds.clear()
+    start, cpu = time.perf_counter(), time.process_time()
+    plan = make_plan(problem, limit)
+    return {
+        'network': f'{arch} b{BATCHES[arch]}',
+        'operations': len(problem.arrays.seconds),
+        'maps': len(problem.maps),
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_seconds': problem.in_core_seconds,
+        'planning_seconds': plan.planning_seconds,
+        'make_plan_seconds': time.perf_counter() - start,
+        'planning_cpu_seconds': time.process_time() - cpu,
+        'bound_seconds': bound_seconds,
+        'lower_bound_seconds': plan.lower_bound_seconds,
+        'predicted_seconds': plan.predicted_seconds,
+        'gap': plan.gap,
+        'simulations': plan.simulations,
+        'load_average': os.getloadavg()[0],
+        'found_by': plan.options.get('found_by', 'hybrid'),
+    }
+
+
+if __name__ == '__main__':
+    sys.exit(main())
