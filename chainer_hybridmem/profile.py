@@ -340,12 +340,22 @@ def check_profile(profile: Profile) -> None:
     Raises:
         FormatError: Naming the first contradiction found.
     """
-    n_ops, n_storages = len(profile.operations), len(profile.storages)
-    if n_ops == 0:
+    if not profile.operations:
         raise files.broken('profile', 'it has no operation')
+    if not isinstance(profile.device, dict):
+        raise files.broken('profile', f'its device is {profile.device!r}')
     total = profile.initial_bytes + sum(s.nbytes for s in profile.storages)
     if not 0 <= profile.initial_bytes <= total < 2**62:
         raise files.broken('profile', f'its storages have {total} bytes in all')
+    _check_operations(profile)
+    _check_storages(profile)
+    _check_events(profile)
+    _check_recipes(profile)
+    _check_link(profile.link)
+
+
+def _check_operations(profile: Profile) -> None:
+    n_storages = len(profile.storages)
     previous = 0
     for index, op in enumerate(profile.operations):
         if not previous <= op.first_event <= len(profile.events):
@@ -365,10 +375,24 @@ def check_profile(profile: Profile) -> None:
             raise files.broken(
                 'profile', f'operation {index} is issued in {op.host_seconds} seconds'
             )
+        if not 0 <= op.workspace_bytes < files.LARGEST_SIZE:
+            raise files.broken(
+                'profile', f'operation {index} has {op.workspace_bytes} bytes workspace'
+            )
         if not -1 <= op.forward < index:
             raise files.broken(
                 'profile', f'operation {index} differentiates operation {op.forward}'
             )
+        if not all(0 <= s < n_storages for s in (*op.reads, *op.writes)):
+            raise files.broken(
+                'profile',
+                f'operation {index} touches storages {op.reads} and {op.writes} of '
+                f'{n_storages}',
+            )
+
+
+def _check_storages(profile: Profile) -> None:
+    n_ops = len(profile.operations)
     for index, storage in enumerate(profile.storages):
         if storage.id != index or not 0 <= storage.nbytes < files.LARGEST_SIZE:
             raise files.broken('profile', f'storage {index} is {storage}')
@@ -381,9 +405,51 @@ def check_profile(profile: Profile) -> None:
             raise files.broken('profile', f'storage {index} is used by {uses}')
         if not -1 <= storage.releasable_from <= n_ops:
             raise files.broken('profile', f'storage {index} is {storage}')
-    if not all(0 < abs(event) <= n_storages for event in profile.events):
-        raise files.broken('profile', 'an event names a storage that is not there')
+        if not all(0 <= slot.operation < n_ops for slot in storage.slots):
+            raise files.broken('profile', f'storage {index} has slots {storage.slots}')
+
+
+def _check_events(profile: Profile) -> None:
+    """Each storage is allocated once at most, and freed once while it is there."""
+    events = profile.events
+    if not 0 <= profile.graph_end_event <= len(events):
+        raise files.broken(
+            'profile',
+            f'its graph ends at event {profile.graph_end_event} of {len(events)}',
+        )
+    allocated = [-1] * len(profile.storages)
+    freed = [-1] * len(profile.storages)
+    for position, event in enumerate(events):
+        if type(event) is not int or not 0 < abs(event) <= len(allocated):
+            raise files.broken(
+                'profile', f'event {position} is {event!r}: there is no such storage'
+            )
+        moments = allocated if event > 0 else freed
+        if moments[abs(event) - 1] >= 0:
+            raise files.broken('profile', f'event {position} ({event}) comes twice')
+        moments[abs(event) - 1] = position
+    for storage, begin, end in zip(profile.storages, allocated, freed, strict=True):
+        if (storage.allocated_at, storage.freed_at) != (begin, end):
+            raise files.broken(
+                'profile',
+                f'storage {storage.id} lives from event {storage.allocated_at} to '
+                f'{storage.freed_at}, its events are {begin} and {end}',
+            )
+        if 0 <= end < begin:
+            raise files.broken(
+                'profile', f'storage {storage.id} is freed before it is allocated'
+            )
+
+
+def _check_recipes(profile: Profile) -> None:
+    n_ops, n_storages = len(profile.operations), len(profile.storages)
+    seen = set()
     for recipe in profile.recipes:
+        if recipe.operation in seen:
+            raise files.broken(
+                'profile', f'operation {recipe.operation} has two recipes'
+            )
+        seen.add(recipe.operation)
         touched = (*recipe.inputs, *recipe.products)
         if not all(0 <= s < n_storages for s in touched):
             raise files.broken('profile', f'recipe {recipe} names unknown storages')
@@ -405,14 +471,17 @@ def check_profile(profile: Profile) -> None:
                     f'operation {recipe.operation} needs storage {source}, which '
                     f'is produced later: the dependencies have a cycle',
                 )
-    link = profile.link
-    if not (
-        0 <= link.latency_seconds < math.inf
-        and 0 < link.d2h_bytes_per_second < math.inf
-        and 0 < link.h2d_bytes_per_second < math.inf
-        and 0 < link.duplex_share <= 1
-        and 0 < link.d2h_compute_share <= 1
-        and 0 < link.h2d_compute_share <= 1
-        and 0 <= link.issue_seconds < math.inf
-    ):
-        raise files.broken('profile', f'its link is {link}')
+
+
+def _check_link(link: Link) -> None:
+    for name, value in dataclasses.asdict(link).items():
+        if name.endswith('_share'):
+            fits, rule = 0 < value <= 1, 'above zero and at most one'
+        elif name.endswith('_per_second'):
+            fits, rule = 0 < value < math.inf, 'above zero'
+        else:
+            fits, rule = 0 <= value < math.inf, 'zero or more'
+        if not fits:
+            raise files.broken(
+                'profile', f'its link has {name} {value}; it must be {rule}'
+            )

@@ -144,6 +144,11 @@ class Session(chainer.FunctionHook):
         self.device: Device = open_device(
             _device_name(model, device), self.limit_bytes, bandwidth, swap_dir
         )
+        if progress not in (True, False, None) and not hasattr(progress, 'write'):
+            raise OptionError(
+                f'progress is {progress!r}; True, False or a file to write to is '
+                'needed.'
+            )
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_another_format_and_version_are_refused_with_both_values() -> None:
         FormatError, match=r"'other/thing'; 'chainer_hybridmem/profile'"
     ):
         read({**body(), 'format': 'other/thing'})
-    with pytest.raises(FormatError, match=r'has version 99 .* reads version 2'):
+    with pytest.raises(FormatError, match=r'has version 99 .* reads version 3'):
         read({**body(), 'version': 99})
 
 
@@ -135,6 +136,12 @@ FAR = 10**6
         ('operations', 1, 'device_seconds', math.inf, 'takes inf seconds'),
         ('operations', 1, 'forward', 1, 'differentiates operation 1'),
         ('operations', 1, 'forward', -2, 'differentiates operation -2'),
+        ('operations', 1, 'host_seconds', -1.0, 'issued in -1.0 seconds'),
+        ('operations', 1, 'host_seconds', math.nan, 'issued in nan seconds'),
+        ('operations', 1, 'workspace_bytes', -1, '-1 bytes workspace'),
+        ('operations', 1, 'reads', [FAR], 'touches storages'),
+        ('storages', 1, 'allocated_at', FAR, 'lives from event'),
+        ('storages', 1, 'freed_at', FAR, 'lives from event'),
         ('storages', 1, 'id', 2, 'storage 1 is'),
         ('storages', 1, 'nbytes', -1, 'storage 1 is'),
         ('storages', 1, 'producer', FAR, 'storage 1 is used by'),
@@ -174,7 +181,7 @@ def test_dependencies_with_a_cycle_are_refused() -> None:
 def test_an_event_of_nothing(event: int) -> None:
     damaged = body()
     damaged['events'][3] = event
-    with pytest.raises(FormatError, match='event names a storage'):
+    with pytest.raises(FormatError, match='there is no such storage'):
         read(damaged)
 
 
@@ -188,12 +195,56 @@ def test_an_event_of_nothing(event: int) -> None:
         ('h2d_bytes_per_second', math.nan),
         ('d2h_bytes_per_second', math.inf),
         ('latency_seconds', math.inf),
+        ('duplex_share', 0.0),
+        ('d2h_compute_share', 1.01),
+        ('h2d_compute_share', math.nan),
+        ('issue_seconds', -1e-6),
     ],
 )
 def test_a_link_that_cannot_be(field: str, value: float) -> None:
     damaged = body()
     damaged['link'][field] = value
-    with pytest.raises(FormatError, match='its link is'):
+    with pytest.raises(FormatError, match=f'its link has {field} .*; it must be'):
+        read(damaged)
+
+
+def twice(body: dict[str, Any]) -> None:
+    body['events'].insert(4, body['events'][3])
+
+
+def backwards(body: dict[str, Any]) -> None:
+    events = body['events']
+    freed = next(-e for e in events if e < 0)
+    first, second = events.index(freed), events.index(-freed)
+    events[first], events[second] = -freed, freed
+    storage = body['storages'][freed - 1]
+    storage[NAMES['storages'].index('allocated_at')] = second
+    storage[NAMES['storages'].index('freed_at')] = first
+
+
+def after_the_end(body: dict[str, Any]) -> None:
+    body['graph_end_event'] = len(body['events']) + 1
+
+
+def two_recipes(body: dict[str, Any]) -> None:
+    body['recipes'].append(body['recipes'][0])
+
+
+@pytest.mark.parametrize(
+    ('damage', 'words'),
+    [
+        (twice, 'comes twice'),
+        (backwards, 'freed before it is allocated'),
+        (after_the_end, 'its graph ends at event'),
+        (two_recipes, 'has two recipes'),
+    ],
+)
+def test_parts_that_contradict_each_other(
+    damage: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    damaged = body()
+    damage(damaged)
+    with pytest.raises(FormatError, match=words):
         read(damaged)
 
 

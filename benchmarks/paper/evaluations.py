@@ -25,6 +25,7 @@ from chainer_hybridmem.planners import local_search, make_plan
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.planners.hybrid import (
     COLD,
+    NO_GROUPS,
     LARGEST_RIVAL_MAPS,
     WARMEST,
     _kinds,
@@ -116,6 +117,8 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
             search.barrier,
             problem.recomputable,
             _kinds(problem),
+            NO_GROUPS,
+            NO_GROUPS,
             steps,
             WARMEST * unit,
             COLD * unit,

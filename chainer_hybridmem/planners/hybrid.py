@@ -23,13 +23,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners import coarse, local_search
+from chainer_hybridmem.planners import local_search
 from chainer_hybridmem.planners.base import (
     KEEP,
     RECOMPUTE,
@@ -64,6 +63,8 @@ SPREAD_ROUNDS = ((2e-3, 0.17), (1e-3, 0.17))
 LARGE_ROUNDS_AFTER = ((1e-3, 0.17),)
 QUICK_RIVALS = (swap_all, superneurons)
 SLOW_RIVALS = (faster_stage,)
+
+NO_GROUPS = np.zeros(0, np.int64)
 
 
 def hybrid(
@@ -357,8 +358,8 @@ def anneal_round(
     if steps == 0 or start.seconds <= goal:
         return start
     began = time.perf_counter()
-    anneal: Any = local_search.anneal if groups is None else coarse.anneal_spread
-    action, _, done = anneal(
+    pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
+    action, _, done = local_search.anneal(
         problem.arrays,
         start.action,
         search.limit_bytes,
@@ -367,7 +368,9 @@ def anneal_round(
         problem.swap_in_seconds,
         search.barrier,
         problem.recomputable,
-        *(groups or (_kinds(problem),)),
+        _kinds(problem),
+        pointers,
+        alike,
         steps,
         max(warm, 2 * cold),
         cold,

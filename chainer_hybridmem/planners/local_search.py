@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.planners import coarse
 from chainer_hybridmem.simulation import kernel, problem
 from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
 from chainer_hybridmem.simulation.problem import Arrays
@@ -95,7 +96,7 @@ def _move(
     return changed
 
 
-@compiled(uses=(kernel, problem), nogil=True)
+@compiled(uses=(kernel, problem, coarse), nogil=True)
 def anneal(
     a: Arrays,
     start: np.ndarray,
@@ -106,6 +107,8 @@ def anneal(
     barrier: bool,
     recomputable: np.ndarray,
     kind_of: np.ndarray,
+    pointers: np.ndarray,
+    alike: np.ndarray,
     steps: int,
     warm: float,
     cold: float,
@@ -117,6 +120,9 @@ def anneal(
 
     Args:
         kind_of: (M,) number of the function that makes each map.
+        pointers: Groups of maps to change evenly spread, as in :func:`.coarse.spread`;
+            empty for moves of a few maps.
+        alike: (M,) maps by group.
         steps: Candidates to judge.
         warm: First temperature in seconds.
         cold: Last temperature in seconds.
@@ -140,7 +146,15 @@ def anneal(
     while done < steps and best_seconds > goal:
         done += 1
         temperature *= cooling
-        if _move(current, recomputable, kind_of, proposed) == 0:
+        if len(pointers) == 0:
+            changed = _move(current, recomputable, kind_of, proposed)
+        else:
+            changed = coarse.spread(current, recomputable, pointers, alike, proposed)
+            if np.random.random() < 0.5:  # a change that may pay for the first
+                changed += coarse.spread(
+                    current, recomputable, pointers, alike, proposed
+                )
+        if changed == 0:
             continue
         ceiling = now - temperature * np.log(1 - np.random.random())
         seconds = kernel.judge(

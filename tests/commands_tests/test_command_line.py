@@ -87,7 +87,7 @@ def test_usage_errors(arguments, hybridmem):
         ('[1, 2]', "'chainer_hybridmem/profile' was expected"),
         ('{"format": "chainer_hybridmem/plan", "version": 1}', 'was expected'),
         ('{"format": "chainer_hybridmem/profile", "version": 99}', '99'),
-        ('{"format": "chainer_hybridmem/profile", "version": 2}', 'cannot be used'),
+        ('{"format": "chainer_hybridmem/profile", "version": 3}', 'cannot be used'),
     ],
 )
 def test_profile_is_not_one(arguments, text, expected, folder, refused):

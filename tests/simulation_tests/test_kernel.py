@@ -66,7 +66,7 @@ def dead_link(profile: Profile) -> Profile:
         (negative_time, r'operation 0 takes -1\.0 seconds'),
         (uses_out_of_order, r'used at \(11, 10\)'),
         (with_a_cycle, 'have a cycle'),
-        (dead_link, 'its link is'),
+        (dead_link, r'its link has d2h_bytes_per_second 0\.0; it must be above zero'),
     ],
 )
 def test_a_profile_made_by_hand_is_checked_like_a_file(
@@ -101,13 +101,18 @@ def test_a_map_forward_reads_after_backward_has_begun_is_left_alone() -> None:
 def test_an_iteration_that_ends_with_forward() -> None:
     """Evaluation: no backward, nothing to plan, nothing to crash."""
     profile = toys.chain(3)
+    end = profile.operations[3].first_event
     cut = dataclasses.replace(
         profile,
         operations=profile.operations[:3],
         storages=tuple(
-            dataclasses.replace(s, backward_uses=()) for s in profile.storages[:3]
+            dataclasses.replace(
+                s, backward_uses=(), freed_at=s.freed_at if s.freed_at < end else -1
+            )
+            for s in profile.storages[:3]
         ),
-        events=profile.events[: profile.operations[3].first_event],
+        events=profile.events[:end],
+        graph_end_event=end,
     )
     plan = make_plan(cut, '1GiB', 'swap-all')
     assert plan.maps == ()
