@@ -25,6 +25,17 @@ from chainer_hybridmem.profile import (
 MIB = 2**20
 
 
+def with_shares(profile: Profile, out: float, back: float, duplex: float) -> Profile:
+    """The profile with copies that slow each other and compute down."""
+    link = dataclasses.replace(
+        profile.link,
+        d2h_compute_share=out,
+        h2d_compute_share=back,
+        duplex_share=duplex,
+    )
+    return dataclasses.replace(profile, link=link)
+
+
 def chain(
     layers: int = 6,
     seconds: Sequence[float] | float = 1.0,

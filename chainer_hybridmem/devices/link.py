@@ -32,14 +32,15 @@ _SPAN_SECONDS = 0.01  # of copies beside compute: shorter ones tell little
 _MOST_COPIES = 64
 _LEAST_SHARE = 0.5  # what looks slower than this is another user of the machine
 _LONGEST_SECONDS = 0.2
-_NOTICEABLE = 0.03  # a smaller loss of speed is noise
+_NOTICEABLE = 0.03  # a smaller loss of speed is noise, even where all runs agree
 
 
 def measure_link(device: Device, nbytes: int = 2**24) -> Link:
     """Latency, bandwidths, and what copies and compute cost each other.
 
     Bandwidths are medians. What is lost to others is told by the best of several
-    runs: other users of the machine only make things slower.
+    runs: other users of the machine only make things slower. A loss that is not clearly
+    above what runs differ by anyway counts as none.
 
     Args:
         device: Open, installed or not.
@@ -81,14 +82,20 @@ def _measure(device: Device, nbytes: int, buffers: list[_Buffer]) -> Link:
     in_seconds = statistics.median(sum(run.copies) for run in inward[1:]) / repeats
     # A tiny copy can take longer than its share of a large one.
     latency = min(latency, out_seconds / 2, in_seconds / 2)
-    piece = min(run.piece_seconds for run in alone)
+    pieces = [run.piece_seconds for run in alone]
+    piece = min(pieces)
+    noise = _NOTICEABLE + 2 * (statistics.median(pieces) / piece - 1)
     return Link(
         latency_seconds=latency,
         d2h_bytes_per_second=large.nbytes / (out_seconds - latency),
         h2d_bytes_per_second=large.nbytes / (in_seconds - latency),
-        duplex_share=_noticed(_duplex_share(outward, inward, both)),
-        d2h_compute_share=_noticed(max(_compute_share(piece, run) for run in outward)),
-        h2d_compute_share=_noticed(max(_compute_share(piece, run) for run in inward)),
+        duplex_share=_noticed(_duplex_share(outward, inward, both), noise),
+        d2h_compute_share=_noticed(
+            max(_compute_share(piece, run) for run in outward), noise
+        ),
+        h2d_compute_share=_noticed(
+            max(_compute_share(piece, run) for run in inward), noise
+        ),
         issue_seconds=small.issue_seconds if device.asynchronous else 0.0,
     )
 
@@ -148,9 +155,9 @@ def _another(device: Device, nbytes: int, buffers: list[_Buffer]) -> _Buffer | N
     return buffer
 
 
-def _noticed(share: float) -> float:
-    """A share of a speed, one if next to nothing was lost."""
-    return max(share, _LEAST_SHARE) if share < 1 - _NOTICEABLE else 1.0
+def _noticed(share: float, noise: float) -> float:
+    """A share of a speed, one if no more was lost than runs differ by."""
+    return max(share, _LEAST_SHARE) if share < 1 - noise else 1.0
 
 
 class _Buffer:

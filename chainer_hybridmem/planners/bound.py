@@ -25,6 +25,9 @@ swap-in, for operations k < j
 replays
     the waits of backward hold one run of all that is replayed; what needs an array
     that forward has dropped needs a replay of its producer.
+contention
+    all waits hold one run of all that is replayed and what copies take from compute,
+    ``1 - share`` of their time, that of swap-ins as if all were beside swap-outs.
 sources
     what a replay reads by the first use of map x is back, or made again, by then: a
     swapped map so needed early leaves the sums and cuts above from there on
@@ -43,10 +46,13 @@ a replay are there, or a replay in the same place has made them; forward's trans
 can only be made. Replays run in backward only: a source released by its first
 operation can be there without being made again only if its swap-in has been waited for,
 and from then on it stays until its last use; one released later is there all
-through forward. Copies may be issued in any order and anywhere, replays repeated, and
-maps kept for longer: none of this lowers a load or shortens a wait below what is asked
-for here. The graph may die within an operation; maps left to it then count at the
-operation's first moment only.
+through forward. Where copies slow compute down, ``w_k`` holds what operation k - 1 has
+lost as well: a second of two copies beside compute loses ``1 - share_out * share_in``,
+a second of one of them no less than its part of that, and a second of a copy while
+compute waits costs a whole one. Copies may be issued in any order and anywhere, replays
+repeated, and maps kept for longer: none of this lowers a load or shortens a wait below
+what is asked for here. The graph may die within an operation; maps left to it then
+count at the operation's first moment only.
 
 The pairs (i, k) and (k, j) are added as they turn out to be violated. Leaving pairs
 out only lowers the optimum: each round's value is a bound. The reported value does
@@ -305,6 +311,21 @@ class Relaxation:
             np.concatenate([a.recipe_seconds[used], [1.0, -1.0]]),
             0,
         )
+        lost = self._lost_seconds()
+        if lost.any():
+            maps = self.first_swap + np.arange(self.n_maps)
+            self._row(
+                np.concatenate([self.first_replay + used, maps, waited[1:]]),
+                np.concatenate([a.recipe_seconds[used], lost, [-1.0]]),
+                0,
+            )
+
+    def _lost_seconds(self) -> np.ndarray:
+        """(M,) seconds by which each map's copies delay the iteration at least."""
+        a, problem = self.arrays, self.problem
+        beside_both = a.out_compute_share * (1 - a.in_compute_share)
+        lost = (1 - a.out_compute_share) * problem.swap_out_seconds
+        return np.asarray(lost + beside_both * problem.swap_in_seconds)
 
     def _dropped_sources(self, op: int) -> list[int]:
         """Operations that make what a replay reads and forward drops."""

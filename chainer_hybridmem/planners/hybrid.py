@@ -42,9 +42,9 @@ from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.simulation.problem import Problem
 
-LEAST_STEPS, MOST_STEPS = 20_000, 60_000
-STEPS_TIMES_OPERATIONS = 16_000_000  # about one second of today's processors
-LARGE_STEPS_TIMES_OPERATIONS = 60_000_000  # with more than MANY_MAPS
+LEAST_STEPS, MOST_STEPS = 50_000, 100_000
+STEPS_TIMES_OPERATIONS = 32_000_000  # less than a second of today's processors
+LARGE_STEPS_TIMES_OPERATIONS = 200_000_000  # with more than MANY_MAPS
 TOLERANCE = 1e-4  # of the bound
 COLD = 1e-5  # last temperature, of the in-core time
 WARMEST = 2e-3  # first temperature, likewise

@@ -171,7 +171,8 @@ def test_every_planner_can_plan_it(planner, share, lowered):
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = least + int(share * (most - least))
     try:
-        plan = make_plan(problem, limit, planner)
+        options = {'time_limit': 5.0} if planner == 'exact' else {}
+        plan = make_plan(problem, limit, planner, **options)
     except InfeasibleError:
         assert share < 1
         return

@@ -71,6 +71,14 @@ def profiles() -> dict[str, Profile]:
     }
     named.update({f'graph {s}': toys.random_graph(s, 4 + s % 3) for s in range(6)})
     named.update({f'network {s}': toys.random_network(s, 4) for s in range(8)})
+    for name, shares in (
+        ('heavy', (0.5, 0.5, 0.6)),
+        ('skips', (0.8, 0.3, 1.0)),
+        ('skips, fast', (0.2, 1.0, 0.5)),
+        ('network 2', (0.5, 0.5, 0.5)),
+        ('network 5', (0.9, 0.4, 0.7)),
+    ):
+        named[f'{name}, contention'] = toys.with_shares(named[name], *shares)
     named['network 3173'] = toys.random_network(3173, 4)
     return named
 

@@ -36,6 +36,8 @@ def peak(data):
 def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_path):
     limit = peak if planner == 'in-core' else int(peak * 0.72)
     options = {'swap_dir': str(tmp_path)} if where == 'file' else {}
+    if planner == 'exact':
+        options['time_limit'] = 5.0
     result, session = networks.train(
         networks.Everything,
         data,

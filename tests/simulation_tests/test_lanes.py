@@ -39,16 +39,6 @@ def with_host(profile: Profile, *seconds: float, issue: float = 0.0) -> Profile:
     return dataclasses.replace(profile, operations=operations, link=link)
 
 
-def with_shares(profile: Profile, out: float, back: float, duplex: float) -> Profile:
-    link = dataclasses.replace(
-        profile.link,
-        d2h_compute_share=out,
-        h2d_compute_share=back,
-        duplex_share=duplex,
-    )
-    return dataclasses.replace(profile, link=link)
-
-
 def in_core(profile: Profile) -> Timeline:
     return simulate(profile, make_plan(profile, '1GB', 'in-core'))
 
@@ -119,7 +109,7 @@ def test_compute_is_slower_beside_a_copy() -> None:
     Map 0 leaves beside F1 and map 1 beside F2 ...: F1 does 0.5 s of its work in the
     first second, and the other half alone.
     """
-    profile = with_shares(toys.chain(), 0.5, 1.0, 1.0)
+    profile = toys.with_shares(toys.chain(), 0.5, 1.0, 1.0)
     timeline = simulate(profile, make_plan(profile, 45 * MIB, 'swap-all'))
     forward = lane(timeline, 'forward')
     # The copy of map 0 may start when F1 has read it.
@@ -131,7 +121,7 @@ def disturbed_case(
     seed: int, out: float, back: float, duplex: float, actions: int = 3
 ) -> tuple[Problem, Plan]:
     """A random network, and a plan of random actions for it."""
-    profile = with_shares(toys.random_network(seed), out, back, duplex)
+    profile = toys.with_shares(toys.random_network(seed), out, back, duplex)
     problem = make_problem(profile)
     rng = np.random.default_rng(seed)
     action = rng.integers(0, actions, len(problem.maps))
@@ -151,7 +141,7 @@ def test_contention_only_costs_time_and_the_bound_holds(
     seed: int, out: float, back: float, duplex: float
 ) -> None:
     problem, plan = disturbed_case(seed, out, back, duplex)
-    free = with_shares(problem.profile, 1.0, 1.0, 1.0)
+    free = toys.with_shares(problem.profile, 1.0, 1.0, 1.0)
     seconds = simulate(problem, plan).total_seconds
     assert seconds >= simulate(free, plan).total_seconds * (1 - 1e-12)
     bound = lower_bound(problem, plan.predicted_peak_bytes).seconds
