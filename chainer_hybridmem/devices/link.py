@@ -90,25 +90,24 @@ def _measure(device: Device, nbytes: int, buffers: list[_Buffer]) -> Link:
         d2h_bytes_per_second=large.nbytes / (out_seconds - latency),
         h2d_bytes_per_second=large.nbytes / (in_seconds - latency),
         duplex_share=_noticed(_duplex_share(outward, inward, both), noise),
-        d2h_compute_share=_noticed(
-            max(_compute_share(piece, run) for run in outward), noise
-        ),
-        h2d_compute_share=_noticed(
-            max(_compute_share(piece, run) for run in inward), noise
-        ),
+        d2h_compute_share=_noticed(_compute_share(piece, outward), noise),
+        h2d_compute_share=_noticed(_compute_share(piece, inward), noise),
         issue_seconds=small.issue_seconds if device.asynchronous else 0.0,
     )
 
 
-def _compute_share(piece_seconds: float, beside: _Run) -> float:
+def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
     """Of its speed compute has kept while copies were under way.
 
     What takes s seconds alone and t beside copies, both under way for o seconds, has
     kept 1 - (t - s) / o meanwhile.
     """
-    alone = piece_seconds * beside.pieces
-    overlap = min(beside.seconds, sum(beside.copies))
-    return 1.0 - (beside.seconds - alone) / overlap
+    shares = []
+    for run in runs:
+        alone = piece_seconds * run.pieces
+        overlap = min(run.seconds, sum(run.copies))
+        shares.append(1.0 - (run.seconds - alone) / overlap)
+    return max(shares)
 
 
 def _duplex_share(outward: list[_Run], inward: list[_Run], both: list[_Run]) -> float:
