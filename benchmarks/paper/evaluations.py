@@ -25,8 +25,8 @@ from chainer_hybridmem.planners import local_search, make_plan
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.planners.hybrid import (
     COLD,
-    MANY_MAPS,
     NO_GROUPS,
+    RIVAL_MAPS,
     WARMEST,
     _kinds,
     actions_of,
@@ -70,7 +70,7 @@ def measure(title: str, problem: Problem, limit: int) -> list[Row]:
     thirds = np.array([SWAP, RECOMPUTE, KEEP])[np.arange(len(problem.maps)) % 3]
     kinds = {'swap': thirds * 0 + SWAP, 'thirds': thirds}
     kinds['recompute'] = thirds * 0 + RECOMPUTE
-    if len(problem.maps) <= MANY_MAPS or title != 'residual':
+    if len(problem.maps) <= RIVAL_MAPS or title != 'residual':
         plan = make_plan(problem, limit, 'hybrid', steps=HYBRID_STEPS, time_budget=1.0)
         kinds['hybrid'] = actions_of(problem, plan)
     rows = []

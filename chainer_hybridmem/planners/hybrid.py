@@ -8,7 +8,7 @@
    after the other from the relaxation rounded, evened out over maps that are alike;
    with more than ``SPREAD_MAPS`` the first of them change many maps at once
    (:mod:`.coarse`).
-3. The other planners' plans (for more than ``MANY_MAPS`` feature maps only those of
+3. The other planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of
    the quick ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
@@ -54,8 +54,9 @@ REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 PILOT_STEPS = 100  # to learn how long a step takes
 # Beyond so many feature maps everything swapped is too far from anything good: rounds
-# follow each other from the relaxation rounded, and slow rivals are not asked.
+# follow each other from the relaxation rounded; beyond more, slow rivals are not asked.
 MANY_MAPS = 250
+RIVAL_MAPS = 600
 LARGE_ROUNDS = ((2e-3, 0.25), (5e-4, 0.25))  # first temperature, share of the steps
 LARGE_WARMEST = 2e-4  # first temperature afterwards, at most
 SPREAD_MAPS = 1000  # beyond so many, evenly spread changes come before
@@ -431,7 +432,7 @@ def _best_rival(
     best: Plan | None = None
     if seconds <= bound_seconds:
         return None
-    few = len(problem.maps) <= MANY_MAPS
+    few = len(problem.maps) <= RIVAL_MAPS
     slow = few and budget.allows(NODE_BUDGET)
     for function in (*QUICK_RIVALS, *(SLOW_RIVALS if slow else ())):
         try:
