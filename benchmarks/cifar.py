@@ -88,6 +88,7 @@ class _ResNet(ResNet):
 
     def __init__(self, n_class: int = 10) -> None:
         super().__init__(n_class, self.depths, self.wide)
+        del self.stem
         with self.init_scope():
             self.stem = L.Convolution2D(3, 64, 3, 1, 1, nobias=True)
 
@@ -115,9 +116,3 @@ class ResNet50(_ResNet):
     """50 layers, bottleneck blocks."""
 
     depths = (3, 4, 6, 3)
-
-
-class ResNet101(_ResNet):
-    """101 layers, bottleneck blocks."""
-
-    depths = (3, 4, 23, 3)

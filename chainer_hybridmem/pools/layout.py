@@ -25,11 +25,14 @@ from chainer_hybridmem.pools.placement import BEST_FIT, FIRST_FIT
 from chainer_hybridmem.pools.trace import Trace, loads
 
 CUDA_ALIGNMENT, HOST_ALIGNMENT = 512, 64
-# Pairs of buffers looked at by the search in all, about a second's work: the same
-# layout on every machine.
-PAIRS = 400_000_000
-IMPROVED = 4  # of the ways to place, the best ones
+# Pairs of buffers that each part of the search looks at: about a second's work in all,
+# and the same layout on every machine.
+PAIRS = 120_000_000
+IMPROVED = 2  # of the ways to place, the best ones
 MOST_ROUNDS = 5000  # for each; small problems are settled long before
+ATTEMPTS = 6  # capacities that ejection tries
+LARGE_SHARE = 0.002  # of the bound; larger buffers are large
+MOST_CONFLICTS = 20_000_000  # pairs of large buffers that live together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,7 @@ class _Blocks:
     base_bytes: int  # below all: what lives from start to end
     base: tuple[tuple[int, int], ...]  # (buffer, offset) there
     bound_bytes: int
+    alignment: int
 
     def loads(self) -> np.ndarray:
         first = loads(self.size, self.spans[:, 0], self.spans[:, 1], self.end)
@@ -137,7 +141,7 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
     Args:
         trace: One iteration.
         alignment: Every offset is a multiple of it, in bytes.
-        pairs: Pairs of buffers that the search may look at.
+        pairs: Pairs of buffers that each part of the search may look at.
 
     Raises:
         OptionError: If the alignment is not a power of two.
@@ -150,9 +154,12 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
         if found[-1].nbytes <= capacity:
             return _layout(trace, blocks, found[-1].offset, alignment, start.name)
     found.sort(key=lambda one: one.nbytes)  # stable
+    found = sorted([*_ejected(blocks, found, pairs), *found], key=lambda f: f.nbytes)
     best, name = found[0], found[0].start.name
     rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
     for seed, one in enumerate(found[:IMPROVED]):
+        if best.nbytes <= capacity:
+            break
         start, offset = one.start, np.zeros(n, np.int64)
         nbytes = placement.improve(
             start.order.copy(),
@@ -167,9 +174,43 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
         )
         if nbytes < best.nbytes:
             best, name = _Found(nbytes, offset, start), f'{start.name}, improved'
-        if nbytes <= capacity:
-            break
     return _layout(trace, blocks, best.offset, alignment, name)
+
+
+def _ejected(blocks: _Blocks, found: list[_Found], pairs: int) -> list[_Found]:
+    """Layouts by ejection: first at the bound, then by bisection below the best one.
+
+    Only the large buffers take part; the small ones fill the holes. Placed again in
+    the order of their offsets, each as low as it goes, none comes to lie higher.
+    """
+    large = np.flatnonzero(blocks.size > blocks.bound_bytes * LARGE_SHARE)
+    small = np.flatnonzero(blocks.size <= blocks.bound_bytes * LARGE_SHARE)
+    small = small[np.argsort(-blocks.size[small], kind='stable')]
+    size, spans = blocks.size[large], blocks.spans[large]
+    pointer = np.zeros(len(large) + 1, np.int64)
+    count = placement.conflicts(spans, pointer, np.zeros(0, np.int32))
+    if not len(large) or count > MOST_CONFLICTS:
+        return []
+    others = np.zeros(count, np.int32)
+    placement.conflicts(spans, pointer, others)
+    low, high = blocks.capacity, found[0].nbytes
+    target, result = low, []
+    nowhere = np.zeros(len(blocks.size), bool)
+    for attempt in range(ATTEMPTS):
+        offset = found[attempt % 2].offset[large]
+        work = pairs // ATTEMPTS
+        if placement.eject(size, pointer, others, target, work, attempt, offset):
+            order = np.concatenate([large[np.argsort(offset, kind='stable')], small])
+            start = _Start('ejection', order, FIRST_FIT, nowhere)
+            result.append(_place(blocks, start))
+            high = target
+        else:
+            low = target
+        unit = (high - low) // 2 // blocks.alignment * blocks.alignment
+        if low == high or unit < low // 1000:
+            break
+        target = low + unit
+    return result
 
 
 def given(trace: Trace, offsets: Sequence[int], alignment: int = 1) -> Layout:
@@ -278,6 +319,7 @@ def _blocks(trace: Trace, alignment: int) -> _Blocks:
         base_bytes=height,
         base=tuple(base),
         bound_bytes=0,
+        alignment=alignment,
     )
     bound = height + int(blocks.loads().max())
     return dataclasses.replace(blocks, bound_bytes=bound)

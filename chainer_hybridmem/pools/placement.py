@@ -165,3 +165,139 @@ def _excess(size: np.ndarray, offset: np.ndarray, capacity: int) -> float:
     for i in range(len(size)):
         total += max(0, min(offset[i] + size[i] - capacity, size[i]))
     return total
+
+
+@compiled()
+def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int:
+    """Which buffers live together with each: ``others[pointer[i]:pointer[i + 1]]``.
+
+    Args:
+        spans: As for :func:`place`.
+        pointer: Result, (n + 1,) int64.
+        others: Result, as many int32 as there are; too few fill the pointer alone.
+
+    Returns:
+        int: How many there are.
+    """
+    n = len(spans)
+    total = 0
+    for i in range(n):
+        pointer[i] = total
+        lower, upper = spans[i, 0], spans[i, 1]
+        lower2, upper2 = spans[i, 2], spans[i, 3]
+        for j in range(n):
+            a, b, c, d = spans[j, 0], spans[j, 1], spans[j, 2], spans[j, 3]
+            meets = (
+                (lower < b and a < upper)
+                or (lower2 < b and a < upper2)
+                or (lower < d and c < upper)
+                or (lower2 < d and c < upper2)
+            )
+            if meets and i != j:
+                if total < len(others):
+                    others[total] = j
+                total += 1
+    pointer[n] = total
+    return total
+
+
+@compiled()
+def eject(
+    size: np.ndarray,
+    pointer: np.ndarray,
+    others: np.ndarray,
+    capacity: int,
+    work: int,
+    seed: int,
+    offset: np.ndarray,
+) -> bool:
+    """Makes a layout fit a capacity by ejecting what is in the way.
+
+    Guided ejection search (Nagata, Bräysy, 2009): a buffer without a hole is put where
+    it ejects the least, bytes times how often each has been without a hole itself;
+    what is ejected looks for a place next.
+
+    Args:
+        size: Bytes of each, (n,) int64.
+        pointer: See :func:`conflicts`.
+        others: Likewise.
+        capacity: Bytes that must suffice.
+        work: Pairs of buffers that may be looked at.
+        seed: Of the random numbers.
+        offset: Where each lies, (n,) int64; those that lie outside of the capacity are
+            ejected first. The result, if all find a place.
+
+    Returns:
+        bool: Whether all do.
+    """
+    np.random.seed(seed)
+    n = len(size)
+    waiting = np.zeros(n, np.int64)
+    count = 0
+    for i in range(n):
+        if size[i] > capacity:
+            return False
+        if offset[i] + size[i] > capacity:
+            offset[i] = NOWHERE
+            waiting[count] = i
+            count += 1
+    failures = np.ones(n)
+    starts, ends = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    costs, places = np.zeros(n), np.zeros(2 * n + 2, np.int64)
+    done = 0
+    while count > 0 and done < work:
+        at = np.random.randint(count)
+        if np.random.random() < 0.7:
+            for k in range(count):
+                if size[waiting[k]] > size[waiting[at]]:
+                    at = k
+        i = waiting[at]
+        count -= 1
+        waiting[at] = waiting[count]
+        need = size[i]
+        near = 0
+        places[0], places[1] = 0, capacity - need
+        m = 2
+        for q in range(pointer[i], pointer[i + 1]):
+            j = others[q]
+            if offset[j] == NOWHERE:
+                continue
+            starts[near], ends[near] = offset[j], offset[j] + size[j]
+            costs[near] = failures[j] * size[j]
+            if ends[near] + need <= capacity:
+                places[m] = ends[near]
+                m += 1
+            if starts[near] >= need:
+                places[m] = starts[near] - need
+                m += 1
+            near += 1
+        best, least, ties = NOWHERE, np.inf, 0
+        for k in range(m):
+            place_at = places[k]
+            cost = 0.0
+            for q in range(near):
+                if starts[q] < place_at + need and place_at < ends[q]:
+                    cost += costs[q]
+                    if cost > least:
+                        break
+            done += q + 1 if near else 1
+            if cost < least:
+                best, least, ties = place_at, cost, 1
+                if cost == 0:
+                    break
+            elif cost == least:
+                ties += 1
+                if np.random.randint(ties) == 0:
+                    best = place_at
+        if least > 0:
+            failures[i] += 1
+            for q in range(pointer[i], pointer[i + 1]):
+                j = others[q]
+                if offset[j] == NOWHERE:
+                    continue
+                if offset[j] < best + need and best < offset[j] + size[j]:
+                    offset[j] = NOWHERE
+                    waiting[count] = j
+                    count += 1
+        offset[i] = best
+    return count == 0
