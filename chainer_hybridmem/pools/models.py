@@ -615,8 +615,11 @@ def compare(
 def recommend(replays: Sequence[Replay]) -> Replay:
     """Of the smallest footprints the one with the fewest device calls once warm.
 
-    Footprints less than a thousandth apart count as equal: rounding is no reason.
+    Footprints less than a thousandth apart count as equal: rounding is no reason. The
+    yardstick ``cudamalloc`` is recommended only if it is alone: the model knows
+    nothing of what thousands of calls cost, nor of the driver's fragmentation.
     """
-    least = min(r.footprint_bytes for r in replays)
-    near = [r for r in replays if r.footprint_bytes <= least * NEARLY]
+    pools = [r for r in replays if r.pool != 'cudamalloc'] or replays
+    least = min(r.footprint_bytes for r in pools)
+    near = [r for r in pools if r.footprint_bytes <= least * NEARLY]
     return min(near, key=lambda r: (r.warm_device_calls, r.footprint_bytes))

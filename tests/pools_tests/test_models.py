@@ -147,6 +147,8 @@ def test_the_exact_layout_is_recommended():
     replays = compare(trace)
     assert [r.pool for r in replays] == list(POOLS)
     assert recommend(replays).pool == 'exact'
+    assert recommend(replays[:1]).pool == 'cudamalloc'
+    assert recommend(replays[:2]).pool == 'cnmem'
 
 
 def test_unknown_names_and_options():
