@@ -24,6 +24,7 @@ from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.estimate import EstimateCommand
+from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.show import ShowCommand
@@ -38,6 +39,7 @@ COMMANDS: tuple[type[Command], ...] = (
     EstimateCommand,
     PlanCommand,
     CompareCommand,
+    LayoutCommand,
     TraceCommand,
     ShowCommand,
     DoctorCommand,

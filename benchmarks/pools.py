@@ -1,0 +1,215 @@
+"""Pools and offline layouts: SmartPool's Table I, MXNet's example, planned iterations.
+
+    python benchmarks/pools.py [--samples FOLDER] [--only PART ...]
+
+Table I: VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded
+with 2 and 4 pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN
+(docs/estimate.md), in-core. Planned: networks far beyond 16 GB under some planners.
+Sizes of the offline layouts are rounded to 512 bytes, as CuPy's and CnMem's
+are. Writes ``benchmarks/results/pools.json`` and ``pools.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+import common
+
+from chainer_hybridmem import make_plan
+from chainer_hybridmem.commands import samples
+from chainer_hybridmem.estimation import Estimator, load_device_model
+from chainer_hybridmem.pools import (
+    Trace,
+    check_layout,
+    exact,
+    from_log,
+    in_core_trace,
+    planned_trace,
+)
+from chainer_hybridmem.pools.models import compare, replay
+
+Row = dict[str, Any]
+
+TABLE_1 = (
+    *('VGG11', 'VGG13', 'VGG16', 'VGG19'),
+    *('ResNet18', 'ResNet34', 'ResNet50'),
+)
+CIFAR_CLASSES, CIFAR_BATCH = 10, 100
+CIFAR_GPU, GPU = 'gtx1080ti', 'v100-16gb-pcie3'
+PLANNED = {'resnet50': 640, 'googlenet': 1024, 'alexnet': 1024, 'resnet152': 256}
+PLANNERS = ('swap-all', 'swap-opt', 'superneurons', 'hybrid')
+ALIGNMENT = 512
+PUBLISHED = {'smartpool': '<= 1.016', 'cnmem': 'up to 1.133 times SmartPool'}
+
+
+def main() -> int:
+    """Runs the parts, writes the results, prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
+    parser.add_argument(
+        '--only', nargs='+', choices=('table1', 'mxnet', 'planned'), metavar='PART'
+    )
+    options = parser.parse_args()
+    parts = options.only or ['table1', 'mxnet', 'planned']
+    body: Row = {'alignment': ALIGNMENT, 'published': PUBLISHED}
+    if 'table1' in parts:
+        body['table1'] = [table_1(arch, options.samples) for arch in TABLE_1]
+    if 'mxnet' in parts:
+        body['mxnet'] = mxnet()
+    if 'planned' in parts:
+        body['planned'] = [
+            row for arch in PLANNED for row in planned(arch, options.samples)
+        ]
+    common.save('pools', body)
+    text = markdown(body)
+    path = os.path.join(common.ROOT, 'benchmarks', 'results', 'pools.md')
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(text)
+    print(text)
+    return 0
+
+
+def recorded(arch: str, folder: str | None, n_class: int) -> samples.SamplePair:
+    """Two small recordings, from a file if there is one."""
+    name = arch.replace(':', '-')
+    path = os.path.join(folder, f'{name}.json') if folder else None
+    found = samples.obtain(arch, None, n_class, (2, 4), 'cpu', path, sys.stderr)
+    return found.pair
+
+
+def figures(trace: Trace) -> Row:
+    """All pools on one iteration."""
+    replays = {r.pool: r for r in compare(trace, ALIGNMENT)}
+    took, layout = seconds_of(trace)
+    row: Row = {
+        'buffers': len(trace.sizes),
+        'peak_load_bytes': trace.peak_load_bytes,
+        'optimal': layout.optimal,
+        'bound_ratio': layout.footprint_bytes / layout.bound_bytes,
+        'found_by': layout.found_by,
+        'seconds': took,
+    }
+    for name, result in replays.items():
+        row[name] = result.competitive_ratio
+        row[f'{name} calls'] = result.warm_device_calls
+    row['cnmem over smartpool'] = row['cnmem'] / row['smartpool']
+    return row
+
+
+def seconds_of(trace: Trace) -> tuple[float, Any]:
+    """Seconds of the exact layout, once compiled, and the layout, checked."""
+    start = time.perf_counter()
+    layout = exact(trace, ALIGNMENT)
+    took = time.perf_counter() - start
+    check_layout(trace, layout)
+    return took, layout
+
+
+def table_1(arch: str, folder: str | None) -> Row:
+    """One network of Table I."""
+    pair = recorded(f'cifar:{arch}', folder, CIFAR_CLASSES)
+    estimator = Estimator.make(pair, load_device_model(CIFAR_GPU))
+    trace = in_core_trace(estimator.profile(CIFAR_BATCH))
+    row = {'network': arch, **figures(trace)}
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def planned(arch: str, folder: str | None) -> list[Row]:
+    """One network in-core and under several planners."""
+    model = load_device_model(GPU)
+    estimator = Estimator.make(recorded(arch, folder, 1000), model)
+    profile = estimator.profile(PLANNED[arch])
+    traces = {'in-core': in_core_trace(profile)}
+    for planner in PLANNERS:
+        plan = make_plan(profile, model.memory_bytes, planner)
+        traces[planner] = planned_trace(profile, plan)
+    rows = []
+    for planner, trace in traces.items():
+        network = f'{arch} b{PLANNED[arch]}'
+        row = {'network': network, 'planner': planner, **figures(trace)}
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+    return rows
+
+
+def mxnet() -> list[Row]:
+    """A hundred arrays of slightly different size, the old one freed after the new."""
+    log: list[tuple[int, int]] = []
+    for i in range(100):
+        log.append((i, 4 * (10000 + i) ** 2))
+        if i:
+            log.append((i - 1, -1))
+    trace = from_log([*log, (99, -1)])
+    rows = []
+    for pool, published in (('round', 39), ('naive', 36)):
+        result = replay(trace, pool, 1)
+        rows.append(
+            {
+                'pool': pool,
+                'asked_bytes': sum(trace.sizes),
+                'pool_bytes': result.pool_bytes,
+                'device_bytes': result.device_bytes,
+                'device_calls': result.device_calls,
+                'published_pool_gb': published,
+            }
+        )
+    return rows
+
+
+# -- text --------------------------------------------------------------------------
+
+RATIO = '{:.4f}'.format
+POOL_COLUMNS = {
+    'buffers': str,
+    'peak_load_bytes': lambda n: f'{n / 1e6:.1f} MB',
+    'cnmem': RATIO,
+    'cupy': RATIO,
+    'naive': RATIO,
+    'round': RATIO,
+    'smartpool-first-fit': RATIO,
+    'smartpool': RATIO,
+    'exact': '{:.6f}'.format,
+    'optimal': lambda yes: 'proven' if yes else 'no',
+    'seconds': '{:.3f}'.format,
+}
+
+
+def markdown(body: Row) -> str:
+    """All tables."""
+    parts = ['# Pools and layouts: footprint over peak load\n']
+    if 'table1' in body:
+        columns = {'network': str, **POOL_COLUMNS, 'cnmem over smartpool': RATIO}
+        parts.append(
+            f'## CIFAR-10 shapes, batch {CIFAR_BATCH}, {CIFAR_GPU}, in-core\n\n'
+            f'Zhang et al., Table I: SmartPool {PUBLISHED["smartpool"]}, CnMem '
+            f'{PUBLISHED["cnmem"]}.\n\n{common.table(body["table1"], columns)}\n'
+        )
+    if 'mxnet' in body:
+        columns = {
+            'pool': str,
+            'asked_bytes': lambda n: f'{n / 1e9:.1f} GB',
+            'pool_bytes': lambda n: f'{n / 1e9:.1f} GB',
+            'device_bytes': lambda n: f'{n / 1e9:.1f} GB',
+            'device_calls': str,
+            'published_pool_gb': lambda n: f'{n} GB',
+        }
+        parts.append(
+            f'## MXNet: 100 arrays of slightly different size\n\n'
+            f'{common.table(body["mxnet"], columns)}\n'
+        )
+    if 'planned' in body:
+        columns = {'network': str, 'planner': str, **POOL_COLUMNS}
+        parts.append(
+            f'## Under a plan for 16 GB, {GPU}\n\n'
+            f'{common.table(body["planned"], columns)}\n'
+        )
+    return '\n'.join(parts)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""``hybridmem layout``: all memory pools on one iteration."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem import files, library
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.errors import FormatError, OptionError, PlanError
+from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools import Layout, Trace
+    from chainer_hybridmem.pools.models import Replay
+    from chainer_hybridmem.profile import Profile
+
+HEADERS = (
+    'pool',
+    'footprint',
+    'ratio',
+    'device calls',
+    'warm',
+    'from the pool',
+    'fragmentation',
+    'found by',
+)
+
+
+class LayoutCommand(base.Command):
+    """Replays an iteration through pools and lays it out offline.
+
+    The iteration is a recorded one as plain Chainer runs it, or as a plan does
+    (--plan), or a problem in minimalloc's CSV format. It is repeated; the first time is
+    cold. The ratio is that of footprint and peak load.
+    """
+
+    name = 'layout'
+    help = 'compare memory pools and offline layouts on an iteration'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        parser.add_argument(
+            'iteration',
+            metavar='PROFILE',
+            help='recorded iteration, or a file that ends in .csv',
+        )
+        parser.add_argument('--plan', metavar='PLAN', help='a plan made for it')
+        parser.add_argument(
+            '--pool',
+            nargs='+',
+            action='extend',
+            metavar='NAME',
+            help='pools to compare; default all',
+        )
+        parser.add_argument(
+            '--alignment',
+            type=base.positive,
+            metavar='BYTES',
+            help='of the offline layouts; default 512 for a GPU, 64 for the CPU, 1 '
+            'for a CSV file',
+        )
+        parser.add_argument(
+            '--iterations',
+            type=base.positive,
+            default=2,
+            metavar='N',
+            help='how often it is repeated; default 2',
+        )
+        parser.add_argument(
+            '-o',
+            '--output',
+            metavar='FILE',
+            help='where to save the smallest layout in the CSV format of minimalloc',
+        )
+        base.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.pools import minimalloc, models
+        from chainer_hybridmem.pools.layout import check_alignment
+
+        inputs = [path for path in (args.iteration, args.plan) if path is not None]
+        base.check_outputs(args.output, args.json, inputs=inputs)
+        if args.alignment is not None:
+            check_alignment(args.alignment)
+        names = list(dict.fromkeys(args.pool or models.POOLS))
+        trace, default = load_trace(args.iteration, args.plan)
+        alignment = default if args.alignment is None else args.alignment
+        replays = models.compare(trace, alignment, names, args.iterations)
+        best = models.recommend(replays)
+        if args.output is not None:
+            layout = smallest_layout(trace, replays, alignment)
+            library.write_text(args.output, minimalloc.dumps(trace, layout))
+        rows = [{**r.figures(), 'recommended': r is best} for r in replays]
+        base.publish(comparison(args.iteration, trace, replays, best), rows, args.json)
+        return 0
+
+
+def load_trace(path: str, plan_path: str | None) -> tuple[Trace, int]:
+    """The iteration to lay out, and the alignment that suits its device.
+
+    Raises:
+        FormatError: If a file cannot be read, the plan is not one for this profile, or
+            the offsets of a CSV file are not a layout.
+        OptionError: If a CSV file is to follow a plan.
+    """
+    from chainer_hybridmem.pools import in_core_trace
+
+    if path.lower().endswith('.csv'):
+        if plan_path is not None:
+            raise OptionError(f'{path} is no profile: --plan needs one.')
+        return load_csv(path), 1
+    profile = library.load_profile(path)
+    with files.named(path):
+        if plan_path is None:
+            return in_core_trace(profile), device_alignment(profile)
+        return load_planned_trace(path, profile, plan_path), device_alignment(profile)
+
+
+def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
+    """The iteration of a profile under a plan.
+
+    Raises:
+        FormatError: If the plan is not one for this profile.
+    """
+    from chainer_hybridmem.pools import planned_trace
+
+    plan = library.load_plan(plan_path)
+    try:
+        return planned_trace(profile, plan)
+    except PlanError as error:
+        raise FormatError(
+            f'{plan_path} is not a plan for {path}, make it again: {error}'
+        ) from error
+
+
+def load_csv(path: str) -> Trace:
+    """A problem in minimalloc's format; offsets in it are checked.
+
+    Raises:
+        FormatError: If it cannot be read, or buffers overlap.
+    """
+    from chainer_hybridmem.pools import check_layout, minimalloc
+    from chainer_hybridmem.pools.layout import given
+
+    text = files.read_text(path)
+    with files.named(path):
+        trace, offsets = minimalloc.loads(text)
+        if offsets is not None:
+            try:
+                check_layout(trace, given(trace, offsets))
+            except PlanError as error:
+                raise FormatError(f'Its offsets are no layout: {error}') from error
+    return trace
+
+
+def device_alignment(profile: Profile) -> int:
+    """What the memory of the profile's device is aligned to, in bytes."""
+    from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, HOST_ALIGNMENT
+
+    return HOST_ALIGNMENT if profile.device.get('kind') == 'host' else CUDA_ALIGNMENT
+
+
+def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> Layout:
+    """The smallest of the offline layouts; made if none was to be compared."""
+    from chainer_hybridmem.pools import exact
+
+    layouts = [r.layout for r in replays if r.layout is not None]
+    if not layouts:
+        return exact(trace, alignment)
+    return min(layouts, key=lambda layout: layout.footprint_bytes)
+
+
+def comparison(path: str, trace: Trace, replays: Sequence[Replay], best: Replay) -> str:
+    """A table of pools, what is proven, and which one to take."""
+    title = (
+        f'{path}: {len(trace.sizes)} buffers, peak load '
+        f'{format_bytes(trace.peak_load_bytes)}'
+    )
+    lines = [title, '', table(HEADERS, [_cells(r) for r in replays])]
+    layouts = [r.layout for r in replays if r.layout is not None]
+    if layouts:
+        least = min(layouts, key=lambda layout: layout.footprint_bytes)
+        if least.optimal:
+            lines += ['', 'The smallest layout is optimal: no layout is smaller.']
+        else:
+            bound = format_bytes(least.bound_bytes)
+            lines += [
+                '',
+                f'The smallest layout is at most {least.gap:.3%} above the smallest '
+                f'possible one: none is below {bound}.',
+            ]
+    lines += ['', f'Recommended: {best.pool}, {_advice(best, replays)}']
+    return '\n'.join(lines)
+
+
+def _advice(best: Replay, replays: Sequence[Replay]) -> str:
+    from chainer_hybridmem.pools.models import recommend
+
+    calls = best.warm_device_calls
+    advice = (
+        f'{format_bytes(best.footprint_bytes)} and {calls} device '
+        f'{"call" if calls == 1 else "calls"} an iteration once warm'
+    )
+    online = [r for r in replays if r.layout is None and r.pool != 'cudamalloc']
+    if best.layout is not None and online:
+        advice += f'; where iterations vary: {recommend(online).pool}'
+    return f'{advice}.'
+
+
+def _cells(replay: Replay) -> list[str]:
+    figures: dict[str, Any] = replay.figures()
+    total = replay.pool_bytes + replay.device_bytes
+    share = f'{replay.pool_bytes / total:.1%}' if total else UNKNOWN
+    fragmentation = replay.series.fragmentation
+    mean = f'{fragmentation.mean():.1%}' if len(fragmentation) else UNKNOWN
+    return [
+        replay.pool,
+        format_bytes(replay.footprint_bytes),
+        f'{replay.competitive_ratio:.4f}',
+        str(replay.device_calls),
+        str(replay.warm_device_calls),
+        share,
+        mean,
+        figures['found_by'] or UNKNOWN,
+    ]

@@ -1,0 +1,303 @@
+"""Compiled: places buffers one after the other, and improves the order.
+
+A buffer has up to two intervals of moments, the second one (from the start of the
+iteration) if it is carried over from the iteration before. Offsets are chosen
+greedily, in a hole that is free over the whole lifetime, else on top of what is placed.
+So a layout is an order of the buffers, and better layouts are found among orders.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chainer_hybridmem.jit import compiled
+
+FIRST_FIT, BEST_FIT = 0, 1
+NOWHERE = -1
+
+
+@compiled(counted=False)
+def place(
+    order: np.ndarray,
+    size: np.ndarray,
+    spans: np.ndarray,
+    fit: int,
+    above: np.ndarray,
+    capacity: int,
+    offset: np.ndarray,
+    placed: np.ndarray,
+) -> int:
+    """Places buffers in one order.
+
+    Args:
+        order: Buffers, (n,) int64.
+        size: Bytes of each, (n,) int64.
+        spans: Lower, upper, second lower, second upper of each, (n, 4) int64.
+        fit: :data:`FIRST_FIT` for the lowest hole, :data:`BEST_FIT` for the smallest.
+        above: Which of them go to the highest hole below ``capacity`` instead, at its
+            upper end, (n,) bool.
+        capacity: Bytes that are to suffice.
+        offset: Result, (n,) int64.
+        placed: Work, (n,) int64.
+
+    Returns:
+        int: Footprint in bytes.
+    """
+    count = 0
+    footprint = 0
+    for position in range(len(order)):
+        i = order[position]
+        need = size[i]
+        lower, upper = spans[i, 0], spans[i, 1]
+        lower2, upper2 = spans[i, 2], spans[i, 3]
+        top = 0
+        best = NOWHERE
+        smallest = np.int64(2**62)
+        for k in range(count):
+            j = placed[k]
+            a, b = spans[j, 0], spans[j, 1]
+            meets = lower < b and a < upper
+            if not meets:
+                c, d = spans[j, 2], spans[j, 3]
+                meets = (
+                    (lower2 < b and a < upper2)
+                    or (lower < d and c < upper)
+                    or (lower2 < d and c < upper2)
+                )
+            if not meets:
+                continue
+            hole = offset[j] - top
+            if hole >= need:
+                if above[i]:
+                    best = offset[j] - need
+                elif hole < smallest:
+                    best, smallest = top, hole
+                    if fit == FIRST_FIT:
+                        break
+            top = max(top, offset[j] + size[j])
+        if above[i] and capacity - top >= need:
+            best = capacity - need
+        if best == NOWHERE:
+            best = top
+        offset[i] = best
+        footprint = max(footprint, best + need)
+        k = count
+        while k > 0 and offset[placed[k - 1]] > best:
+            placed[k] = placed[k - 1]
+            k -= 1
+        placed[k] = i
+        count += 1
+    return footprint
+
+
+@compiled()
+def improve(
+    order: np.ndarray,
+    size: np.ndarray,
+    spans: np.ndarray,
+    fit: int,
+    above: np.ndarray,
+    capacity: int,
+    rounds: int,
+    seed: int,
+    best_offset: np.ndarray,
+) -> int:
+    """Moves buffers that stick out of the capacity towards the front of the order.
+
+    Squeaky-wheel optimisation (Joslin, Clements, 1999): what has been placed badly
+    is placed earlier next time. Each round moves either all buffers that stick out, or
+    one of them, by a random distance, and now and then changes something else; an
+    order is kept if it is not worse.
+
+    Args:
+        order: Where to start; the best order in the end.
+        rounds: Orders to try.
+        seed: Of the random numbers.
+        best_offset: Result, (n,) int64.
+
+    The others are those of :func:`place`.
+
+    Returns:
+        int: Footprint of the best layout in bytes.
+    """
+    np.random.seed(seed)
+    n = len(order)
+    offset, placed, moved = np.zeros_like(order), order.copy(), order.copy()
+    footprint = place(order, size, spans, fit, above, capacity, best_offset, placed)
+    excess = _excess(size, best_offset, capacity)
+    for _ in range(rounds):
+        if footprint <= capacity:
+            break
+        out = 0
+        for position in range(n):
+            i = order[position]
+            if best_offset[i] + size[i] > capacity:
+                moved[out] = position
+                out += 1
+        if np.random.random() < 0.5:
+            moved[0] = moved[np.random.randint(out)]
+            out = 1
+        candidate = order.copy()
+        if np.random.random() < 0.25:
+            a, b = np.random.randint(n), np.random.randint(n)
+            candidate[a], candidate[b] = candidate[b], candidate[a]
+        share = np.random.random()
+        for k in range(out):  # ascending: those behind stay where they are
+            position = moved[k]
+            to = np.int64(position * share)
+            i = candidate[position]
+            for q in range(position, to, -1):
+                candidate[q] = candidate[q - 1]
+            candidate[to] = i
+        result = place(candidate, size, spans, fit, above, capacity, offset, placed)
+        spilled = _excess(size, offset, capacity)
+        if result < footprint or (result == footprint and spilled <= excess):
+            footprint, excess = result, spilled
+            order[:] = candidate
+            best_offset[:] = offset
+    return footprint
+
+
+@compiled(inline=True, counted=False)
+def _excess(size: np.ndarray, offset: np.ndarray, capacity: int) -> float:
+    """Bytes that stick out of the capacity, summed over all buffers."""
+    total = 0.0
+    for i in range(len(size)):
+        total += max(0, min(offset[i] + size[i] - capacity, size[i]))
+    return total
+
+
+@compiled()
+def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int:
+    """Which buffers live together with each: ``others[pointer[i]:pointer[i + 1]]``.
+
+    Args:
+        spans: As for :func:`place`.
+        pointer: Result, (n + 1,) int64.
+        others: Result, as many int32 as there are; too few fill the pointer alone.
+
+    Returns:
+        int: How many there are.
+    """
+    n = len(spans)
+    total = 0
+    for i in range(n):
+        pointer[i] = total
+        lower, upper = spans[i, 0], spans[i, 1]
+        lower2, upper2 = spans[i, 2], spans[i, 3]
+        for j in range(n):
+            a, b, c, d = spans[j, 0], spans[j, 1], spans[j, 2], spans[j, 3]
+            meets = (
+                (lower < b and a < upper)
+                or (lower2 < b and a < upper2)
+                or (lower < d and c < upper)
+                or (lower2 < d and c < upper2)
+            )
+            if meets and i != j:
+                if total < len(others):
+                    others[total] = j
+                total += 1
+    pointer[n] = total
+    return total
+
+
+@compiled()
+def eject(
+    size: np.ndarray,
+    pointer: np.ndarray,
+    others: np.ndarray,
+    capacity: int,
+    work: int,
+    seed: int,
+    offset: np.ndarray,
+) -> bool:
+    """Makes a layout fit a capacity by ejecting what is in the way.
+
+    Guided ejection search (Nagata, Bräysy, 2009): a buffer without a hole is put where
+    it ejects the least, bytes times how often each has been without a hole itself;
+    what is ejected looks for a place next.
+
+    Args:
+        size: Bytes of each, (n,) int64.
+        pointer: See :func:`conflicts`.
+        others: Likewise.
+        capacity: Bytes that must suffice.
+        work: Pairs of buffers that may be looked at.
+        seed: Of the random numbers.
+        offset: Where each lies, (n,) int64; those that lie outside of the capacity are
+            ejected first. The result, if all find a place.
+
+    Returns:
+        bool: Whether all do.
+    """
+    np.random.seed(seed)
+    n = len(size)
+    waiting = np.zeros(n, np.int64)
+    count = 0
+    for i in range(n):
+        if size[i] > capacity:
+            return False
+        if offset[i] + size[i] > capacity:
+            offset[i] = NOWHERE
+            waiting[count] = i
+            count += 1
+    failures = np.ones(n)
+    starts, ends = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    costs, places = np.zeros(n), np.zeros(2 * n + 2, np.int64)
+    done = 0
+    while count > 0 and done < work:
+        at = np.random.randint(count)
+        if np.random.random() < 0.7:
+            for k in range(count):
+                if size[waiting[k]] > size[waiting[at]]:
+                    at = k
+        i = waiting[at]
+        count -= 1
+        waiting[at] = waiting[count]
+        need = size[i]
+        near = 0
+        places[0], places[1] = 0, capacity - need
+        m = 2
+        for q in range(pointer[i], pointer[i + 1]):
+            j = others[q]
+            if offset[j] == NOWHERE:
+                continue
+            starts[near], ends[near] = offset[j], offset[j] + size[j]
+            costs[near] = failures[j] * size[j]
+            if ends[near] + need <= capacity:
+                places[m] = ends[near]
+                m += 1
+            if starts[near] >= need:
+                places[m] = starts[near] - need
+                m += 1
+            near += 1
+        best, least, ties = NOWHERE, np.inf, 0
+        for k in range(m):
+            place_at = places[k]
+            cost = 0.0
+            for q in range(near):
+                if starts[q] < place_at + need and place_at < ends[q]:
+                    cost += costs[q]
+                    if cost > least:
+                        break
+            done += q + 1 if near else 1
+            if cost < least:
+                best, least, ties = place_at, cost, 1
+                if cost == 0:
+                    break
+            elif cost == least:
+                ties += 1
+                if np.random.randint(ties) == 0:
+                    best = place_at
+        if least > 0:
+            failures[i] += 1
+            for q in range(pointer[i], pointer[i + 1]):
+                j = others[q]
+                if offset[j] == NOWHERE:
+                    continue
+                if offset[j] < best + need and best < offset[j] + size[j]:
+                    offset[j] = NOWHERE
+                    waiting[count] = j
+                    count += 1
+        offset[i] = best
+    return count == 0

@@ -1,0 +1,57 @@
+"""Traces from lifetimes and raw logs, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.pools import Trace, from_lifetimes, from_log
+from chainer_hybridmem.pools.trace import check_trace
+
+
+def test_lifetimes_are_half_open():
+    trace = from_lifetimes([10, 20], [0, 5], [5, 9])
+    assert trace.peak_load_bytes == 20
+    assert from_lifetimes([10, 20], [0, 4], [5, 9]).peak_load_bytes == 30
+
+
+def test_what_is_there_before_counts():
+    trace = Trace((5, 7), (-1, 2))
+    assert list(trace.loads()) == [5, 0, 7]
+    assert trace.peak_load_bytes == 7
+
+
+def test_a_raw_log_with_reused_ids():
+    trace = from_log([('p', 10), ('p', -1), ('q', -1), ('p', 30)])
+    assert trace.sizes == (10, 30)
+    assert trace.events == (1, -1, 2)
+
+
+def test_a_log_that_allocates_twice():
+    with pytest.raises(FormatError, match='not free'):
+        from_log([('p', 10), ('p', 20)])
+
+
+@pytest.mark.parametrize(
+    'trace',
+    [
+        Trace((1,), (2,)),
+        Trace((1,), (0,)),
+        Trace((1,), (1, 1)),
+        Trace((1,), (-1, 1)),
+        Trace((1,), (1, -1, -1)),
+        Trace((-1,), ()),
+        Trace((2**53, 1), ()),
+        Trace((1, 2), (1, -2), (), ((0, 1),)),
+        Trace((1, 1), (1, -1), (), ((0, 1),)),
+        Trace((1,), (), ('a', 'b')),
+    ],
+)
+def test_contradictions(trace):
+    with pytest.raises(FormatError):
+        check_trace(trace)
+
+
+def test_an_empty_lifetime():
+    with pytest.raises(FormatError, match='after the start'):
+        from_lifetimes([1], [3], [3])

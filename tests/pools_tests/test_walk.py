@@ -1,0 +1,100 @@
+"""Traces of plans have the checker's loads to the byte."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import networks
+import pytest
+import recordings
+import toys
+
+from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.pools import in_core_trace, planned_trace, recorded_trace
+from chainer_hybridmem.pools.trace import check_trace
+from chainer_hybridmem.simulation.problem import in_core_peak_bytes, make_problem
+from chainer_hybridmem.validation import check_plan
+
+PLANNERS = ('in-core', 'swap-all', 'swap-opt', 'superneurons', 'pooch')
+
+
+def plans(profile):
+    problem = make_problem(profile)
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    for planner in PLANNERS:
+        for share in (0.0, 0.3, 0.7, 1.0):
+            limit = max(1, int(least + share * (most - least)))
+            try:
+                yield make_plan(problem, limit, planner)
+            except InfeasibleError:
+                continue
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_loads_are_those_of_the_checker(seed):
+    made = 0
+    for profile in (toys.random_graph(seed), toys.random_network(seed, 12)):
+        for plan in plans(profile):
+            trace = planned_trace(profile, plan)
+            loads = check_plan(profile, plan)
+            assert trace.operation_loads() == loads
+            assert trace.peak_load_bytes == max(loads)
+            made += 1
+    assert made > 4
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_in_core_peak(seed):
+    for profile in (toys.random_graph(seed), toys.random_network(seed, 12)):
+        assert in_core_trace(profile).peak_load_bytes == in_core_peak_bytes(profile)
+
+
+def test_recorded_events_as_they_are():
+    profile = toys.chain()
+    trace = recorded_trace(profile)
+    assert len(trace.events) == len(profile.events)
+    load = peak = profile.initial_bytes
+    for event in profile.events:
+        size = profile.storages[abs(event) - 1].nbytes
+        load += size if event > 0 else -size
+        peak = max(peak, load)
+    assert trace.peak_load_bytes == peak
+
+
+def test_a_recorded_network_carries_its_gradients():
+    profile = recordings.recorded(networks.Everything, 4)
+    for trace in (in_core_trace(profile), *map_plans(profile)):
+        check_trace(trace)
+        gradients = {
+            s.nbytes
+            for s in profile.storages
+            if s.allocated_at < 0 <= s.freed_at and s.nbytes
+        }
+        assert {trace.sizes[left] for left, _ in trace.carried} >= gradients
+
+
+def map_plans(profile):
+    return [planned_trace(profile, plan) for plan in plans(profile)]
+
+
+def test_a_profile_that_frees_more_than_it_has():
+    profile = toys.network([toys.Node(()), toys.Node(((0, 0),))])
+    broken = dataclasses.replace(profile, initial_bytes=toys.MIB)
+    storage = dataclasses.replace(
+        broken.storages[0], freed_at=len(broken.events), releasable_from=-1
+    )
+    broken = dataclasses.replace(
+        broken,
+        storages=(storage, *broken.storages[1:]),
+        events=(*broken.events, -1),
+    )
+    with pytest.raises(FormatError, match='more than'):
+        in_core_trace(broken)
+
+
+def test_a_plan_of_another_profile():
+    plan = make_plan(toys.chain(5), '1GB', 'swap-all')
+    with pytest.raises(PlanError, match='made for profile'):
+        planned_trace(toys.chain(6), plan)
