@@ -100,6 +100,12 @@ def optimize(
     )
 
 
+def active_session() -> Session | None:
+    """The session that this thread is in."""
+    session: Session | None = getattr(_active, 'session', None)
+    return session
+
+
 class Session(chainer.FunctionHook):
     """One training run under a memory limit; made by :func:`optimize`.
 
@@ -168,7 +174,7 @@ class Session(chainer.FunctionHook):
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
-        if getattr(_active, 'session', None) is not None:
+        if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
@@ -754,6 +760,11 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NumPy's own handler.
     """
     return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
+def model_arrays(model: chainer.Link) -> list[Any]:
+    """What stays from iteration to iteration, as arrays."""
+    return [array for _, array in _permanent_arrays(model)]
 
 
 def _permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
