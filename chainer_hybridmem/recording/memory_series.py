@@ -15,6 +15,7 @@ Note: [bounded log]
 from __future__ import annotations
 
 import array
+import json
 import struct
 import time
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from typing import Any, NamedTuple, Protocol
 
 import chainer
 
+from chainer_hybridmem import library
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.reporting.chrome_trace import profile_trace
 
 SERIES = (
     'occupied_bytes',
@@ -215,6 +218,15 @@ class MemoryProfiler(chainer.FunctionHook):
             )
             for name in ('seconds', *SERIES, 'peak_bytes')
         }
+
+    def save(self, path: str) -> None:
+        """Writes the log as a Chrome trace, for Perfetto.
+
+        Raises:
+            FormatError: If the file cannot be written.
+        """
+        trace = profile_trace(self.samples, self.pool)
+        library.write_text(path, json.dumps(trace))
 
     def summary(self) -> dict[str, Any]:
         """Figures of the whole run.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import chainer
 import networks
 import numpy as np
 import pytest
+import trace_format
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import numpy_memory, pools
@@ -241,3 +243,17 @@ def test_an_allocator_that_is_no_pool():
     cupy.cuda.get_allocator = lambda: print
     with pytest.raises(OptionError, match='not a pool of CuPy'):
         pools.CupyPool(cupy)
+
+
+def test_the_log_as_a_trace(tmp_path):
+    path = tmp_path / 'memory.json'
+    with MemoryProfiler(FakePool, 8) as memory:
+        for _ in range(20):
+            memory.forward_preprocess(Function(), ())
+    memory.save(str(path))
+    trace = json.loads(path.read_text())
+    trace_format.check_trace(trace)
+    counters = [e for e in trace['traceEvents'] if e['ph'] == 'C']
+    names = {e['name'] for e in counters}
+    assert len(names) == 5
+    assert len(counters) == 5 * len(memory.samples) - 1
