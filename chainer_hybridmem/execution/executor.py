@@ -242,6 +242,8 @@ class Executor:
             if storage in maps:
                 self._release(maps[storage])
         self._drop(k)
+        if self.tracer is not None:
+            self.tracer.released()
         for storage in table.swap_ins.get(k, ()):
             if storage in maps:
                 counters.swapped_in_bytes += self._start_swap_in(maps[storage])

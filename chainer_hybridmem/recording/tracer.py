@@ -79,6 +79,10 @@ class Tracer:
         if kind == 'swap-in':
             self._taken.append((self.device.event_count, storage))
 
+    def released(self) -> None:
+        """What leaves before an operation has left: its own load begins here."""
+        self.device.reset_window()
+
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         """Does something that may wait for a copy."""
         start = self.device.mark()
