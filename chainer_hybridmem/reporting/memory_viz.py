@@ -253,6 +253,7 @@ class _Log(_Walk):
         self._next = 1
         self._position = 0
         self._why = ''
+        self._died: set[int] = set()  # with the graph, in this operation
 
     def _emit(self, storage: int, malloc: bool) -> None:
         item = self.profile.storages[storage]
@@ -285,7 +286,10 @@ class _Log(_Walk):
 
     def _leave(self, storage: int) -> None:
         super()._leave(storage)
-        self._emit(storage, False)
+        if storage in self._died:
+            self._died.discard(storage)
+        else:
+            self._emit(storage, False)
 
     def _before(self, k: int) -> int:
         self._position, self._why = k, 'swapped in'
@@ -306,15 +310,20 @@ class _Log(_Walk):
     def _during(self, k: int) -> int:
         """Like the checker's, event by event."""
         operations, events = self.profile.operations, self.profile.events
+        made: list[int] = []  # maps
         end = operations[k + 1].first_event if k + 1 < len(operations) else len(events)
         for position in range(operations[k].first_event, end):
             lives = position < self.profile.graph_end_event
             if position == self.profile.graph_end_event:
-                for storage in sorted(self.graph_held):
+                present = {*self.present, *made}
+                self._died = {s for s in present if self.entries[s].drop_before < 0}
+                for storage in sorted(self.graph_held | self._died):
                     self._emit(storage, False)
             storage = abs(events[position]) - 1
             if events[position] > 0:
                 self._emit(storage, True)
+                if storage in self.entries:
+                    made.append(storage)
             elif storage not in self.entries and not (
                 lives and self._left_to_graph(storage)
             ):
