@@ -99,6 +99,9 @@ def in_turns(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--arch', nargs='+', default=['small', 'resnet50'])
+    parser.add_argument('--batchsize', type=int)
+    parser.add_argument('--insize', type=int, default=224)
+    parser.add_argument('--limit', default='4GB', help='of the session')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--iterations', type=int, default=3)
     options = parser.parse_args()
@@ -108,7 +111,9 @@ def main() -> int:
         training = (
             SmallTraining()
             if small
-            else common.Training(arch, common.HOST_BATCHES[arch])
+            else common.Training(
+                arch, options.batchsize or common.HOST_BATCHES[arch], options.insize
+            )
         )
         count = options.iterations * (100 if small else 1)
         ways: dict[str, Callable[[], Any]] = {
@@ -117,7 +122,7 @@ def main() -> int:
             'profiled': hybridmem.profile_memory,
         }
         times = in_turns(ways, training, options.rounds, count)
-        limit = '1TB' if small else '4GB'
+        limit = '1TB' if small else options.limit
         with hybridmem.optimize(training.model, limit) as session:
             while not session.settled:
                 training.step()
@@ -151,7 +156,7 @@ def main() -> int:
             ),
             flush=True,
         )
-    common.save('memory_profile', {'rows': rows})
+    common.save('memory_profile', {'options': vars(options), 'rows': rows})
     return 0
 
 

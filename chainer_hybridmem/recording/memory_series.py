@@ -5,6 +5,11 @@ held but free, bytes served from what the pool held, bytes asked of the system o
 driver. They are sampled where an operation begins, not at every malloc; the pool
 itself remembers the highest load in between.
 
+Note: [bounded time]
+    After each sample operations pass unseen for a hundred times as long as the sample
+    took. Operations of a millisecond are all sampled; of those that take some
+    microseconds only some are.
+
 Note: [bounded log]
     Samples go to one block of memory, taken at the start. When it is full, two
     neighbours become one, which has the later one's figures and the higher peak,
@@ -35,6 +40,7 @@ SERIES = (
     'pool_allocated_bytes',
     'device_allocated_bytes',
 )
+SHARE = 0.01  # of the time, that sampling may take
 _ROW = struct.Struct('=d6q')
 _MOST_LABELS = 4096
 
@@ -84,15 +90,18 @@ class MemoryProfiler(chainer.FunctionHook):
     Args:
         find_pool: Called when it is entered.
         capacity: Most samples kept; see [bounded log].
+        share: Of the time, that sampling may take; 0 for no limit.
 
     Attributes:
-        stride (int): Operations from one sample to the next.
+        stride (int): Operations from one sample to the next, if there is time.
         operations (int): Operations seen.
     """
 
     name = 'hybridmem-memory'
 
-    def __init__(self, find_pool: Callable[[], Pool], capacity: int) -> None:
+    def __init__(
+        self, find_pool: Callable[[], Pool], capacity: int, share: float = SHARE
+    ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 2:
             raise OptionError(f'capacity is {capacity!r}; 2 samples or more are kept.')
         self._find_pool = find_pool
@@ -105,6 +114,8 @@ class MemoryProfiler(chainer.FunctionHook):
         self._start = 0.0
         self._base = (0, 0)
         self._skip = 0
+        self._pause = 1 / share if share else 0.0
+        self._resume = 0.0
         self.stride = 1
         self.operations = 0
 
@@ -146,19 +157,26 @@ class MemoryProfiler(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
         """A forward function begins."""
-        self._operation(function)
-
-    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """A backward function begins."""
-        self._operation(function, 'backward of ')
-
-    def _operation(self, function: Any, prefix: str = '') -> None:
         self.operations += 1
         if self._skip:
             self._skip -= 1
-            return
+        elif time.perf_counter() >= self._resume:
+            self._operation(function.label)
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """A backward function begins."""
+        self.operations += 1
+        if self._skip:
+            self._skip -= 1
+        elif time.perf_counter() >= self._resume:
+            self._operation(f'backward of {function.label}')
+
+    def _operation(self, label: str) -> None:
+        start = time.perf_counter()
         self._skip = self.stride - 1
-        self._sample(prefix + function.label)
+        self._sample(label)
+        end = time.perf_counter()
+        self._resume = end + (end - start) * self._pause
 
     def _sample(self, label: str) -> None:
         assert self._pool is not None

@@ -47,7 +47,7 @@ class Function:
 
 def test_a_bounded_log_spans_the_whole_run_and_keeps_peaks():
     pool = FakePool()
-    with MemoryProfiler(lambda: pool, 8) as memory:
+    with MemoryProfiler(lambda: pool, 8, share=0) as memory:
         for _ in range(100):
             memory.forward_preprocess(Function(), ())
     samples = memory.samples
@@ -65,12 +65,23 @@ def test_a_bounded_log_spans_the_whole_run_and_keeps_peaks():
 
 
 def test_more_labels_than_are_kept():
-    with MemoryProfiler(FakePool, 1 << 14) as memory:
+    with MemoryProfiler(FakePool, 1 << 14, share=0) as memory:
         for k in range(5000):
             memory.forward_preprocess(types.SimpleNamespace(label=str(k)), ())
     labels = [s.label for s in memory.samples]
     assert labels[:3] == ['start', '0', '1']
     assert labels[-3:] == ['other', 'other', 'other']
+
+
+def test_short_operations_are_sampled_as_time_allows():
+    """The share is so small that nothing but the ends is sampled."""
+    pool = FakePool()
+    with MemoryProfiler(lambda: pool, 64, share=1e-12) as memory:
+        for _ in range(1000):
+            memory.forward_preprocess(Function(), ())
+    assert memory.operations == 1000
+    assert len(memory.samples) == 3  # start, one, end
+    assert memory.summary()['peak_bytes'] == 10 * pool.looks
 
 
 @pytest.mark.parametrize('capacity', [1, 0, -5, 2.5, True, 'many'])
@@ -247,7 +258,7 @@ def test_an_allocator_that_is_no_pool():
 
 def test_the_log_as_a_trace(tmp_path):
     path = tmp_path / 'memory.json'
-    with MemoryProfiler(FakePool, 8) as memory:
+    with MemoryProfiler(FakePool, 8, share=0) as memory:
         for _ in range(20):
             memory.forward_preprocess(Function(), ())
     memory.save(str(path))
