@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from chainer_hybridmem.extension import HybridMemory
     from chainer_hybridmem.library import load_plan, load_profile
+    from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
@@ -42,6 +43,7 @@ __all__ = [
     'load_profile',
     'make_plan',
     'optimize',
+    'profile_memory',
     'simulate',
 ]
 
@@ -55,9 +57,10 @@ _HOMES = {
     'load_profile': 'library',
     'make_plan': 'planners',
     'optimize': 'session',
+    'profile_memory': 'memory_profile',
     'simulate': 'simulation',
 }
-_NEED_CHAINER = frozenset({'HybridMemory', 'Session', 'optimize'})
+_NEED_CHAINER = frozenset({'HybridMemory', 'Session', 'optimize', 'profile_memory'})
 
 
 def __getattr__(name: str) -> Any:

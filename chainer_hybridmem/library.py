@@ -7,6 +7,7 @@ import os
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.profile import Profile
 
@@ -33,8 +34,19 @@ def load_plan(path: str) -> Plan:
         return Plan.from_json(text)
 
 
-def save(item: Profile | Plan, path: str) -> None:
-    """Writes a profile or plan; an existing file is replaced whole.
+def load_timeline(path: str) -> Measured:
+    """Reads a measured timeline that :func:`save` has written.
+
+    Raises:
+        FormatError: If the file is missing, damaged or of another version.
+    """
+    text = files.read_text(path)
+    with files.named(path):
+        return Measured.from_json(text)
+
+
+def save(item: Profile | Plan | Measured, path: str) -> None:
+    """Writes a profile, plan or measured timeline; an existing file is replaced whole.
 
     Raises:
         FormatError: If the file cannot be written.
@@ -43,7 +55,16 @@ def save(item: Profile | Plan, path: str) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes text so that a reader sees the old or the new file, never a part.
+    """Writes text; see :func:`write_bytes`.
+
+    Raises:
+        FormatError: If the file cannot be written; an old one stays.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str, contents: bytes) -> None:
+    """Writes a file so that a reader sees the old or the new file, never a part.
 
     What is no regular file, such as a pipe, is written to directly.
 
@@ -53,8 +74,8 @@ def write_text(path: str, text: str) -> None:
     direct = os.path.exists(path) and not os.path.isfile(path)
     partial = path if direct else f'{path}.{os.getpid()}.partial'
     try:
-        with open(partial, 'w', encoding='utf-8') as file:
-            file.write(text)
+        with open(partial, 'wb') as file:
+            file.write(contents)
         if not direct:
             os.replace(partial, path)
     except OSError as error:

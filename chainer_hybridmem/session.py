@@ -28,6 +28,7 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
@@ -35,6 +36,7 @@ from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.stopwatch import Stopwatch
+from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import (
@@ -100,6 +102,12 @@ def optimize(
     )
 
 
+def active_session() -> Session | None:
+    """The session that this thread is in."""
+    session: Session | None = getattr(_active, 'session', None)
+    return session
+
+
 class Session(chainer.FunctionHook):
     """One training run under a memory limit; made by :func:`optimize`.
 
@@ -157,6 +165,9 @@ class Session(chainer.FunctionHook):
         self._lost = False  # whether the last iteration left its guide
         self._recorder: Recorder | None = None
         self._stopwatch: Stopwatch | None = None
+        self._tracer: Tracer | None = None
+        self._trace_next = False
+        self._measured: Measured | None = None
         self._link: Link | None = None
         self._open = False
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
@@ -168,7 +179,7 @@ class Session(chainer.FunctionHook):
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
-        if getattr(_active, 'session', None) is not None:
+        if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
@@ -203,6 +214,7 @@ class Session(chainer.FunctionHook):
             self.device.take_events()
             self._recorder = None
         self._stopwatch = None
+        self._stop_tracing()
         self.device.uninstall()
         try:
             if error is None:
@@ -309,8 +321,12 @@ class Session(chainer.FunctionHook):
             self._recorder.enter()
         elif self._stopwatch is not None:
             self._stopwatch.enter()
+        if self._tracer is not None:
+            self._tracer.enter()
 
     def _leave(self, starts_operation: bool) -> None:
+        if self._tracer is not None:
+            self._tracer.leave(starts_operation)
         if self._recorder is not None:
             self._recorder.leave()
         elif self._stopwatch is not None:
@@ -385,6 +401,9 @@ class Session(chainer.FunctionHook):
             self._stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(self.device)
             self._stopwatch.enter()
+        if self._trace_next and self._matching and guide.stage is Stage.GUIDED:
+            self._tracer = self._executor.tracer = Tracer(self.device)
+            self._tracer.enter()
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
@@ -399,6 +418,7 @@ class Session(chainer.FunctionHook):
         assert guide is not None
         if self._matching and self._position != len(guide.keys):
             self._deviate()
+        self._finish_trace(guide)
         if watch is not None and self._matching:
             self.device.synchronize()
             guide.timings.append(watch.times())
@@ -454,6 +474,34 @@ class Session(chainer.FunctionHook):
         self.planner, self.planner_options = planner, options
         _uncounted(self._follow, guide, guide.problem, plan)
         return plan
+
+    def trace_iteration(self) -> None:
+        """Traces the next guided iteration; :attr:`timeline` has it afterwards.
+
+        An iteration that leaves its plan does not count.
+        """
+        self._trace_next = True
+
+    @property
+    def timeline(self) -> Measured | None:
+        """What :meth:`trace_iteration` has measured last."""
+        return self._measured
+
+    def _finish_trace(self, guide: Guide) -> None:
+        if self._tracer is None:
+            return
+        if self._matching and guide.problem is not None and guide.plan is not None:
+            self.device.synchronize()
+            self._measured = _uncounted(
+                self._tracer.build, guide.problem.profile, guide.plan
+            )
+            self._trace_next = False
+        self._stop_tracing()
+
+    def _stop_tracing(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()
+        self._tracer = self._executor.tracer = None
 
     @property
     def settled(self) -> bool:
@@ -754,6 +802,11 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NumPy's own handler.
     """
     return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
+def model_arrays(model: chainer.Link) -> list[Any]:
+    """What stays from iteration to iteration, as arrays."""
+    return [array for _, array in _permanent_arrays(model)]
 
 
 def _permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:

@@ -24,7 +24,9 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.measured import Measured
     from chainer_hybridmem.plan import Plan
+    from chainer_hybridmem.profile import Profile
     from chainer_hybridmem.simulation import Problem, Timeline
 
 STDOUT = '-'
@@ -210,21 +212,48 @@ def add_planned(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
 
 
-def load_planned(args: argparse.Namespace) -> tuple[Plan, Timeline]:
-    """Reads the files of :func:`add_planned` and simulates the plan.
+def add_measured(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of an iteration that has followed the plan."""
+    parser.add_argument(
+        '--measured',
+        metavar='FILE',
+        help='measured timeline of an iteration that followed the plan',
+    )
+
+
+def planned_inputs(args: argparse.Namespace) -> list[str]:
+    """The files that :func:`load_iteration` reads."""
+    paths = (args.profile, args.plan, args.measured)
+    return [path for path in paths if path is not None]
+
+
+def load_iteration(
+    args: argparse.Namespace,
+) -> tuple[Profile, Plan, Timeline, Measured | None]:
+    """Reads profile, plan and measured timeline, and simulates the plan.
 
     Raises:
-        FormatError: If one cannot be read, or the plan is not one for this profile.
+        FormatError: If one cannot be read, or they do not belong together.
     """
     from chainer_hybridmem.simulation import simulate
 
     profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
     try:
-        return plan, simulate(profile, plan)
+        timeline = simulate(profile, plan)
     except PlanError as error:
         raise FormatError(
             f'{args.plan} is not a plan for {args.profile}, make it again: {error}'
         ) from error
+    measured = None
+    if args.measured is not None:
+        measured = library.load_timeline(args.measured)
+        theirs, ours = measured.profile_fingerprint, plan.profile_fingerprint
+        if theirs != ours:
+            raise FormatError(
+                f'{args.measured} was measured with a plan for profile {theirs}, '
+                f'{args.plan} is for profile {ours}; trace an iteration of this one.'
+            )
+    return profile, plan, timeline, measured
 
 
 # -- Chainer -----------------------------------------------------------------------

@@ -17,6 +17,7 @@ class ShowCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
         base.add_planned(parser)
+        base.add_measured(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', required=True, help='picture to write'
         )
@@ -25,10 +26,13 @@ class ShowCommand(base.Command):
         """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.picture import draw
 
-        base.check_outputs(args.output, inputs=[args.profile, args.plan])
-        plan, timeline = base.load_planned(args)
-        draw(timeline, plan, args.output)
+        base.check_outputs(args.output, inputs=base.planned_inputs(args))
+        profile, plan, timeline, measured = base.load_iteration(args)
+        draw(timeline, plan, args.output, profile, measured)
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         seconds = format_seconds(timeline.total_seconds)
-        print(f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}')
+        line = f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}'
+        if measured is not None:
+            line += f', {format_seconds(measured.total_seconds)} measured'
+        print(line)
         return 0

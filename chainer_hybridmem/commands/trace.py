@@ -1,4 +1,4 @@
-"""``hybridmem trace``: a planned iteration for Perfetto."""
+"""``hybridmem trace``: a planned iteration for Perfetto, and a measured one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 class TraceCommand(base.Command):
     """Writes the predicted timeline of a plan as a Chrome trace.
 
-    Open the file at https://ui.perfetto.dev or chrome://tracing.
+    With --measured the file has two processes, predicted and measured. Open it at
+    https://ui.perfetto.dev or chrome://tracing; open a snapshot at
+    https://pytorch.org/memory_viz. A measured timeline is written by
+    session.trace_iteration() and library.save(session.timeline, FILE).
     """
 
     name = 'trace'
@@ -22,6 +25,13 @@ class TraceCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
         base.add_planned(parser)
+        base.add_measured(parser)
+        parser.add_argument(
+            '--snapshot',
+            metavar='FILE',
+            help='also write mallocs and frees for pytorch.org/memory_viz: measured '
+            'where a measured timeline is given, else predicted',
+        )
         parser.add_argument(
             '-o',
             '--output',
@@ -32,20 +42,42 @@ class TraceCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
+        from chainer_hybridmem.reporting import memory_viz
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 
-        if args.output != base.STDOUT:
-            base.check_outputs(args.output, inputs=[args.profile, args.plan])
-        plan, timeline = base.load_planned(args)
-        trace = chrome_trace(timeline, plan)
-        if args.output == base.STDOUT:
+        inputs = base.planned_inputs(args)
+        output = None if args.output == base.STDOUT else args.output
+        base.check_outputs(output, args.snapshot, inputs)
+        if args.snapshot == base.STDOUT:
+            base.check_outputs(args.snapshot)
+        profile, plan, timeline, measured = base.load_iteration(args)
+        trace = chrome_trace(timeline, plan, measured)
+        if args.snapshot is not None:
+            snapshot = (
+                memory_viz.planned_snapshot(profile, plan)
+                if measured is None
+                else memory_viz.measured_snapshot(measured, profile)
+            )
+            library.write_bytes(args.snapshot, memory_viz.dumps(snapshot))
+        if output is None:
             print(json.dumps(trace))
             return 0
-        library.write_text(args.output, json.dumps(trace))
+        library.write_text(output, json.dumps(trace))
         print(
-            f'{args.output}: {len(trace["traceEvents"])} events, '
+            f'{output}: {len(trace["traceEvents"])} events, '
             f'{format_seconds(timeline.total_seconds)} predicted, bound '
             f'{format_bound(plan.lower_bound_seconds, plan.gap)}, peak '
             f'{format_bytes(timeline.peak_bytes)}; open it at https://ui.perfetto.dev'
         )
+        if measured is not None:
+            print(
+                f'{format_seconds(measured.total_seconds)} measured, peak '
+                f'{format_bytes(max(measured.load_bytes))}'
+            )
+        if args.snapshot is not None:
+            entries = len(snapshot['device_traces'][0])
+            print(
+                f'{args.snapshot}: {entries} entries; open it at '
+                f'https://pytorch.org/memory_viz'
+            )
         return 0

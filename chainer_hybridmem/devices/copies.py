@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from chainer_hybridmem.devices.protocol import Root, Transfer
+from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
 from chainer_hybridmem.devices.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
 
@@ -32,13 +32,16 @@ class HostCompletion(Completion):
     Attributes:
         event (threading.Event): Set once the copy has finished or failed.
         error (Exception or None): Why it failed.
+        began (float): When the copy began, on the clock of ``perf_counter``.
+        ended (float): When it ended.
     """
 
-    __slots__ = ('error', 'event')
+    __slots__ = ('began', 'ended', 'error', 'event')
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self.error: BaseException | None = None
+        self.began = self.ended = 0.0
 
     def done(self) -> bool:
         return self.event.is_set()
@@ -65,6 +68,19 @@ class HostTransfer(Transfer):
 
     def seconds(self) -> float:
         return self._seconds
+
+    def span(self) -> Span:
+        return _HostSpan(self.completion)
+
+
+class _HostSpan(Span):
+    __slots__ = ('_completion',)
+
+    def __init__(self, completion: HostCompletion) -> None:
+        self._completion = completion
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        return self._completion.began - origin, self._completion.ended - origin
 
 
 class _Job:
@@ -154,12 +170,14 @@ class CopyThread:
         if job.after is not None and job.after.error and not job.outward:
             raise SwapStoreError(str(job.after.error))
         copy = job.block.write if job.outward else job.block.read
+        transfer.completion.began = time.perf_counter()
         if self._throttled:
             self._copy_throttled(copy, job, start)
         else:
             start = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
-        transfer._seconds = time.perf_counter() - start
+        transfer.completion.ended = end = time.perf_counter()
+        transfer._seconds = end - start
 
     def _copy_throttled(self, copy: _Copy, job: _Job, start: float) -> None:
         """Spreads a copy over the time that the link would take for it.

@@ -34,7 +34,9 @@ from chainer_hybridmem.devices.protocol import (
     Device,
     HostCopy,
     Mark,
+    PoolFigures,
     Root,
+    Span,
     Transfer,
     View,
 )
@@ -93,6 +95,9 @@ class CudaDevice(Device):
         self.window_peak_bytes = 0
         self.last_failure: tuple[int, int] | None = None
         self.reclaim_error: BaseException | None = None
+        self._sample_peak = 0
+        self._watching = 0
+        self._from_pool = self._from_driver = 0
         self._lock = threading.RLock()
         self._log: list[tuple[int, int]] | None = None
         self._reclaim: Callable[[int], None] | None = None
@@ -227,10 +232,18 @@ class CudaDevice(Device):
 
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
+        before = self._pool.total_bytes() if self._watching else 0
         try:
-            return self._pool.malloc(nbytes)
+            pointer = self._pool.malloc(nbytes)
         except self._cuda.memory.OutOfMemoryError:
             return None
+        if self._watching:
+            # What it held may have shrunk meanwhile: it gives back before it asks.
+            if self._pool.total_bytes() > before:
+                self._from_driver += nbytes
+            else:
+                self._from_pool += nbytes
+        return pointer
 
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:
@@ -269,6 +282,7 @@ class CudaDevice(Device):
             self.used_bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
             self.window_peak_bytes = max(self.window_peak_bytes, self.used_bytes)
+            self._sample_peak = max(self._sample_peak, self.used_bytes)
             if self._log is not None:
                 self._log.append((ident, nbytes))
             return ident
@@ -297,6 +311,18 @@ class CudaDevice(Device):
         """Leaves the pool what adopted arrays do not take; 0 would be no limit."""
         with self._current():
             self._pool.set_limit(size=max(self.limit_bytes - self._adopted_bytes, 1))
+
+    def watch_pool(self, watched: bool) -> None:
+        self._watching += 1 if watched else -1
+
+    def pool_figures(self, new_peak: bool = False) -> PoolFigures:
+        with self._lock:
+            used, peak = self.used_bytes, max(self._sample_peak, self.used_bytes)
+            if new_peak:
+                self._sample_peak = used
+        held = self.footprint_bytes
+        free = max(0, held - (used - self._adopted_bytes))
+        return PoolFigures(used, free, self._from_pool, self._from_driver, peak)
 
     # -- memory -------------------------------------------------------------
     def owns(self, array: Any) -> bool:
@@ -453,10 +479,23 @@ class CudaTransfer(Transfer):
     def seconds(self) -> float:
         return self._device.elapsed(self._start, self.end)
 
+    def span(self) -> Span:
+        return _CudaSpan(self._device, self._start, self.end)
+
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # See Note: [dropped transfers].
         if not finalizing() and not self.waited and not self.done():
             self._device._order_after(self.end)
+
+
+class _CudaSpan(Span):
+    def __init__(self, device: CudaDevice, start: Any, end: Any) -> None:
+        self._device = device
+        self._ends = start, end
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        first, last = (self._device.elapsed(origin, moment) for moment in self._ends)
+        return first, last
 
 
 class _CudaCompletion(Completion):

@@ -27,6 +27,7 @@ from chainer_hybridmem.devices.protocol import (
     Device,
     HostCopy,
     Mark,
+    PoolFigures,
     Root,
     Transfer,
     View,
@@ -93,7 +94,8 @@ class HostDevice(Device):
         if self._installed or numpy_memory.installed():
             raise SessionError(
                 'a host device already counts the NumPy allocations of this thread; '
-                'leave the first session before entering another one.'
+                'leave the first session before entering another one, and enter '
+                'profile_memory() inside the session.'
             )
         self._reclaim = reclaim
         self._counter.install()
@@ -182,6 +184,12 @@ class HostDevice(Device):
 
     def take_events(self) -> list[tuple[int, int]]:
         return self._counter.take_events()
+
+    def watch_pool(self, watched: bool) -> None:
+        """See :class:`Device`; the native handler always counts."""
+
+    def pool_figures(self, new_peak: bool = False) -> PoolFigures:
+        return PoolFigures(*self._counter.pool_figures(new_peak))
 
     def _call_reclaim(self, missing_bytes: int) -> None:
         if self._reclaim is not None:

@@ -79,8 +79,9 @@ _LOGGING, _LOG, _LOG_LENGTH, _LOG_CAPACITY = 40, 48, 56, 64
 _RECLAIMING, _FAILED_BYTES, _FAILED_USED, _LIMITED = 72, 80, 88, 96
 _SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _SLAB_BLOCKS = 104, 112, 120, 128, 136
 _HOLES, _HOLE_COUNT = 144, 152  # (address, bytes) pairs by address
+_FROM_POOL, _FROM_SYSTEM, _MAPPED_BYTES, _SAMPLE_PEAK = 160, 168, 176, 184
 _RELEASED = 1  # in the bytes of a hole, which are a multiple of 64: no pages
-_FIELDS = 20
+_FIELDS = 24
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _MOST_HOLES = 1 << 13
 _LEAST_HOLE = 4096
@@ -155,6 +156,11 @@ _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int
 _reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
 
 
+@compiled(types.void(_i64, _i64))
+def _add(address: int, value: int) -> None:
+    _store(address, _load(address) + value)
+
+
 @compiled(types.void(_i64, _i64, _i64))
 def _log(counter: int, ident: int, size: int) -> None:
     length, capacity = _load(counter + _LOG_LENGTH), _load(counter + _LOG_CAPACITY)
@@ -197,8 +203,11 @@ def _cut(counter: int, total: int) -> int:
         nbytes = _load(holes + 16 * i + 8) & ~_RELEASED
         if nbytes >= total and (best < 0 or nbytes < best_bytes):
             best, best_bytes = i, nbytes
+    fresh = 0  # bytes whose pages the system has to give
     if best >= 0:
         address = _load(holes + 16 * best)
+        if _load(holes + 16 * best + 8) & _RELEASED:
+            fresh = total
         if best_bytes - total >= _LEAST_HOLE:
             _store(holes + 16 * best, address + total)
             released = _load(holes + 16 * best + 8) & _RELEASED
@@ -212,8 +221,11 @@ def _cut(counter: int, total: int) -> int:
             return 0
         address = _load(counter + _SLAB) + top
         _store(counter + _SLAB_TOP, top + total)
-        touched = max(_load(counter + _SLAB_TOUCHED), top + total)
-        _store(counter + _SLAB_TOUCHED, touched)
+        touched = _load(counter + _SLAB_TOUCHED)
+        fresh = max(0, top + total - touched)
+        _store(counter + _SLAB_TOUCHED, touched + fresh)
+    _add(counter + _FROM_SYSTEM, fresh)
+    _add(counter + _FROM_POOL, total - fresh)
     _store(counter + _SLAB_BLOCKS, _load(counter + _SLAB_BLOCKS) + 1)
     _store(address + 16, total)
     return address
@@ -322,6 +334,8 @@ def _find_space(counter: int, total: int) -> int:
         return 0
     if total >= _HUGE_BYTES:
         _c_madvise(base, total, _MADV_HUGEPAGE)
+    _add(counter + _FROM_SYSTEM, total)
+    _add(counter + _MAPPED_BYTES, total)
     _store(base + 16, total)
     _store(base + 24, _MAPPED)
     return base
@@ -362,6 +376,7 @@ def _free_block(counter: int, address: int) -> None:
         _c_free(extent)
     elif place == _MAPPED:
         _c_munmap(base, extent)
+        _add(counter + _MAPPED_BYTES, -extent)
     else:
         _join(counter, base, extent)
         if _load(counter + _LIMITED) == 0:
@@ -413,6 +428,8 @@ def _count(counter: int, size: int) -> int:
         _store(counter + _PEAK, used)
     if used > _load(counter + _WINDOW):
         _store(counter + _WINDOW, used)
+    if used > _load(counter + _SAMPLE_PEAK):
+        _store(counter + _SAMPLE_PEAK, used)
     return ident
 
 
@@ -446,6 +463,25 @@ def _give(counter: int, address: int) -> None:
     ident, size = _load(address - _HEADER), _load(address - _HEADER + 8)
     _uncount(counter, ident, size)
     _free_block(counter, address)
+
+
+@compiled(types.void(_i64, _i64, _i64))
+def _write_figures(counter: int, out: int, new_peak: int) -> None:
+    """Writes what :meth:`Counter.pool_figures` returns."""
+    holes = _load(counter + _HOLES)
+    free = _load(counter + _SLAB_TOUCHED) - _load(counter + _SLAB_TOP)
+    for i in range(_load(counter + _HOLE_COUNT)):
+        nbytes = _load(holes + 16 * i + 8)
+        if nbytes & _RELEASED == 0:
+            free += nbytes
+    used = _load(counter + _USED)
+    _store(out, used)
+    _store(out + 8, free)
+    _store(out + 16, _load(counter + _FROM_POOL))
+    _store(out + 24, _load(counter + _FROM_SYSTEM))
+    _store(out + 32, max(used, _load(counter + _SAMPLE_PEAK)))
+    if new_peak != 0:
+        _store(counter + _SAMPLE_PEAK, used)
 
 
 @callback(_i64(_i64, _i64))
@@ -531,6 +567,8 @@ class Counter:
         self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
         self._set(_LOG, _immortal(16 * _FIRST_LOG_ENTRIES))
         self._set(_HOLES, _immortal(16 * _MOST_HOLES))
+        self._figures = (ctypes.c_int64 * 5)()
+        self._figures_address = ctypes.addressof(self._figures)
         self._previous: Any = None
         self._capsule = _make_capsule(_make_handler(address))
         _counters[address] = weakref.ref(self)
@@ -581,6 +619,17 @@ class Counter:
     def uncount_foreign(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count_foreign` has counted."""
         _uncount(self._address, ident, nbytes)
+
+    def pool_figures(self, new_peak: bool) -> tuple[int, ...]:
+        """Bytes in use, held but free, served from held pages, asked of the system
+        so far, and the highest load since this was last asked with ``new_peak``.
+
+        Small blocks come from the C library's heap, which tells nothing: they are
+        in use but neither served from here nor asked of the system. Pages that a
+        hole shares with blocks count as the hole's.
+        """
+        _write_figures(self._address, self._figures_address, int(new_peak))
+        return tuple(self._figures)
 
     # -- events ---------------------------------------------------------------
     def start_events(self) -> None:

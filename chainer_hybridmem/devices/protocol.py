@@ -24,7 +24,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Root = Any  # holding it keeps the allocation alive
@@ -48,6 +48,32 @@ class View:
     dtype: str
 
 
+class PoolFigures(NamedTuple):
+    """What a memory pool tells at one moment, in bytes.
+
+    Attributes:
+        occupied_bytes (int): In use.
+        free_bytes (int): Held from the system or driver, but not in use.
+        pool_allocated_bytes (int): Served so far from memory the pool held already.
+        device_allocated_bytes (int): Asked so far of the system or driver.
+        peak_bytes (int): Highest ``occupied_bytes`` since it was last begun anew.
+    """
+
+    occupied_bytes: int
+    free_bytes: int
+    pool_allocated_bytes: int
+    device_allocated_bytes: int
+    peak_bytes: int
+
+
+class Span(abc.ABC):
+    """When a copy ran; keeps no memory alive."""
+
+    @abc.abstractmethod
+    def after(self, origin: Mark) -> tuple[float, float]:
+        """Its start and end in seconds after a mark; only once it has finished."""
+
+
 class Transfer(abc.ABC):
     """One copy under way or finished."""
 
@@ -60,6 +86,10 @@ class Transfer(abc.ABC):
     @abc.abstractmethod
     def seconds(self) -> float:
         """Time the copy itself took; only once it has finished."""
+
+    @abc.abstractmethod
+    def span(self) -> Span:
+        """When it runs."""
 
 
 class HostCopy(abc.ABC):
@@ -186,6 +216,19 @@ class Device(abc.ABC):
     def reset_window(self) -> None:
         """Starts a new window peak at the present load."""
         self.window_peak_bytes = self.used_bytes
+
+    # -- pool ---------------------------------------------------------------
+    @abc.abstractmethod
+    def watch_pool(self, watched: bool) -> None:
+        """Begins or ends counting what :meth:`pool_figures` tells; they nest."""
+
+    @abc.abstractmethod
+    def pool_figures(self, new_peak: bool = False) -> PoolFigures:
+        """What the pool holds now and has served.
+
+        Args:
+            new_peak: Whether the peak begins anew at the present load.
+        """
 
     # -- copies -------------------------------------------------------------
     @property

@@ -18,8 +18,9 @@ Note: [iterations that change]
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
@@ -29,6 +30,9 @@ from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, SlotKind
 from chainer_hybridmem.recompute import passes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.recording.tracer import Tracer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
@@ -68,6 +72,7 @@ class Executor:
         self.device = device
         self.minimum_map_bytes = minimum_map_bytes
         self.counters = Counters()
+        self.tracer: Tracer | None = None
         self.permanent: set[int] = set()  # allocations that never leave
         self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
@@ -230,19 +235,21 @@ class Executor:
         for storage in table.swap_outs.get(k, ()):
             live = maps.get(storage)
             if live is not None:
-                counters.swapped_out_bytes += live.start_swap_out()
+                counters.swapped_out_bytes += self._start_swap_out(live)
                 if live.copy is not None:
                     self._copies[storage] = live.copy
         for storage in table.releases.get(k, ()):
             if storage in maps:
-                maps[storage].release()
+                self._release(maps[storage])
         self._drop(k)
+        if self.tracer is not None:
+            self.tracer.released()
         for storage in table.swap_ins.get(k, ()):
             if storage in maps:
-                counters.swapped_in_bytes += maps[storage].start_swap_in()
+                counters.swapped_in_bytes += self._start_swap_in(maps[storage])
         for storage in table.needs.get(k, ()):
             if storage in maps:
-                maps[storage].finish_swap_in()
+                self._finish_swap_in(maps[storage])
         replays = table.replays.get(k)
         if replays:
             self._replay_all(replays, table)
@@ -252,14 +259,62 @@ class Executor:
         assert table is not None
         for storage in table.drops.get(k, ()):
             live = self._by_storage.get(storage)
-            if live is not None:
+            if live is None:
+                continue
+            if self._waits(live):
+                assert self.tracer is not None
+                kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
+                self.tracer.wait(kind, live.storage, live.drop)
+            else:
                 live.drop()
+
+    # Each of these is traced where somebody wants to know.
+    def _waits(self, live: LiveMap) -> bool:
+        """Whether a wait for a copy is to be traced; nothing keeps the copy."""
+        if self.tracer is None or live.transfer is None:
+            return False
+        return not live.transfer.done()
+
+    def _start_swap_out(self, live: LiveMap) -> int:
+        nbytes = live.start_swap_out()
+        if nbytes and self.tracer is not None and live.transfer is not None:
+            self.tracer.copy('swap-out', live.storage, live.transfer.span())
+        return nbytes
+
+    def _start_swap_in(self, live: LiveMap) -> int:
+        nbytes = live.start_swap_in()
+        if nbytes and self.tracer is not None and live.transfer is not None:
+            self.tracer.copy('swap-in', live.storage, live.transfer.span())
+        return nbytes
+
+    def _release(self, live: LiveMap) -> None:
+        if self._waits(live):
+            assert self.tracer is not None
+            self.tracer.wait('swap-out', live.storage, live.release)
+        else:
+            live.release()
+
+    def _finish_swap_in(self, live: LiveMap) -> None:
+        if live.state is State.COMING and self.tracer is not None:
+            if live.storage >= 0:
+                self.tracer.use(live.storage)
+            if self._waits(live):
+                self.tracer.wait('swap-in', live.storage, live.finish_swap_in)
+                return
+        live.finish_swap_in()
 
     def _replay_all(self, replays: list[Replay], table: ActionTable) -> None:
         products: dict[int, Array] = {}
         try:
             for replay in replays:
-                self._replay(replay, table.recipes[replay.operation], products)
+                recipe = table.recipes[replay.operation]
+                if self.tracer is None:
+                    self._replay(replay, recipe, products)
+                else:
+                    self.tracer.replay(
+                        replay.operation,
+                        functools.partial(self._replay, replay, recipe, products),
+                    )
         finally:
             self._temporaries.clear()
 
@@ -354,8 +409,8 @@ class Executor:
         """Brings a map back now, whatever the plan said."""
         if live.state is State.AWAY:
             self.counters.restores += 1
-            self.counters.swapped_in_bytes += live.start_swap_in()
-        live.finish_swap_in()
+            self.counters.swapped_in_bytes += self._start_swap_in(live)
+        self._finish_swap_in(live)
         if live.state is State.GONE:
             self.counters.restores += 1
             self._recreate(live)
@@ -392,8 +447,8 @@ class Executor:
                     self._evict(live)
 
     def _evict(self, live: LiveMap) -> None:
-        self.counters.swapped_out_bytes += live.start_swap_out()
-        live.release()
+        self.counters.swapped_out_bytes += self._start_swap_out(live)
+        self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
         self.counters.evictions += 1

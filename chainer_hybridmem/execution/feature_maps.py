@@ -54,6 +54,11 @@ class LiveMap:
         self.copy: HostCopy | None = None
         self.state = State.RESIDENT
 
+    @property
+    def transfer(self) -> Transfer | None:
+        """The copy under way; it keeps the memory alive."""
+        return self._transfer
+
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)

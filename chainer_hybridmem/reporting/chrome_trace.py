@@ -1,14 +1,14 @@
-"""A timeline as Chrome trace JSON, for Perfetto and chrome://tracing.
+"""Timelines as Chrome trace JSON, for Perfetto and chrome://tracing.
 
-One process for each timeline, one thread for each stream. What each kind of event
-(``ph``) says:
+One process for each timeline, predicted and measured, one thread for each stream.
+What each kind of event (``ph``) says:
 
 ====  ==========================================================
 ``M`` names of the process and its streams
 ``X`` one interval: an operation, a replay, a copy or a stall
 ``s`` start of an arrow: swap-out to swap-in, swap-in to use
 ``f`` its end
-``C`` the memory load, from the moment an operation starts
+``C`` memory load and limit; measured: the four series of the pool
 ====  ==========================================================
 
 Times are microseconds with three decimals: the viewers count whole nanoseconds, and
@@ -17,50 +17,63 @@ rounding the two ends of an interval alike keeps neighbours from overlapping.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from chainer_hybridmem.measured import OPERATIONS, Measured
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.simulation.timeline import Interval, Timeline
 
 Event = dict[str, Any]
 
 STREAMS = {'compute': 1, 'd2h': 2, 'h2d': 3}
+PREDICTED, MEASURED = 1, 2  # process ids
+SERIES = {
+    'occupied_bytes': 'pool: occupied',
+    'free_bytes': 'pool: free',
+    'pool_allocated_bytes': 'pool: allocated from the pool',
+    'device_allocated_bytes': 'pool: allocated from the device API',
+}
 _TITLES = {
     'compute': 'compute',
     'd2h': 'swap-out (device to host)',
     'h2d': 'swap-in (host to device)',
 }
-_OPERATIONS = ('forward', 'backward', 'update')
 
 
-def chrome_trace(timeline: Timeline, plan: Plan) -> dict[str, Any]:
-    """A simulated iteration as a whole trace file.
+def chrome_trace(
+    timeline: Timeline, plan: Plan, measured: Measured | None = None
+) -> dict[str, Any]:
+    """A simulated iteration as a whole trace file, and a measured one beside it.
 
     Args:
         timeline: What :func:`chainer_hybridmem.simulate` gave for the plan.
         plan: The plan; says which operation waits for a swap-in.
+        measured: An iteration that followed the plan.
 
     Returns:
         dict: The object to write as JSON.
     """
-    return {
-        'traceEvents': trace_events(timeline, plan),
-        'displayTimeUnit': 'ms',
-        'otherData': {
-            'planner': plan.planner,
-            'memory_limit_bytes': plan.memory_limit_bytes,
-            'peak_bytes': timeline.peak_bytes,
-            'total_seconds': timeline.total_seconds,
-            'in_core_seconds': plan.in_core_seconds,
-            'lower_bound_seconds': plan.lower_bound_seconds,
-            'gap': plan.gap,
-        },
+    events = trace_events(timeline, plan)
+    figures = {
+        'planner': plan.planner,
+        'memory_limit_bytes': plan.memory_limit_bytes,
+        'peak_bytes': timeline.peak_bytes,
+        'total_seconds': timeline.total_seconds,
+        'in_core_seconds': plan.in_core_seconds,
+        'lower_bound_seconds': plan.lower_bound_seconds,
+        'gap': plan.gap,
     }
+    if measured is not None:
+        events += measured_events(measured)
+        figures['measured_seconds'] = measured.total_seconds
+        figures['measured_peak_bytes'] = max(measured.load_bytes)
+    return {'traceEvents': events, 'displayTimeUnit': 'ms', 'otherData': figures}
 
 
 def trace_events(
-    timeline: Timeline, plan: Plan, process: int = 1, title: str = 'predicted'
+    timeline: Timeline, plan: Plan, process: int = PREDICTED, title: str = 'predicted'
 ) -> list[Event]:
     """The events of one timeline, so that several can share a file.
 
@@ -70,18 +83,83 @@ def trace_events(
         process: Process id; another one for each timeline of a file.
         title: Name of the process.
     """
+    uses = {entry.storage: entry.needed_before for entry in plan.maps}
+    limit = plan.memory_limit_bytes
     events = [
-        *_names(title),
+        *_names(title, process),
         *(_slice(interval) for interval in timeline.intervals),
-        *_arrows(timeline, plan, process),
+        *_arrows(timeline.intervals, uses, process),
         *_loads(timeline),
+        *_limit(limit, timeline.total_seconds),
     ]
     return [{'pid': process, **event} for event in events]
 
 
-def _names(title: str) -> Iterator[Event]:
+def measured_events(
+    measured: Measured, process: int = MEASURED, title: str = 'measured'
+) -> list[Event]:
+    """The events of a measured timeline.
+
+    Args:
+        measured: The timeline.
+        process: Process id; another one for each timeline of a file.
+        title: Name of the process.
+    """
+    loads = [(s.seconds, s.peak_bytes) for s in measured.samples]
+    events = [
+        *_names(title, process),
+        *(_slice(interval) for interval in measured.intervals),
+        *_arrows(measured.intervals, dict(measured.uses), process),
+        *_counter('memory load', loads),
+        *_limit(measured.memory_limit_bytes, measured.total_seconds),
+        *series_events(measured.samples),
+    ]
+    return [{'pid': process, **event} for event in events]
+
+
+def profile_trace(samples: Sequence[Any], title: str) -> dict[str, Any]:
+    """The log of a memory profiler as a whole trace file.
+
+    Args:
+        samples: :attr:`MemoryProfiler.samples`.
+        title: What was watched.
+
+    Returns:
+        dict: The object to write as JSON: the four series, the highest load in
+        between, and a slice from each sample to the next.
+    """
+    slices = (
+        _slice(Interval('compute', 'operation', one.label, one.seconds, two.seconds))
+        for one, two in itertools.pairwise(samples)
+    )
+    # The peak of a sample is that of the time before it.
+    peaks = [(one.seconds, two.peak_bytes) for one, two in itertools.pairwise(samples)]
+    events = [
+        *_names(title, MEASURED, ('compute',)),
+        *slices,
+        *_counter('memory load', peaks),
+        *series_events(samples),
+    ]
+    return {
+        'traceEvents': [{'pid': MEASURED, **event} for event in events],
+        'displayTimeUnit': 'ms',
+    }
+
+
+def series_events(samples: Iterable[Any]) -> Iterator[Event]:
+    """Counters of the four series, without a process."""
+    for sample in samples:
+        for name, title in SERIES.items():
+            yield from _counter(title, [(sample.seconds, getattr(sample, name))])
+
+
+def _names(
+    title: str, process: int, lanes: Iterable[str] = tuple(STREAMS)
+) -> Iterator[Event]:
     yield {'ph': 'M', 'name': 'process_name', 'args': {'name': title}}
-    for lane, stream in STREAMS.items():
+    yield {'ph': 'M', 'name': 'process_sort_index', 'args': {'sort_index': process}}
+    for lane in lanes:
+        stream = STREAMS[lane]
         names = {'ph': 'M', 'tid': stream}
         yield {**names, 'name': 'thread_name', 'args': {'name': _TITLES[lane]}}
         yield {**names, 'name': 'thread_sort_index', 'args': {'sort_index': stream}}
@@ -102,20 +180,25 @@ def _slice(interval: Interval) -> Event:
     return event
 
 
-def _arrows(timeline: Timeline, plan: Plan, process: int) -> Iterator[Event]:
+def _arrows(
+    intervals: Sequence[Interval], uses: dict[int, int], process: int
+) -> Iterator[Event]:
     """Two arrows for each swapped map: out to in, and in to its first use."""
-    copies = {(i.kind, i.storage): i for i in timeline.intervals if i.storage >= 0}
-    operations = _operations(timeline)
+    copies = {(i.kind, i.storage): i for i in intervals if i.storage >= 0}
+    # They run in host issue order.
+    operations = [i for i in intervals if i.kind in OPERATIONS]
     number = 0
-    for entry in plan.maps:
-        swap_out = copies.get(('swap-out', entry.storage))
-        swap_in = copies.get(('swap-in', entry.storage))
+    for storage, use in uses.items():
+        swap_out = copies.get(('swap-out', storage))
+        swap_in = copies.get(('swap-in', storage))
         if swap_out is None or swap_in is None:
             continue
         pairs = [(swap_out, swap_in)]
-        if 0 <= entry.needed_before < len(operations):
-            pairs.append((swap_in, operations[entry.needed_before]))
+        if 0 <= use < len(operations):
+            pairs.append((swap_in, operations[use]))
         for source, target in pairs:
+            if source.start_seconds > target.start_seconds:
+                continue  # evicted again after its use: not the copy that was used
             number += 1
             name = f'{process}.{number}'  # ids are shared by all processes
             yield {**_arrow_end(source, name), 'ph': 's'}
@@ -140,22 +223,28 @@ def _loads(timeline: Timeline) -> Iterator[Event]:
     for interval in timeline.intervals:
         if interval.kind == 'recompute' and first_replay is None:
             first_replay = interval.start_seconds
-        if interval.kind in _OPERATIONS:
+        if interval.kind in OPERATIONS:
             own = interval.start_seconds
             starts.append(own if first_replay is None else first_replay)
             first_replay = None
-    for start, load in zip(starts, timeline.load_bytes, strict=True):
+    loads = zip(starts, timeline.load_bytes, strict=True)
+    return _counter('memory load', loads)
+
+
+def _limit(limit_bytes: int, total_seconds: float) -> Iterator[Event]:
+    """A flat line beside the load, where there is a limit."""
+    ends = [(0.0, limit_bytes), (total_seconds, limit_bytes)]
+    return _counter('memory limit', ends if limit_bytes else [])
+
+
+def _counter(name: str, values: Iterable[tuple[float, int]]) -> Iterator[Event]:
+    for seconds, nbytes in values:
         yield {
             'ph': 'C',
-            'name': 'memory load',
-            'ts': _micros(start),
-            'args': {'bytes': load},
+            'name': name,
+            'ts': _micros(seconds),
+            'args': {'bytes': nbytes},
         }
-
-
-def _operations(timeline: Timeline) -> list[Interval]:
-    """Intervals of the operations, by index: they run in host issue order."""
-    return [i for i in timeline.intervals if i.kind in _OPERATIONS]
 
 
 def _micros(seconds: float) -> float:

@@ -1,4 +1,7 @@
-"""A planned iteration as a picture: what runs when, and the memory load."""
+"""A planned iteration as a picture: what runs when, and the memory load.
+
+With a measured iteration its load lies over the predicted one, and its lanes below.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import os
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.measured import OPERATIONS, Measured
 from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation.timeline import Timeline
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+from chainer_hybridmem.validation import _Walk
 
 COLOURS = {
     'forward': '#4c9f70',
@@ -19,18 +25,34 @@ COLOURS = {
     'swap-in': '#7d53de',
     'stall': '#d64545',
 }
+ACTION_COLOURS = {
+    Action.KEEP: '#a9d5b5',
+    Action.SWAP: '#cdb4ee',
+    Action.RECOMPUTE: '#f5d38a',
+}
+_REST_COLOUR = '#d9dde2'
+_MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}
 _NAMES = ('h2d\n(swap-in)', 'd2h\n(swap-out)', 'compute')
-_GIB = 2**30
+_UNITS = (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10))
 
 
-def draw(timeline: Timeline, plan: Plan, path: str) -> None:
+def draw(
+    timeline: Timeline,
+    plan: Plan,
+    path: str,
+    profile: Profile | None = None,
+    measured: Measured | None = None,
+) -> None:
     """Draws memory load over lanes of compute and copies.
 
     Args:
         timeline: What :func:`chainer_hybridmem.simulate` gave for the plan.
         plan: The plan.
         path: Picture to write; the ending says which kind (``.png``, ``.svg``).
+        profile: The plan's profile; with it the load is coloured by what happens to
+            the feature maps in it.
+        measured: An iteration that followed the plan.
 
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
@@ -45,35 +67,113 @@ def draw(timeline: Timeline, plan: Plan, path: str) -> None:
         raise OptionError(
             f'{path} does not say which kind of picture it is; name it {path}.png.'
         )
-    figure = Figure(figsize=(11, 5), layout='constrained')
-    load, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    _draw_load(load, timeline, plan)
-    _draw_lanes(lanes, timeline)
+    rows = [timeline] if measured is None else [timeline, measured.timeline]
+    figure = Figure(figsize=(11, 5 + 1.6 * (len(rows) - 1)), layout='constrained')
+    heights = (3.4, *(2 for _ in rows))
+    load, *lanes = figure.subplots(1 + len(rows), 1, sharex=True, height_ratios=heights)
+    end = max(row.total_seconds for row in rows)
+    _draw_load(load, timeline, plan, profile, measured)
+    for axes, row, title in zip(lanes, rows, ('predicted', 'measured'), strict=False):
+        _draw_lanes(axes, row)
+        axes.set_xlim(0, end)
+        if measured is not None:
+            axes.set_ylabel(title)
+    lanes[-1].set_xlabel('seconds')
+    _draw_legend(lanes[-1], rows)
     try:
         figure.savefig(path, dpi=110)
     except ValueError as error:
         raise OptionError(f'{path} cannot be drawn: {error}.') from error
 
 
-def _draw_load(axes: Any, timeline: Timeline, plan: Plan) -> None:
-    compute = [
-        i for i in timeline.intervals if i.kind in ('forward', 'backward', 'update')
-    ]
+def resident_bytes(profile: Profile, plan: Plan) -> dict[Action, list[int]]:
+    """Feature maps on the device when each operation begins, by their action.
+
+    Args:
+        profile: The recorded iteration.
+        plan: A plan for it.
+
+    Returns:
+        dict: Bytes per operation. A map counts from the operation after the one that
+        makes it.
+    """
+    walk = _Residents(profile, plan)
+    walk.run()
+    return walk.resident
+
+
+class _Residents(_Walk):
+    def __init__(self, profile: Profile, plan: Plan) -> None:
+        super().__init__(profile, plan)
+        self.resident: dict[Action, list[int]] = {action: [] for action in Action}
+
+    def _before(self, k: int) -> int:
+        highest = super()._before(k)
+        for action, column in self.resident.items():
+            present = (s for s in self.present if self.entries[s].action is action)
+            column.append(sum(self._nbytes(s) for s in present))
+        return highest
+
+
+def _draw_load(
+    axes: Any,
+    timeline: Timeline,
+    plan: Plan,
+    profile: Profile | None,
+    measured: Measured | None,
+) -> None:
+    compute = [i for i in timeline.intervals if i.kind in OPERATIONS]
     starts = [i.start_seconds for i in compute] + [timeline.total_seconds]
-    loads = [nbytes / _GIB for nbytes in timeline.load_bytes]
-    axes.stairs(loads, starts, fill=True, color='#c9d6e3')
-    axes.stairs(loads, starts, color='#5a7184')
-    limit = plan.memory_limit_bytes / _GIB
-    axes.axhline(limit, color='#d64545', linestyle='--', linewidth=1)
-    axes.text(0, limit, f' limit {format_bytes(plan.memory_limit_bytes)}', va='bottom')
-    axes.set_ylim(0, 1.15 * limit)
-    axes.set_ylabel('memory load, GiB')
+    limit = plan.memory_limit_bytes
+    highest = max(limit, timeline.peak_bytes)
+    unit, size = next((u for u in _UNITS if highest >= u[1]), _UNITS[-1])
+    loads = [nbytes / size for nbytes in timeline.load_bytes]
+    stacks = {} if profile is None else resident_bytes(profile, plan)
+    below = list(loads)
+    for columns in stacks.values():
+        below = [a - b / size for a, b in zip(below, columns, strict=True)]
+    axes.stairs(below, starts, fill=True, color=_REST_COLOUR, label='everything else')
+    for action, columns in stacks.items():
+        if not any(columns):
+            continue
+        top = [a + b / size for a, b in zip(below, columns, strict=True)]
+        colour, label = ACTION_COLOURS[action], f'maps to {action.value}'
+        axes.stairs(top, starts, baseline=below, fill=True, color=colour, label=label)
+        below = top
+    axes.stairs(loads, starts, color='#5a7184', label='predicted load')
+    measured_peak = ''
+    if measured is not None:
+        times = [s.seconds for s in measured.samples]
+        peaks = [s.peak_bytes / size for s in measured.samples]
+        if times:
+            ends = [*times, max(times[-1], measured.total_seconds)]
+            axes.stairs(
+                peaks,
+                ends,
+                color=_MEASURED_COLOUR,
+                linewidth=1,
+                linestyle=':',
+                baseline=None,
+                label='measured load',
+            )
+        peak = max(measured.load_bytes)
+        measured_peak = (
+            f'\nmeasured {format_seconds(measured.total_seconds)}, peak '
+            f'{format_bytes(peak)}, predicted {format_bytes(timeline.peak_bytes)}'
+        )
+    axes.axhline(limit / size, color='#d64545', linestyle='--', linewidth=1)
+    axes.text(0, limit / size, f' limit {format_bytes(limit)}', va='bottom')
+    axes.set_ylim(0, 1.15 * highest / size)
+    axes.set_ylabel(f'memory load, {unit}')
+    axes.legend(
+        loc='upper center', bbox_to_anchor=(0.5, -0.01), ncols=6, fontsize='small'
+    )
     counts = ', '.join(f'{plan.count(action)} {action.value}' for action in Action)
     axes.set_title(
         f'{plan.planner}: {counts}\npredicted '
         f'{format_seconds(timeline.total_seconds)} per iteration, in-core '
         f'{format_seconds(plan.in_core_seconds)}, bound '
-        f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
+        f'{format_bound(plan.lower_bound_seconds, plan.gap)}{measured_peak}'
     )
 
 
@@ -87,9 +187,12 @@ def _draw_lanes(axes: Any, timeline: Timeline) -> None:
                 if i.lane == lane
             ]
             axes.broken_barh(spans, (height - 0.4, 0.8), color=colour)
-        if chosen:
-            axes.plot([], [], color=colour, linewidth=6, label=kind)
     axes.set_yticks(range(len(_NAMES)), _NAMES)
-    axes.set_xlim(0, timeline.total_seconds)
-    axes.set_xlabel('seconds')
+
+
+def _draw_legend(axes: Any, rows: list[Timeline]) -> None:
+    kinds = {i.kind for row in rows for i in row.intervals}
+    for kind, colour in COLOURS.items():
+        if kind in kinds:
+            axes.plot([], [], color=colour, linewidth=6, label=kind)
     axes.legend(ncols=len(COLOURS), loc='upper center', bbox_to_anchor=(0.5, -0.28))

@@ -429,3 +429,20 @@ def test_gpu_that_does_not_exist(opened):
 def test_compared_by_bits():
     # The device's comparison is shared with the host's; see test_device.
     assert cuda.same_bits(numpy.float32([numpy.nan]), numpy.float32([numpy.nan]), 1)
+
+
+def test_pool_figures(opened):
+    device = opened.device
+    device.watch_pool(True)
+    array = device.allocate(3 * _MIB)
+    figures = device.pool_figures(new_peak=True)
+    assert figures == (3 * _MIB, 0, 0, 3 * _MIB, 3 * _MIB)
+    del array
+    assert device.pool_figures(new_peak=True).peak_bytes == 3 * _MIB
+    assert device.pool_figures().peak_bytes == 0
+    held, device._pool.total_bytes = 3 * _MIB, lambda: held
+    array = device.allocate(_MIB)  # from what a pool still holds
+    figures = device.pool_figures()
+    assert figures == (_MIB, 2 * _MIB, _MIB, 3 * _MIB, _MIB)
+    device.watch_pool(False)
+    del array

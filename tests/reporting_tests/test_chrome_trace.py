@@ -5,6 +5,7 @@ import json
 
 import pytest
 import toys
+import trace_format
 
 from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import make_plan
@@ -74,6 +75,18 @@ def test_names_of_process_and_streams(trace):
     assert set(names) == {None, *STREAMS.values()}
 
 
+def test_the_rules_of_the_format(trace, planner):
+    plan, timeline, _ = trace
+    trace_format.check_trace(chrome_trace(timeline, plan))
+
+
+def test_the_limit_is_a_line_beside_the_load(trace):
+    plan, timeline, events = trace
+    limit = [e for e in of(events, 'C') if e['name'] == 'memory limit']
+    assert [e['args']['bytes'] for e in limit] == 2 * [plan.memory_limit_bytes]
+    assert limit[1]['ts'] == pytest.approx(timeline.total_seconds * 1e6, abs=1e-3)
+
+
 def test_arrows_lead_from_swap_out_over_swap_in_to_the_first_use(trace):
     plan, _, events = trace
     starts = {e['id']: e for e in of(events, 's')}
@@ -109,7 +122,7 @@ def test_use_is_the_operation_that_needs_the_map(planner):
 
 def test_load_of_every_operation(trace):
     _, timeline, events = trace
-    counters = of(events, 'C')
+    counters = [e for e in of(events, 'C') if e['name'] == 'memory load']
     assert [e['args']['bytes'] for e in counters] == list(timeline.load_bytes)
     assert [e['ts'] for e in counters] == sorted(e['ts'] for e in counters)
 

@@ -1,0 +1,164 @@
+"""What it costs to watch the memory pool: training with and without, in turns.
+
+Plain Chainer and a session under half of its memory, each with and without
+``profile_memory()``. A run without the profiler but with the same pool under NumPy
+tells the pool's own effect from the profiler's.
+
+    python benchmarks/memory_profile.py [--arch resnet50] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import common
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from chainer_hybridmem.devices.host import HostDevice
+
+
+class Small(chainer.Chain):
+    """Operations of some microseconds: the profiler's worst case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layers = chainer.ChainList(*(L.Linear(64, 64) for _ in range(20)))
+
+    def forward(self, x: Any, t: Any) -> Any:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return F.softmax_cross_entropy(x, t)
+
+
+class SmallTraining(common.Training):
+    """Like :class:`common.Training` for the small network."""
+
+    def __init__(self) -> None:
+        np.random.seed(0)
+        self.model = Small()
+        x = np.random.rand(32, 64).astype(np.float32)
+        t = np.random.randint(0, 64, 32).astype(np.int32)
+        self.batch = (x, t)
+        self.optimizer = chainer.optimizers.MomentumSGD(0.002).setup(self.model)
+        self.losses = []
+
+
+@contextlib.contextmanager
+def pool_only() -> Any:
+    """The profiler's pool under NumPy, and nobody who looks at it."""
+    device = HostDevice(1 << 60)
+    device.install(lambda missing_bytes: None)
+    try:
+        yield
+    finally:
+        device.uninstall()
+        device.close()
+
+
+def timed(training: common.Training, count: int) -> list[float]:
+    """Seconds of each of ``count`` steps, after one that warms up."""
+    training.step()
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        training.step()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def in_turns(
+    ways: dict[str, Callable[[], Any]],
+    training: common.Training,
+    rounds: int,
+    count: int,
+) -> dict[str, list[float]]:
+    """Times of each way, one after the other in every round."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    training.step()
+    for number in range(rounds):
+        names = list(ways)
+        for name in names if number % 2 else names[::-1]:
+            with ways[name]():
+                times[name] += timed(training, count)
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--arch', nargs='+', default=['small', 'resnet50'])
+    parser.add_argument('--batchsize', type=int)
+    parser.add_argument('--insize', type=int, default=224)
+    parser.add_argument('--limit', default='4GB', help='of the session')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--iterations', type=int, default=3)
+    options = parser.parse_args()
+    rows = []
+    for arch in options.arch:
+        small = arch == 'small'
+        training = (
+            SmallTraining()
+            if small
+            else common.Training(
+                arch, options.batchsize or common.HOST_BATCHES[arch], options.insize
+            )
+        )
+        count = options.iterations * (100 if small else 1)
+        ways: dict[str, Callable[[], Any]] = {
+            'plain': contextlib.nullcontext,
+            'pool': pool_only,
+            'profiled': hybridmem.profile_memory,
+        }
+        times = in_turns(ways, training, options.rounds, count)
+        limit = '1TB' if small else options.limit
+        with hybridmem.optimize(training.model, limit) as session:
+            while not session.settled:
+                training.step()
+            ways = {
+                'session': contextlib.nullcontext,
+                'session profiled': hybridmem.profile_memory,
+            }
+            times.update(in_turns(ways, training, options.rounds, count))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        row = {
+            'arch': arch,
+            'plain_seconds': medians['plain'],
+            'profiled_over_plain': medians['profiled'] / medians['plain'],
+            'profiled_over_pool': medians['profiled'] / medians['pool'],
+            'session_seconds': medians['session'],
+            'profiled_over_session': medians['session profiled'] / medians['session'],
+        }
+        rows.append({**row, 'times': times})
+        ratio = '{:.4f}'.format
+        print(
+            common.table(
+                [row],
+                {
+                    'arch': str,
+                    'plain_seconds': ratio,
+                    'profiled_over_plain': ratio,
+                    'profiled_over_pool': ratio,
+                    'session_seconds': ratio,
+                    'profiled_over_session': ratio,
+                },
+            ),
+            flush=True,
+        )
+    common.save('memory_profile', {'options': vars(options), 'rows': rows})
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,269 @@
+"""What a memory pool does while Chainer runs, cheap enough to leave on.
+
+The four series of MXNet's memory pool profile: bytes in use, bytes
+held but free, bytes served from what the pool held, bytes asked of the system or
+driver. They are sampled where an operation begins, not at every malloc; the pool
+itself remembers the highest load in between.
+
+Note: [bounded time]
+    After each sample operations pass unseen for a hundred times as long as the sample
+    took. Operations of a millisecond are all sampled; of those that take some
+    microseconds only some are.
+
+Note: [bounded log]
+    Samples go to one block of memory, taken at the start. When it is full, two
+    neighbours become one, which has the later one's figures and the higher peak,
+    and from then on only every second (fourth, ...) operation is sampled. So a
+    log always spans the whole run.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import struct
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import chainer
+
+from chainer_hybridmem import library
+from chainer_hybridmem.devices.protocol import PoolFigures
+from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.reporting.chrome_trace import profile_trace
+
+SERIES = (
+    'occupied_bytes',
+    'free_bytes',
+    'pool_allocated_bytes',
+    'device_allocated_bytes',
+)
+SHARE = 0.01  # of the time, that sampling may take
+_ROW = struct.Struct('=d6q')
+_MOST_LABELS = 4096
+
+
+class Pool(Protocol):
+    """Where the figures come from."""
+
+    name: str
+    unknown: tuple[str, ...]
+
+    def open(self) -> None:
+        """Begins to count."""
+
+    def close(self) -> None:
+        """Ends what :meth:`open` began."""
+
+    def figures(self) -> PoolFigures:
+        """The figures now; the peak begins anew."""
+
+
+class Sample(NamedTuple):
+    """The pool where one operation begins.
+
+    Attributes:
+        seconds (float): Since profiling began.
+        label (str): The operation that begins.
+        occupied_bytes (int): In use.
+        free_bytes (int): Held from the system or driver, but not in use.
+        pool_allocated_bytes (int): Served since profiling began from memory that the
+            pool held already.
+        device_allocated_bytes (int): Asked of the system or driver since then.
+        peak_bytes (int): Highest ``occupied_bytes`` since the sample before.
+    """
+
+    seconds: float
+    label: str
+    occupied_bytes: int
+    free_bytes: int
+    pool_allocated_bytes: int
+    device_allocated_bytes: int
+    peak_bytes: int
+
+
+class MemoryProfiler(chainer.FunctionHook):
+    """Samples a pool while it is entered; see :func:`profile_memory`.
+
+    Args:
+        find_pool: Called when it is entered.
+        capacity: Most samples kept; see [bounded log].
+        share: Of the time, that sampling may take; 0 for no limit.
+
+    Attributes:
+        stride (int): Operations from one sample to the next, if there is time.
+        operations (int): Operations seen.
+    """
+
+    name = 'hybridmem-memory'
+
+    def __init__(
+        self, find_pool: Callable[[], Pool], capacity: int, share: float = SHARE
+    ) -> None:
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 2:
+            raise OptionError(f'capacity is {capacity!r}; 2 samples or more are kept.')
+        self._find_pool = find_pool
+        self._capacity = capacity & -2
+        self._log = bytearray()
+        self._count = 0
+        self._labels: dict[str, int] = {}
+        self._pool: Pool | None = None
+        self._open = False
+        self._start = 0.0
+        self._base = (0, 0)
+        self._skip = 0
+        self._pause = 1 / share if share else 0.0
+        self._resume = 0.0
+        self.stride = 1
+        self.operations = 0
+
+    def __enter__(self) -> MemoryProfiler:
+        if self._open:
+            raise SessionError('This memory profiler is entered already.')
+        pool = self._find_pool()
+        pool.open()
+        try:
+            super().__enter__()
+        except BaseException:
+            pool.close()
+            raise
+        self._pool, self._open = pool, True
+        self._log = bytearray(_ROW.size * self._capacity)
+        self._count = self._skip = self.operations = 0
+        self.stride = 1
+        self._labels = {'start': 0}
+        first = pool.figures()
+        self._base = first.pool_allocated_bytes, first.device_allocated_bytes
+        self._start = time.perf_counter()
+        self._sample('start')
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if not self._open:
+            return
+        assert self._pool is not None
+        self._open = False
+        self._sample('end')
+        super().__exit__(kind, error, trace)
+        self._pool.close()
+
+    # -- hooks ----------------------------------------------------------------
+    def forward_preprocess(self, function: Any, in_data: Any) -> None:
+        """A forward function begins."""
+        self.operations += 1
+        if self._skip:
+            self._skip -= 1
+        elif time.perf_counter() >= self._resume:
+            self._operation(function.label)
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """A backward function begins."""
+        self.operations += 1
+        if self._skip:
+            self._skip -= 1
+        elif time.perf_counter() >= self._resume:
+            self._operation(f'backward of {function.label}')
+
+    def _operation(self, label: str) -> None:
+        start = time.perf_counter()
+        self._skip = self.stride - 1
+        self._sample(label)
+        end = time.perf_counter()
+        self._resume = end + (end - start) * self._pause
+
+    def _sample(self, label: str) -> None:
+        assert self._pool is not None
+        number = self._labels.get(label)
+        if number is None:
+            number = len(self._labels)
+            if number < _MOST_LABELS:
+                self._labels[label] = number
+            else:
+                number = -1
+        if self._count == self._capacity:
+            self._halve()
+        now = time.perf_counter() - self._start
+        _ROW.pack_into(
+            self._log, _ROW.size * self._count, now, number, *self._pool.figures()
+        )
+        self._count += 1
+
+    def _halve(self) -> None:
+        """See Note: [bounded log]."""
+        rows = list(_ROW.iter_unpack(self._log))
+        for i, (first, second) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+            peak = max(first[-1], second[-1])
+            _ROW.pack_into(self._log, _ROW.size * i, *second[:-1], peak)
+        self._count //= 2
+        self.stride *= 2
+        self._skip = self.stride - 1
+
+    # -- results --------------------------------------------------------------
+    @property
+    def pool(self) -> str:
+        """Name of the pool; empty before it is entered."""
+        return '' if self._pool is None else self._pool.name
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What this pool cannot tell, in words."""
+        return () if self._pool is None else self._pool.unknown
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples so far, in order of time."""
+        names = [*self._labels, 'other']
+        pool, device = self._base
+        rows = _ROW.iter_unpack(memoryview(self._log)[: _ROW.size * self._count])
+        return [
+            Sample(t, names[n], used, free, served - pool, asked - device, peak)
+            for t, n, used, free, served, asked, peak in rows
+        ]
+
+    def series(self) -> dict[str, array.array[Any]]:
+        """The four series, ``seconds`` and ``peak_bytes``, each as an array."""
+        samples = self.samples
+        return {
+            name: array.array(
+                'd' if name == 'seconds' else 'q', [getattr(s, name) for s in samples]
+            )
+            for name in ('seconds', *SERIES, 'peak_bytes')
+        }
+
+    def save(self, path: str) -> None:
+        """Writes the log as a Chrome trace, for Perfetto.
+
+        Raises:
+            FormatError: If the file cannot be written.
+        """
+        trace = profile_trace(self.samples, self.pool)
+        library.write_text(path, json.dumps(trace))
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the whole run.
+
+        Returns:
+            dict: Name of the pool, samples, operations, highest bytes in use and
+            held, bytes served and asked for in all, what is unknown.
+        """
+        samples = self.samples
+        last = samples[-1] if samples else None
+        return {
+            'pool': self.pool,
+            'samples': len(samples),
+            'operations': self.operations,
+            'peak_bytes': max((s.peak_bytes for s in samples), default=0),
+            'held_bytes': max(
+                (s.occupied_bytes + s.free_bytes for s in samples), default=0
+            ),
+            'pool_allocated_bytes': last.pool_allocated_bytes if last else 0,
+            'device_allocated_bytes': last.device_allocated_bytes if last else 0,
+            'unknown': list(self.unknown),
+        }

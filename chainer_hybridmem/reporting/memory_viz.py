@@ -1,0 +1,333 @@
+"""Mallocs and frees of one iteration as a snapshot for pytorch.org/memory_viz.
+
+The format is that of ``torch.cuda.memory._snapshot()``, pickled; what is written here
+is what the viewer (``torch/utils/viz/MemoryViz.js``) reads of it. Order, sizes,
+operations and categories are those of the iteration.
+
+Note: [addresses]
+    Neither a profile nor a measured timeline knows addresses, and the viewer needs
+    some. They are made up: best fit in one segment, from address 0x100000000 on. So
+    the timeline of active memory is right, and the picture of the segment shows one
+    possible layout, not the one that was.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+from chainer_hybridmem.measured import OPERATIONS, Measured
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.profile import Category, Profile
+from chainer_hybridmem.validation import _made_by, _Walk
+
+PROTOCOL = 4  # the viewer reads 2 to 4
+FIRST_ADDRESS = 0x100000000
+UNKNOWN = 'unknown'  # the viewer asks for this category where there are any
+_UNIT_BYTES = 512
+
+Frames = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """One malloc or free.
+
+    Attributes:
+        block (int): ``+id`` for a malloc, ``-id`` for a free.
+        nbytes (int): Size.
+        frames (list of dict): What the viewer shows as the stack: ``filename``,
+            ``line``, ``name``.
+        category (str): Colour.
+    """
+
+    block: int
+    nbytes: int
+    frames: Frames
+    category: str = UNKNOWN
+
+
+def dumps(snapshot: dict[str, Any]) -> bytes:
+    """The snapshot as the file that the viewer reads."""
+    return pickle.dumps(snapshot, protocol=PROTOCOL)
+
+
+def planned_snapshot(profile: Profile, plan: Plan) -> dict[str, Any]:
+    """What a plan is predicted to do with memory.
+
+    Args:
+        profile: The recorded iteration.
+        plan: A plan for it.
+
+    Returns:
+        dict: The snapshot.
+
+    Raises:
+        PlanError: If the plan cannot be executed.
+    """
+    log = _Log(profile, plan)
+    log.run()
+    return make_snapshot(log.events, profile.initial_bytes)
+
+
+def measured_snapshot(
+    measured: Measured, profile: Profile | None = None
+) -> dict[str, Any]:
+    """What a measured iteration did with memory.
+
+    Args:
+        measured: The timeline.
+        profile: Says what storages are called, if it is there.
+
+    Returns:
+        dict: The snapshot.
+    """
+    labels = [i.label for i in measured.intervals if i.kind in OPERATIONS]
+    events = []
+    for event in measured.events:
+        frames = [_frame('operation', event.operation, labels[event.operation])]
+        category = UNKNOWN
+        if event.storage >= 0:
+            category = 'swapped in'
+            label = f'storage {event.storage}'
+            if profile is not None and event.storage < len(profile.storages):
+                label = profile.storages[event.storage].label
+            frames.append(_frame(category, event.storage, label))
+        events.append(Event(event.block, event.nbytes, frames, category))
+    first = measured.samples[0].occupied_bytes if measured.samples else 0
+    return make_snapshot(events, first)
+
+
+def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]:
+    """A snapshot at the end of the events.
+
+    Args:
+        events: In host issue order. Blocks that are freed without a malloc were there
+            before.
+        initial_bytes: Load before the first event, those blocks included.
+
+    Returns:
+        dict: The snapshot.
+    """
+    events = list(events)
+    made = {event.block for event in events if event.block > 0}
+    before = [e for e in events if e.block < 0 and -e.block not in made]
+    space, live, trace = _Space(), {}, []
+    rest = initial_bytes - sum(event.nbytes for event in before)
+    blocks = {-event.block: event.nbytes for event in before}
+    if rest > 0:
+        blocks[0] = rest
+    frames = [_frame('before', 0, 'there before the iteration')]
+    for block, nbytes in blocks.items():
+        live[block] = space.take(nbytes), nbytes, frames, UNKNOWN
+    for event in events:
+        entry: dict[str, Any] = {'size': event.nbytes, 'stream': 0}
+        entry.update(frames=event.frames, category=event.category)
+        if event.block > 0:
+            address = space.take(event.nbytes)
+            live[event.block] = address, event.nbytes, event.frames, event.category
+            trace.append({'action': 'alloc', 'addr': address, **entry})
+            continue
+        address, nbytes, _, entry['category'] = live.pop(-event.block)
+        space.give(address, nbytes)
+        for action in ('free_requested', 'free_completed'):
+            trace.append({'action': action, 'addr': address, **entry})
+    segment = _segment(space, list(live.values()))
+    head = {
+        'action': 'segment_alloc',
+        'addr': FIRST_ADDRESS,
+        'size': segment['total_size'],
+        'stream': 0,
+        'frames': frames,
+        'category': UNKNOWN,
+    }
+    tail = {
+        'action': 'snapshot',
+        'addr': 0,
+        'size': 0,
+        'stream': 0,
+        'frames': [],
+        'category': UNKNOWN,
+    }
+    return {'segments': [segment], 'device_traces': [[head, *trace, tail]]}
+
+
+def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[str, Any]:
+    """The one segment; its blocks lie side by side, as the viewer adds up sizes."""
+    blocks: list[dict[str, Any]] = []
+    position = FIRST_ADDRESS
+
+    def hole(end: int) -> None:
+        if end > position:
+            blocks.append(_block(position, end - position, 0, 'inactive', []))
+
+    for address, nbytes, frames, _ in sorted(live, key=lambda item: item[0]):
+        hole(address)
+        size = _rounded(nbytes)
+        blocks.append(_block(address, size, nbytes, 'active_allocated', frames))
+        position = address + size
+    hole(FIRST_ADDRESS + space.highest)
+    active = sum(b['requested_size'] for b in blocks)
+    return {
+        'device': 0,
+        'address': FIRST_ADDRESS,
+        'total_size': space.highest,
+        'allocated_size': active,
+        'active_size': active,
+        'requested_size': active,
+        'stream': 0,
+        'segment_type': 'large',
+        'frames': [],
+        'blocks': blocks,
+    }
+
+
+def _block(
+    address: int, size: int, requested: int, state: str, frames: Frames
+) -> dict[str, Any]:
+    return {
+        'address': address,
+        'size': size,
+        'requested_size': requested,
+        'state': state,
+        'frames': frames,
+    }
+
+
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    return {'filename': filename, 'line': line, 'name': name}
+
+
+def _rounded(nbytes: int) -> int:
+    return max(1, -(-nbytes // _UNIT_BYTES)) * _UNIT_BYTES
+
+
+class _Space:
+    """Best fit; see Note: [addresses]."""
+
+    def __init__(self) -> None:
+        self.top = self.highest = 0  # from the first address
+        self._holes: list[tuple[int, int]] = []  # start and size, by start
+
+    def take(self, nbytes: int) -> int:
+        size = _rounded(nbytes)
+        fitting = [(n, i) for i, (_, n) in enumerate(self._holes) if n >= size]
+        if not fitting:
+            start, self.top = self.top, self.top + size
+            self.highest = max(self.highest, self.top)
+            return FIRST_ADDRESS + start
+        _, index = min(fitting)
+        start, have = self._holes.pop(index)
+        if have > size:
+            self._holes.insert(index, (start + size, have - size))
+        return FIRST_ADDRESS + start
+
+    def give(self, address: int, nbytes: int) -> None:
+        start, size = address - FIRST_ADDRESS, _rounded(nbytes)
+        index = bisect.bisect(self._holes, (start, 0))
+        if index < len(self._holes) and self._holes[index][0] == start + size:
+            size += self._holes.pop(index)[1]
+        if index and sum(self._holes[index - 1]) == start:
+            index -= 1
+            before, more = self._holes.pop(index)
+            start, size = before, size + more
+        if start + size == self.top:
+            self.top = start
+        else:
+            self._holes.insert(index, (start, size))
+
+
+class _Log(_Walk):
+    """Writes down what the checker of plans walks through.
+
+    A copy that a plan brings back is a block of its own.
+    """
+
+    def __init__(self, profile: Profile, plan: Plan) -> None:
+        super().__init__(profile, plan)
+        self.events: list[Event] = []
+        self._blocks: dict[int, int] = {}  # by storage
+        self._next = 1
+        self._position = 0
+        self._why = ''
+        self._died: set[int] = set()  # with the graph, in this operation
+
+    def _emit(self, storage: int, malloc: bool) -> None:
+        item = self.profile.storages[storage]
+        op = self.profile.operations[self._position]
+        frames = [
+            _frame('operation', op.index, op.label),
+            _frame(item.category.value, storage, item.label),
+        ]
+        why = self._why if malloc or self._why != 'swapped in' else 'released'
+        if why:
+            frames.insert(1, _frame('plan', op.index, why))
+        if malloc:
+            block = self._blocks[storage] = self._next
+            self._next += 1
+        else:
+            known = self._blocks.pop(storage, None)
+            if known is None:  # it was there before
+                known = self._next
+                self._next += 1
+            block = -known
+        workspace = item.category is Category.WORKSPACE
+        category = UNKNOWN if workspace else item.category.value
+        if self._why and malloc:
+            category = self._why
+        self.events.append(Event(block, item.nbytes, frames, category))
+
+    def _take(self, storage: int) -> None:
+        super()._take(storage)
+        self._emit(storage, True)
+
+    def _leave(self, storage: int) -> None:
+        super()._leave(storage)
+        if storage in self._died:
+            self._died.discard(storage)
+        else:
+            self._emit(storage, False)
+
+    def _before(self, k: int) -> int:
+        self._position, self._why = k, 'swapped in'
+        return super()._before(k)
+
+    def _replay(self, k: int) -> int:
+        self._why = 'recomputed'
+        for replay in self.replays.get(k, ()):
+            for storage in _made_by(self.recipes[replay.operation]):
+                if storage not in replay.keeps:
+                    self._emit(storage, True)
+            for storage in replay.frees:
+                self._emit(storage, False)
+        highest = super()._replay(k)
+        self._why = ''
+        return highest
+
+    def _during(self, k: int) -> int:
+        """Like the checker's, event by event."""
+        operations, events = self.profile.operations, self.profile.events
+        made: list[int] = []  # maps
+        end = operations[k + 1].first_event if k + 1 < len(operations) else len(events)
+        for position in range(operations[k].first_event, end):
+            lives = position < self.profile.graph_end_event
+            if position == self.profile.graph_end_event:
+                present = {*self.present, *made}
+                self._died = {s for s in present if self.entries[s].drop_before < 0}
+                for storage in sorted(self.graph_held | self._died):
+                    self._emit(storage, False)
+            storage = abs(events[position]) - 1
+            if events[position] > 0:
+                self._emit(storage, True)
+                if storage in self.entries:
+                    made.append(storage)
+            elif storage not in self.entries and not (
+                lives and self._left_to_graph(storage)
+            ):
+                self._emit(storage, False)
+            elif storage not in self.entries:
+                self.graph_held.add(storage)
+        return super()._during(k)
