@@ -565,7 +565,7 @@ class Session(chainer.FunctionHook):
         else:  # its own times tell more
             guide.timed_again = True
             guide.timings.clear()
-        self._follow(guide, problem, plan)
+        self._follow(guide, problem, plan, old)
 
     def _faster(self, problem: Problem, seconds: float) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one."""
@@ -604,10 +604,19 @@ class Session(chainer.FunctionHook):
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""
 
-    def _follow(self, guide: Guide, problem: Problem, plan: Plan) -> None:
+    def _follow(
+        self, guide: Guide, problem: Problem, plan: Plan, old: Plan | None = None
+    ) -> None:
         self._executor.settle()
         guide.follow(problem, plan)
         self.device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
+        if old is not None and plan.maps == old.maps:
+            self._tell(
+                f'timed: the same plan; predicted '
+                f'{format_seconds(plan.predicted_seconds)} per iteration, bound '
+                f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
+            )
+            return
         self._tell(
             f'planned in {format_seconds(plan.planning_seconds)} '
             f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '

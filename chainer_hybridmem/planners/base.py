@@ -214,13 +214,14 @@ def infeasible(
     smallest = f'{format_bytes(least)} ({least} bytes)'
     if least > limit_bytes:
         message = (
-            f'Operation {worst} ({label}) alone needs {smallest}, more than the '
-            f'memory limit of {limit}. The smallest limit that works is {least} '
+            f'Operation {worst} ({label}) alone needs {smallest}, parameters and all '
+            f'else that never leaves included, more than the memory limit of {limit}. The smallest limit that works is {least} '
             f'bytes; raise the limit or lower the batch size.'
         )
         return InfeasibleError(message, least, limit_bytes)
     if candidate is None:
-        needed, what = problem.in_core_peak_bytes, 'keeping every feature map'
+        needed = problem.in_core_peak_bytes
+        what = 'plain Chainer, whose graph holds every feature map to its end,'
     else:
         needed = int(candidate.peak_bytes)
         worst = int(candidate.worst)

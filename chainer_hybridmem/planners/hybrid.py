@@ -13,8 +13,8 @@
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
 
-So the result is not slower than what any other planner here finds, and it says how
-far from the best possible it can be at most. With the same options and without a
+So the result is not slower than what the planners asked find, and it says how far
+from the best possible it can be at most. With the same options and without a
 time budget, it is the same in every process.
 """
 
