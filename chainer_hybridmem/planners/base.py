@@ -215,8 +215,9 @@ def infeasible(
     if least > limit_bytes:
         message = (
             f'Operation {worst} ({label}) alone needs {smallest}, parameters and all '
-            f'else that never leaves included, more than the memory limit of {limit}. The smallest limit that works is {least} '
-            f'bytes; raise the limit or lower the batch size.'
+            f'else that never leaves included, more than the memory limit of {limit}. '
+            f'The smallest limit that works is {least} bytes; raise the limit or lower '
+            'the batch size.'
         )
         return InfeasibleError(message, least, limit_bytes)
     if candidate is None:
