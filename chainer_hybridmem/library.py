@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.profile import Profile
+
+Item = TypeVar('Item', Profile, Plan, Measured)
 
 
 def load_profile(path: str) -> Profile:
@@ -18,9 +22,7 @@ def load_profile(path: str) -> Profile:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    text = files.read_text(path)
-    with files.named(path):
-        return Profile.from_json(text)
+    return _read(path, Profile.from_json)
 
 
 def load_plan(path: str) -> Plan:
@@ -29,9 +31,7 @@ def load_plan(path: str) -> Plan:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    text = files.read_text(path)
-    with files.named(path):
-        return Plan.from_json(text)
+    return _read(path, Plan.from_json)
 
 
 def load_timeline(path: str) -> Measured:
@@ -40,9 +40,14 @@ def load_timeline(path: str) -> Measured:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
+    return _read(path, Measured.from_json)
+
+
+def _read(path: str, parse: Callable[[str], Item]) -> Item:
+    """What a file holds; errors name the file."""
     text = files.read_text(path)
     with files.named(path):
-        return Measured.from_json(text)
+        return parse(text)
 
 
 def save(item: Profile | Plan | Measured, path: str) -> None:

@@ -282,7 +282,7 @@ class Session(chainer.FunctionHook):
             return
         if self._last is not None and self._last[1]() is function:
             recorder.enter()
-            recorder.forward_ran(function, in_data)
+            recorder.forward_ran(in_data)
             recorder.leave()
 
     def backward_preprocess(

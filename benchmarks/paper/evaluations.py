@@ -72,7 +72,7 @@ def measure(title: str, problem: Problem, limit: int) -> list[Row]:
     kinds['recompute'] = thirds * 0 + RECOMPUTE
     if len(problem.maps) <= RIVAL_MAPS or title != 'residual':
         plan = make_plan(problem, limit, 'hybrid', steps=HYBRID_STEPS, time_budget=1.0)
-        kinds['hybrid'] = actions_of(problem, plan)
+        kinds['hybrid'] = actions_of(plan)
     rows = []
     for kind, action in kinds.items():
         action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP

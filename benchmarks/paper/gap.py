@@ -183,7 +183,7 @@ def measure(title: str, problem: Problem, limit: int, budgets: list[float]) -> R
     bound = lower_bound(problem, limit).seconds
     bound_seconds = time.perf_counter() - start
     quick = make_plan(problem, limit, 'superneurons')
-    speed = rate(problem, limit, actions_of(problem, quick))
+    speed = rate(problem, limit, actions_of(quick))
     rows: list[Row] = []
     best = quick
     for budget in budgets:
@@ -212,7 +212,7 @@ def measure(title: str, problem: Problem, limit: int, budgets: list[float]) -> R
         'in_core_peak_bytes': problem.in_core_peak_bytes,
         'bound_overhead': bound / problem.in_core_seconds - 1,
         'bound_seconds': bound_seconds,
-        'rate': rate(problem, limit, actions_of(problem, best)),
+        'rate': rate(problem, limit, actions_of(best)),
         'plans': rows,
     }
 
@@ -223,7 +223,7 @@ def measure_again(body: Row, folder: str | None) -> None:
     for title, problem, limit in problems(folder):
         if title in networks:
             plan = make_plan(problem, limit, 'hybrid', steps=2000, time_budget=0.5)
-            networks[title]['rate'] = rate(problem, limit, actions_of(problem, plan))
+            networks[title]['rate'] = rate(problem, limit, actions_of(plan))
     body['sizes'] = [size_row(n) for n in BLOCKS]
 
 

@@ -11,7 +11,8 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import compat, library
@@ -227,6 +228,21 @@ def planned_inputs(args: argparse.Namespace) -> list[str]:
     return [path for path in paths if path is not None]
 
 
+@contextmanager
+def belonging(plan: str, profile: str) -> Iterator[None]:
+    """Where the plan of one file is applied to the profile of another.
+
+    Raises:
+        FormatError: If it is not a plan for it, naming both files.
+    """
+    try:
+        yield
+    except PlanError as error:
+        raise FormatError(
+            f'{plan} is not a plan for {profile}, make it again: {error}'
+        ) from error
+
+
 def load_iteration(
     args: argparse.Namespace,
 ) -> tuple[Profile, Plan, Timeline, Measured | None]:
@@ -238,12 +254,8 @@ def load_iteration(
     from chainer_hybridmem.simulation import simulate
 
     profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
-    try:
+    with belonging(args.plan, args.profile):
         timeline = simulate(profile, plan)
-    except PlanError as error:
-        raise FormatError(
-            f'{args.plan} is not a plan for {args.profile}, make it again: {error}'
-        ) from error
     measured = None
     if args.measured is not None:
         measured = library.load_timeline(args.measured)

@@ -129,12 +129,8 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     from chainer_hybridmem.pools import planned_trace
 
     plan = library.load_plan(plan_path)
-    try:
+    with base.belonging(plan_path, path):
         return planned_trace(profile, plan)
-    except PlanError as error:
-        raise FormatError(
-            f'{plan_path} is not a plan for {path}, make it again: {error}'
-        ) from error
 
 
 def load_csv(path: str) -> Trace:

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import (
@@ -41,6 +40,7 @@ from chainer_hybridmem.planners.base import (
 )
 from chainer_hybridmem.planners.bound import Relaxation, lower_bound, tightened
 from chainer_hybridmem.planners.hybrid import hybrid
+from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation import problem as problem_module
 from chainer_hybridmem.simulation.kernel import Work
@@ -65,10 +65,7 @@ def exact(problem: Problem, limit_bytes: int, time_limit: float = TIME_LIMIT) ->
         InfeasibleError: If nothing fits.
         OptionError: If the time limit is not positive.
     """
-    if not time_limit > 0:
-        raise OptionError(
-            f'time_limit is in seconds and must be positive; {time_limit} was given.'
-        )
+    checked('time_limit', time_limit)
     late = Search(problem, limit_bytes, barrier=False)
     if late.in_core_fits():
         return late.finish_in_core('exact', time_limit=time_limit, proved=True, gap=0.0)

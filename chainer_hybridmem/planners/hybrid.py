@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import local_search
 from chainer_hybridmem.planners.base import (
@@ -37,6 +37,7 @@ from chainer_hybridmem.planners.base import (
     Search,
 )
 from chainer_hybridmem.planners.bound import Bound, load, lower_bound
+from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import NODE_BUDGET, faster_stage
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
@@ -93,7 +94,9 @@ def hybrid(
         InfeasibleError: If nothing fits.
         OptionError: If an option is out of range.
     """
-    _check_options(steps, time_budget, tolerance)
+    checked('steps', steps)
+    checked('time_budget', time_budget)
+    checked('tolerance', tolerance)
     search = Search(problem, limit_bytes, barrier=False)
     if search.in_core_fits():
         return search.finish_in_core('hybrid')
@@ -107,7 +110,7 @@ def hybrid(
     goal = bound.seconds * (1 + tolerance)
     rival = _best_rival(problem, limit_bytes, best.seconds, bound.seconds, budget)
     if rival is not None:
-        start = search.evaluate(actions_of(problem, rival))
+        start = search.evaluate(actions_of(rival))
         best = min(best, start, key=lambda c: c.seconds)
     best = _refine(search, best, goal, bound.seconds, budget, seed)
     options = {
@@ -203,19 +206,6 @@ def _evened(problem: Problem, bound: Bound) -> Bound:
     return dataclasses.replace(bound, swapped=swapped, recomputed=recomputed)
 
 
-def _check_options(
-    steps: int | None, time_budget: float | None, tolerance: float
-) -> None:
-    if steps is not None and steps < 0:
-        raise OptionError(f'steps must not be negative; {steps} was given.')
-    if time_budget is not None and not time_budget > 0:
-        raise OptionError(
-            f'time_budget is in seconds and must be positive; {time_budget} was given.'
-        )
-    if not tolerance >= 0:
-        raise OptionError(f'tolerance must not be negative; {tolerance} was given.')
-
-
 def _load(search: Search) -> None:
     """On a fresh installation the annealing compiles, which is not planning."""
     began = time.perf_counter()
@@ -283,7 +273,7 @@ class Budget:
         return simulations * self.seconds_per_step < left
 
 
-def actions_of(problem: Problem, plan: Plan) -> np.ndarray:
+def actions_of(plan: Plan) -> np.ndarray:
     """The (M,) actions of a plan."""
     number = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
     return np.array([number[entry.action] for entry in plan.maps], np.int64)

@@ -110,7 +110,7 @@ class Improvement:
     def _run(self) -> None:
         _lower_priority()
         search = Search(self.problem, self._limit_bytes, barrier=False)
-        best = search.evaluate(actions_of(self.problem, self._plan))
+        best = search.evaluate(actions_of(self._plan))
         if not best.fits:  # somebody else's plan, with another schedule
             return
         bound = lower_bound(self.problem, self._limit_bytes).seconds

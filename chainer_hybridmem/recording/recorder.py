@@ -142,7 +142,7 @@ class Recorder:
             self._sizes[allocation] = device.root_bytes(device.root(array))
         return allocation
 
-    def forward_ran(self, function: Any, inputs: tuple[Array, ...]) -> None:
+    def forward_ran(self, inputs: tuple[Array, ...]) -> None:
         """After a forward function has run; its inputs are held for a trial."""
         if self.trial:
             self._held = (len(self._steps) - 1, self._pristine, inputs)

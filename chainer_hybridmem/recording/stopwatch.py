@@ -20,7 +20,44 @@ class Times(NamedTuple):
     host_seconds: float  # to issue it, hooks included; zero where that is computing
 
 
-class Stopwatch:
+class Hooks:
+    """Marks where the session's hooks of one iteration begin and end.
+
+    Args:
+        device (Device): Tells the time.
+
+    Attributes:
+        entered (list of Mark): Where each hook began.
+        left (list of Mark): Where each hook ended.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.entered: list[Mark] = []
+        self.left: list[Mark] = []
+        self.starts: list[int] = []  # hook before each operation
+
+    def enter(self) -> None:
+        """The session's hook begins."""
+        self.entered.append(self.device.mark())
+
+    def leave(self, starts_operation: bool) -> None:
+        """The session's hook ends, perhaps the one before an operation."""
+        if starts_operation:
+            self.starts.append(len(self.left))
+        self.left.append(self.device.mark())
+
+    def operations(self) -> list[tuple[int, int]]:
+        """The hooks before and after each operation, the update last.
+
+        To be called in the hook that ends the iteration.
+        """
+        # The update runs between the last two hooks.
+        starts = [*self.starts, len(self.left) - 1]
+        return list(zip(starts, [*starts[1:], len(self.left)], strict=True))
+
+
+class Stopwatch(Hooks):
     """Times one iteration.
 
     Args:
@@ -28,22 +65,13 @@ class Stopwatch:
     """
 
     def __init__(self, device: Device) -> None:
-        self.device = device
-        self._entered: list[Mark] = []
-        self._left: list[Mark] = []
-        self._starts: list[int] = []  # hook before each operation
+        super().__init__(device)
         self._issued: list[float] = []  # when the host entered each hook
 
     def enter(self) -> None:
         """The session's hook begins."""
         self._issued.append(time.perf_counter())
-        self._entered.append(self.device.mark())
-
-    def leave(self, starts_operation: bool) -> None:
-        """The session's hook ends, perhaps the one before an operation."""
-        if starts_operation:
-            self._starts.append(len(self._left))
-        self._left.append(self.device.mark())
+        super().enter()
 
     def times(self) -> list[Times]:
         """Times of every operation, the update last.
@@ -51,18 +79,15 @@ class Stopwatch:
         To be called in the hook that ends the iteration, when the device has
         finished its work.
         """
-        # The update runs between the last two hooks.
-        starts = [*self._starts, len(self._left) - 1]
-        ends = [*starts[1:], len(self._left)]
         return [
             Times(self._device_seconds(start, end), self._host_seconds(start, end))
-            for start, end in zip(starts, ends, strict=True)
+            for start, end in self.operations()
         ]
 
     def _device_seconds(self, start: int, end: int) -> float:
         elapsed = self.device.elapsed
         return sum(
-            elapsed(self._left[h], self._entered[h + 1]) for h in range(start, end)
+            elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
 
     def _host_seconds(self, start: int, end: int) -> float:

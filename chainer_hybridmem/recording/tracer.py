@@ -13,13 +13,14 @@ from chainer_hybridmem.devices.protocol import Device, Mark, PoolFigures, Span
 from chainer_hybridmem.measured import Measured, MemoryEvent, Sample
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.recording.stopwatch import Hooks
 from chainer_hybridmem.simulation.timeline import Interval
 
 _LANES = {'swap-out': 'd2h', 'swap-in': 'h2d'}
 LEAST_STALL_SECONDS = 2e-6  # shorter ones are the calls themselves
 
 
-class Tracer:
+class Tracer(Hooks):
     """Traces one iteration.
 
     Args:
@@ -27,10 +28,7 @@ class Tracer:
     """
 
     def __init__(self, device: Device) -> None:
-        self.device = device
-        self._entered: list[Mark] = []
-        self._left: list[Mark] = []
-        self._starts: list[int] = []  # hook before each operation
+        super().__init__(device)
         self._copies: list[tuple[str, int, Span]] = []
         self._stalls: list[tuple[str, int, Mark, Mark]] = []
         self._replays: list[tuple[int, Mark, Mark]] = []
@@ -54,18 +52,14 @@ class Tracer:
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        mark = self.device.mark()
-        self._entered.append(mark)
+        super().enter()
         self._positions.append(self.device.event_count)
-        self._look(mark)
+        self._look(self.entered[-1])
 
     def leave(self, starts_operation: bool) -> None:
         """The session's hook ends, perhaps the one before an operation."""
-        if starts_operation:
-            self._starts.append(len(self._left))
-        mark = self.device.mark()
-        self._look(mark)
-        self._left.append(mark)
+        super().leave(starts_operation)
+        self._look(self.left[-1])
 
     def _look(self, mark: Mark) -> None:
         device = self.device
@@ -91,7 +85,7 @@ class Tracer:
 
     def use(self, storage: int) -> None:
         """The next operation uses what has been swapped in."""
-        self._uses.append((storage, len(self._starts)))
+        self._uses.append((storage, len(self.starts)))
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         """Runs one replay."""
@@ -110,22 +104,21 @@ class Tracer:
             plan: The plan that has been followed.
         """
         events = self.close()
-        origin = self._entered[0]
+        origin = self.entered[0]
 
         def after(mark: Mark) -> float:
             return self.device.elapsed(origin, mark)
 
-        starts = [*self._starts, len(self._left) - 1]
-        ends = [*starts[1:], len(self._left)]
+        hooks = self.operations()
         operations = [
             Interval(
                 'compute',
                 op.phase.value,
                 op.label,
-                after(self._left[start]),
-                after(self._entered[end]),
+                after(self.left[start]),
+                after(self.entered[end]),
             )
-            for op, start, end in zip(profile.operations, starts, ends, strict=True)
+            for op, (start, end) in zip(profile.operations, hooks, strict=True)
         ]
         samples = self._samples(after)
         others = [*self._waits(profile, after), *self._copied(profile, origin)]
@@ -134,7 +127,7 @@ class Tracer:
             others.append(
                 Interval('compute', 'recompute', label, after(start), after(end))
             )
-        loads = self._loads(starts, ends)
+        loads = self._loads(hooks)
         intervals = sorted(
             [*operations, *others], key=lambda i: (i.start_seconds, -i.end_seconds)
         )
@@ -148,7 +141,7 @@ class Tracer:
             intervals=tuple(intervals),
             uses=tuple(self._uses),
             samples=tuple(samples),
-            events=tuple(self._events(events, starts)),
+            events=tuple(self._events(events, hooks)),
         )
 
     def _samples(self, after: Callable[[Mark], float]) -> list[Sample]:
@@ -167,17 +160,14 @@ class Tracer:
             for (mark, figures, _), peak in zip(self._figures, peaks, strict=True)
         ]
 
-    def _loads(self, starts: list[int], ends: list[int]) -> list[int]:
+    def _loads(self, hooks: list[tuple[int, int]]) -> list[int]:
         """Highest load from the hook before an operation to the one before the next.
 
         Looks are at ``enter`` of hook 0, ``leave`` of hook 0, ``enter`` of hook 1 ...;
         the peak of a look is that since the one before.
         """
         peaks = [peak for _, _, peak in self._figures]
-        return [
-            max(peaks[2 * start + 1 : 2 * end + 1])
-            for start, end in zip(starts, ends, strict=True)
-        ]
+        return [max(peaks[2 * start + 1 : 2 * end + 1]) for start, end in hooks]
 
     def _waits(
         self, profile: Profile, after: Callable[[Mark], float]
@@ -199,10 +189,10 @@ class Tracer:
         return copies
 
     def _events(
-        self, events: list[tuple[int, int]], starts: list[int]
+        self, events: list[tuple[int, int]], hooks: list[tuple[int, int]]
     ) -> list[MemoryEvent]:
         """Events with their operation; what a hook does belongs to the next one."""
-        first = [self._positions[start] for start in starts]
+        first = [self._positions[start] for start, _ in hooks]
         first[0] = 0
         storages: dict[int, int] = {}
         for position, storage in self._taken:

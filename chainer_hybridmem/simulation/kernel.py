@@ -550,9 +550,7 @@ def _release_late(
 
 
 @compiled(inline=True, counted=False)
-def _swap_ins(
-    a: Arrays, action: np.ndarray, limit: int, lead: np.ndarray, w: Work
-) -> Any:
+def _swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
     """Swap-ins as early as memory allows, in order of need; the highest load.
 
     No swap-in starts before an earlier one, so what is before its start is settled.
@@ -663,7 +661,7 @@ def evaluate(
                 w.release[m] = b0
     else:
         _release_late(a, action, limit, now, w)
-    high, where = _swap_ins(a, action, limit, lead, w)
+    high, where = _swap_ins(a, limit, lead, w)
     if high > peak:
         peak, worst = high, where
     if peak > limit:

@@ -95,7 +95,7 @@ def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     kernel._list_by(
         w.needed, w.swap_out, w.heads[kernel.NEED], w.following[kernel.NEED]
     )
-    outcome = kernel._swap_ins(a, action, limit, lead, w)
+    outcome = kernel._swap_ins(a, limit, lead, w)
 
     previous = b0
     for m in sorted(swapped, key=lambda m: (w.needed[m], m)):
