@@ -17,6 +17,7 @@ from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planners.improvement import Improvement
+from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.verification import SHORT_SECONDS
@@ -26,6 +27,7 @@ from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
 PROFILING_RUNS = 2
+MOST_TIGHTENINGS = 4  # plans made again because their arena did not fit
 
 
 class Stage(enum.Enum):
@@ -49,6 +51,11 @@ class Guide:
         timings (list): Times of the operations, per timed guided iteration.
         timed_again (bool): The plan has changed after it was timed.
         improvement (Improvement or None): The search for a better plan.
+        logs (list): Guided iterations in a row, as long as there is no arena.
+        arena (Arena or None): Places for what the plan's iterations allocate.
+        tightened_bytes (int): By which plans are made for less than the limit, so
+            that their arena fits.
+        tightenings (int): How often that has been raised.
     """
 
     def __init__(self) -> None:
@@ -62,6 +69,10 @@ class Guide:
         self.timings: list[list[Times]] = []
         self.timed_again = False
         self.improvement: Improvement | None = None
+        self.logs: list[IterationLog] = []
+        self.arena: Arena | None = None
+        self.tightened_bytes = 0
+        self.tightenings = 0
 
     @property
     def wants_times(self) -> bool:
@@ -72,6 +83,21 @@ class Guide:
     def timed(self) -> bool:
         """Whether enough guided iterations have been timed."""
         return len(self.timings) == TIMING_RUNS
+
+    @property
+    def wants_log(self) -> bool:
+        """Whether the next guided iteration is to be logged for an arena."""
+        return (
+            self.stage is Stage.GUIDED
+            and self.arena is None
+            and self.tightenings <= MOST_TIGHTENINGS
+        )
+
+    def forgo_arena(self) -> None:
+        """There is no arena for this signature that could be used."""
+        self.arena = None
+        self.tightened_bytes = 0
+        self.tightenings = MOST_TIGHTENINGS + 1
 
     @property
     def trial(self) -> bool:
@@ -150,6 +176,9 @@ class Guide:
     def follow(self, problem: Problem, plan: Plan) -> None:
         """From now on iterations are guided by this plan."""
         self.forget_copies()
+        if self.plan is None or _actions(plan) != _actions(self.plan):
+            self.logs.clear()
+            self.arena = None
         self.problem, self.plan = problem, plan
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)
@@ -159,6 +188,10 @@ class Guide:
         for copy in self.copies.values():
             copy.close()
         self.copies.clear()
+
+
+def _actions(plan: Plan) -> tuple[Any, ...]:
+    return plan.maps, plan.replays
 
 
 def _undisturbed(profile: Profile, plan: Plan) -> Problem:

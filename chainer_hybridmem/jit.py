@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.ccallback import CFunc
 from numba.core.cpu import CPUTargetOptions
+from numba.core.sigutils import normalize_signature
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -48,11 +50,15 @@ def compiled(
         if not counted and hasattr(CPUTargetOptions, '_nrt'):
             options['_nrt'] = False
         try:
-            dispatcher = numba.njit(*signature, cache=True, **options)(function)
+            dispatcher = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # nowhere to write a cache
             return cast(Function, numba.njit(*signature, **options)(function))
         if uses:
             _depend(dispatcher, uses)
+        for types_ in signature:  # only now, or the cache is asked too early
+            dispatcher.compile(types_)
+        if signature:
+            dispatcher.disable_compile()
         return cast(Function, dispatcher)
 
     return decorate
@@ -67,13 +73,26 @@ def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:
     index._source_stamp = (index._source_stamp, digest.hexdigest())
 
 
-def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a function to be called from C code, at its ``address``."""
+def callback(
+    signature: Any, uses: Sequence[types.ModuleType] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorates a function to be called from C code, at its ``address``.
+
+    Args:
+        signature: Numba's.
+        uses: As for :func:`compiled`.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
+        made = CFunc(function, normalize_signature(signature), {}, {})
         try:
-            return numba.cfunc(signature, cache=True)(function)
-        except RuntimeError:
-            return numba.cfunc(signature)(function)
+            made.enable_caching()
+        except RuntimeError:  # nowhere to write a cache
+            pass
+        else:
+            if uses:
+                _depend(made, uses)
+        made.compile()
+        return made
 
     return decorate

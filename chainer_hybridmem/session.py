@@ -27,14 +27,17 @@ from chainer_hybridmem.errors import (
     SessionError,
 )
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.guide import MOST_TIGHTENINGS, Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.improvement import Improvement
+from chainer_hybridmem.pools import planned_trace
+from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
@@ -50,6 +53,7 @@ from chainer_hybridmem.units import (
 _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
 IMPROVABLE = 'hybrid'
+SPARE_SHARE = 400  # of the limit, left beside an arena that did not fit at first
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
 
@@ -62,6 +66,7 @@ def optimize(
     link_bandwidth: float | str | None = None,
     progress: bool | TextIO = False,
     improve: bool = False,
+    arena: bool = True,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -80,6 +85,8 @@ def optimize(
             priority; what it finds is followed from the next iteration. Worth it
             where a core is idle, as with a GPU; where training uses all of
             them, it takes time from it.
+        arena: Whether guided iterations allocate at places laid out beforehand, so
+            that nothing is lost to fragmentation; see docs/memory.md.
         options: Options of the planner.
 
     Returns:
@@ -98,6 +105,7 @@ def optimize(
         link_bandwidth,
         progress,
         improve,
+        arena,
         options,
     )
 
@@ -128,6 +136,7 @@ class Session(chainer.FunctionHook):
         link_bandwidth: float | str | None,
         progress: bool | TextIO,
         improve: bool,
+        arena: bool,
         options: dict[str, Any],
     ) -> None:
         if not isinstance(model, chainer.Link):
@@ -142,6 +151,7 @@ class Session(chainer.FunctionHook):
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
             )
         self._improve = improve
+        self._use_arena = arena
         self._improvements: list[Improvement] = []
         self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         bandwidth = (
@@ -166,6 +176,9 @@ class Session(chainer.FunctionHook):
         self._recorder: Recorder | None = None
         self._stopwatch: Stopwatch | None = None
         self._tracer: Tracer | None = None
+        self._log: AllocationLog | None = None
+        self._places_before = self.device.place_figures()
+        self._placing = False  # whether allocations have planned places now
         self._trace_next = False
         self._measured: Measured | None = None
         self._link: Link | None = None
@@ -266,7 +279,7 @@ class Session(chainer.FunctionHook):
         self._position += 1
         name = graph.function_name(function)
         self._label = f'{self._link_hook.path}/{name}'
-        self._check(k, _forward_key(function, in_data))
+        self._start_operation(k, _forward_key(function, in_data))
         self._executor.before_forward(k, function)
         self._index[function] = k
         self._last = (k, weakref.ref(function))
@@ -297,7 +310,7 @@ class Session(chainer.FunctionHook):
         self._position += 1
         forward = self._index.get(function, -1)
         self._label = f'backward of {graph.function_name(function)}'
-        self._check(k, ('backward', forward))
+        self._start_operation(k, ('backward', forward))
         self._executor.before_backward(k, function)
         if self._recorder is not None:
             self._recorder.backward_starts(
@@ -357,6 +370,14 @@ class Session(chainer.FunctionHook):
         self._keys: list[Key] = []
         self._start_seconds = 0.0
 
+    def _start_operation(self, k: int, key: Key) -> None:
+        """What is allocated from here on belongs to operation k."""
+        self._check(k, key)
+        if self._placing:
+            self.device.seek(k)
+        elif self._log is not None:
+            self._log.start_operation()
+
     def _check(self, k: int, key: Key) -> None:
         """Compares an operation with the guide's; deviations go passive."""
         if self._recorder is not None:
@@ -371,6 +392,7 @@ class Session(chainer.FunctionHook):
         """The iteration is not the one the guide knows: passive from here."""
         self._matching = False
         self._executor.leave_plan()
+        self._stop_placing()
         self.deviations += 1
         # What begins like this one and goes another way is recorded next time.
         self._lost = True
@@ -404,6 +426,8 @@ class Session(chainer.FunctionHook):
         if self._trace_next and self._matching and guide.stage is Stage.GUIDED:
             self._tracer = self._executor.tracer = Tracer(self.device)
             self._tracer.enter()
+        if self._use_arena and self._matching and guide.stage is Stage.GUIDED:
+            self._begin_placing(guide)
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
@@ -419,11 +443,19 @@ class Session(chainer.FunctionHook):
         if self._matching and self._position != len(guide.keys):
             self._deviate()
         self._finish_trace(guide)
+        log, self._log = self._log, None
+        self._stop_placing()
+        if log is not None:
+            guide.logs.append(log.finish())
+        else:
+            guide.logs.clear()
         if watch is not None and self._matching:
             self.device.synchronize()
             guide.timings.append(watch.times())
             if guide.timed:
                 _uncounted(self._retime, guide)
+        if len(guide.logs) == 2:
+            _uncounted(self._lay_out, guide)
         if self._improve and self._matching and guide.timed:
             _uncounted(self._adopt, guide)
         if recorder is None:
@@ -466,9 +498,7 @@ class Session(chainer.FunctionHook):
             )
         if self._in_backward or (self._started and not self._backward_seen):
             raise SessionError('An iteration is under way; replan between iterations.')
-        plan = _uncounted(
-            make_plan, guide.problem, self.limit_bytes, planner, **options
-        )
+        plan = _uncounted(self._make_plan, guide, guide.problem, planner, options)
         self.finish_iteration()
         self._stop_improving()
         self.planner, self.planner_options = planner, options
@@ -543,9 +573,7 @@ class Session(chainer.FunctionHook):
     def _plan(self, guide: Guide) -> None:
         problem = guide.make_problem()
         self.observe_problem(problem)
-        plan = make_plan(
-            problem, self.limit_bytes, self.planner, **self.planner_options
-        )
+        plan = self._make_plan(guide, problem, self.planner, self.planner_options)
         self._follow(guide, problem, plan)
 
     def _retime(self, guide: Guide) -> None:
@@ -554,25 +582,25 @@ class Session(chainer.FunctionHook):
         assert old is not None
         problem = guide.make_timed_problem()
         seconds = simulate(problem, old).total_seconds
-        plan = None if guide.timed_again else self._faster(problem, seconds)
+        plan = None if guide.timed_again else self._faster(guide, problem, seconds)
         if plan is None:
             plan = dataclasses.replace(
                 old,
                 predicted_seconds=seconds,
                 in_core_seconds=problem.in_core_seconds,
-                lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
+                lower_bound_seconds=lower_bound(
+                    problem, self._limit_for(guide)
+                ).seconds,
             )
         else:  # its own times tell more
             guide.timed_again = True
             guide.timings.clear()
         self._follow(guide, problem, plan, old)
 
-    def _faster(self, problem: Problem, seconds: float) -> Plan | None:
+    def _faster(self, guide: Guide, problem: Problem, seconds: float) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one."""
         try:
-            plan = make_plan(
-                problem, self.limit_bytes, self.planner, **self.planner_options
-            )
+            plan = self._make_plan(guide, problem, self.planner, self.planner_options)
         except InfeasibleError:  # it was replanned with another planner
             return None
         gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
@@ -590,7 +618,7 @@ class Session(chainer.FunctionHook):
         elif self.planner == IMPROVABLE and not any(
             other.running for other in self._improvements
         ):
-            guide.improvement = Improvement(problem, self.limit_bytes, plan)
+            guide.improvement = Improvement(problem, self._limit_for(guide), plan)
             self._improvements.append(guide.improvement)
             guide.improvement.start()
 
@@ -600,6 +628,99 @@ class Session(chainer.FunctionHook):
         self._improvements.clear()
         for guide in self._guides:
             guide.improvement = None
+
+    # -- arena ----------------------------------------------------------------
+    def _begin_placing(self, guide: Guide) -> None:
+        """Allocations of this iteration get their places, or are logged."""
+        if guide.arena is not None:
+            self._placing = self.device.set_places(guide.arena)
+            self._places_before = self.device.place_figures()
+            if not self._placing:
+                guide.forgo_arena()
+                self._tell('no memory for the arena beside what the pool keeps')
+        elif guide.wants_log and self._tracer is None:
+            self._log = AllocationLog(self.device)
+
+    def _stop_placing(self) -> None:
+        if self._placing:
+            self.device.seek(-1)
+            self._placing = False
+        if self._log is not None:
+            self._log.finish()
+            self._log = None
+
+    def _lay_out(self, guide: Guide) -> None:
+        """Places for a plan's iterations; a plan for less memory if they exceed it."""
+        arena = self._arena_of((guide.logs[0], guide.logs[1]))
+        guide.logs.clear()
+        if arena.required_bytes <= self.limit_bytes:
+            guide.arena = arena
+            self._tell(
+                f'arena: {arena.placed} allocations placed in '
+                f'{format_bytes(arena.footprint_bytes)}, '
+                f'{arena.layout.competitive_ratio:.3f} of their peak load; '
+                f'{format_bytes(arena.side_bytes)} beside it'
+            )
+            return
+        problem = guide.problem
+        assert problem is not None
+        if not self._tighten(guide, arena):
+            guide.forgo_arena()
+            return
+        try:
+            plan = self._make_plan(guide, problem, self.planner, self.planner_options)
+        except InfeasibleError:
+            guide.forgo_arena()
+            return
+        guide.timings.clear()
+        self._follow(guide, problem, plan)
+
+    def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
+        device = self.device
+        return lay_out(
+            logs, device.block_bytes, device.alignment_bytes, device.moves_in
+        )
+
+    def _tighten(self, guide: Guide, arena: Arena) -> bool:
+        """Plans for less memory from now on, unless that has been tried enough."""
+        if guide.tightenings == MOST_TIGHTENINGS:
+            return False
+        guide.tightenings += 1
+        excess = arena.required_bytes - self.limit_bytes
+        guide.tightened_bytes += excess + self.limit_bytes // SPARE_SHARE
+        self._tell(
+            f'arena: {format_bytes(arena.required_bytes)} needed, planning for '
+            f'{format_bytes(self._limit_for(guide))}'
+        )
+        return True
+
+    def _make_plan(
+        self, guide: Guide, problem: Problem, planner: str, options: dict[str, Any]
+    ) -> Plan:
+        """A plan whose arena fits, as far as its trace tells; its bound is the limit's.
+
+        Raises:
+            InfeasibleError: If none fits, with or without an arena.
+        """
+        plan = make_plan(problem, self._limit_for(guide), planner, **options)
+        while self._use_arena and guide.tightenings <= MOST_TIGHTENINGS:
+            arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
+            if arena.required_bytes <= self.limit_bytes:
+                break
+            try:
+                if not self._tighten(guide, arena):
+                    break
+                plan = make_plan(problem, self._limit_for(guide), planner, **options)
+            except InfeasibleError:
+                guide.forgo_arena()
+        if plan.memory_limit_bytes < self.limit_bytes:
+            bound = lower_bound(problem, self.limit_bytes).seconds
+            plan = dataclasses.replace(plan, lower_bound_seconds=bound)
+        return plan
+
+    def _limit_for(self, guide: Guide) -> int:
+        """What plans may use of the limit."""
+        return self.limit_bytes - guide.tightened_bytes
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""
@@ -677,6 +798,9 @@ class Session(chainer.FunctionHook):
             and self._guide.stage is Stage.GUIDED
         )
         counters = self._executor.counters
+        placed = self.device.place_figures()
+        before, self._places_before = self._places_before, placed
+        pool = self.device.pool_figures()
         self._history.append(
             {
                 'guided': float(guided),
@@ -689,6 +813,9 @@ class Session(chainer.FunctionHook):
                 'recomputed_bytes': counters.recomputed_bytes,
                 'evictions': counters.evictions,
                 'restores': counters.restores,
+                'footprint_bytes': pool.occupied_bytes + pool.free_bytes,
+                'placed': placed.placed - before.placed,
+                'unplaced': sum(placed[1:]) - sum(before[1:]),
             }
         )
         self._tell(
@@ -733,6 +860,7 @@ class Session(chainer.FunctionHook):
 
         plan, guide = self.plan, self._planned_guide()
         problem = guide.problem if guide is not None else None
+        arena = guide.arena if guide is not None else None
         seconds = median('seconds')
         in_core = plan.in_core_seconds if plan is not None else None
         return {
@@ -745,6 +873,13 @@ class Session(chainer.FunctionHook):
             'peak_bytes': int(max((e['peak_bytes'] for e in self._history), default=0)),
             'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
             'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
+            'footprint_bytes': int(
+                max((e['footprint_bytes'] for e in self._history), default=0)
+            ),
+            'arena_bytes': arena.footprint_bytes if arena else None,
+            'side_bytes': arena.side_bytes if arena else None,
+            'placed': _as_int(median('placed')),
+            'unplaced': _as_int(median('unplaced')),
             'host_bytes': int(
                 max((e['host_bytes'] for e in guided or self._history), default=0)
             ),

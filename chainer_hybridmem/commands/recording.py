@@ -124,8 +124,9 @@ def open_session(
         memory.swap_dir,
         memory.link_bandwidth,
         progress or False,
-        False,
-        {},
+        improve=False,
+        arena=False,
+        options={},
     )
 
 

@@ -26,14 +26,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.devices.bits import same_bits
+from chainer_hybridmem.devices.places import Slab
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
     HostCopy,
     Mark,
+    PlaceFigures,
     PoolFigures,
     Root,
     Span,
@@ -48,6 +50,9 @@ from chainer_hybridmem.devices.store import (
     check_available,
 )
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools.arena import Arena
 
 _UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
@@ -71,6 +76,8 @@ class CudaDevice(Device):
 
     kind = 'cuda'
     asynchronous = True
+    alignment_bytes = _UNIT_BYTES
+    moves_in = False
 
     def __init__(
         self,
@@ -109,6 +116,7 @@ class CudaDevice(Device):
         self._adopted_bytes = 0
         self._store = Store(self._make_block, 'pinned')
         self._stalls: list[tuple[Any, Any]] = []
+        self._slab: Slab | None = None
         self._set_pool_limit()
 
     # -- life ---------------------------------------------------------------
@@ -203,15 +211,25 @@ class CudaDevice(Device):
             return self._pool.malloc(0)
         nbytes = _rounded(size)
         asked = self._make_room(nbytes)
-        pointer = self._pool_pointer(nbytes)
-        if pointer is None and not asked and self._call_reclaim(nbytes):
+        block = self._find_block(nbytes)
+        if block is None and not asked and self._call_reclaim(nbytes):
             # It fits by count: the pool is fragmented.
-            pointer = self._pool_pointer(nbytes)
-        if pointer is None:
+            block = self._find_block(nbytes)
+        if block is None:
             self._refuse(size)
-        owner = _Allocation(self, self._count(nbytes), nbytes, pointer)
-        memory = self._cuda.UnownedMemory(pointer.ptr, nbytes, owner, self._device_id)
+        owner = _Allocation(self, self._count(nbytes), nbytes, block)
+        memory = self._cuda.UnownedMemory(block.ptr, nbytes, owner, self._device_id)
         return self._cuda.MemoryPointer(memory, 0)
+
+    def _find_block(self, nbytes: int) -> Any:
+        """Memory where it is planned to lie, beside the arena, or in a hole of it."""
+        slab = self._slab
+        if slab is None:
+            return self._pool_pointer(nbytes)
+        block = slab.place(nbytes)
+        if block is None:
+            block = self._pool_pointer(nbytes)
+        return slab.cut(nbytes) if block is None else block
 
     def _other_pointer(self, size: int) -> Any:
         """For another GPU: what was installed before."""
@@ -367,6 +385,33 @@ class CudaDevice(Device):
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)
 
+    # -- places -------------------------------------------------------------
+    def block_bytes(self, nbytes: int) -> int:
+        return _rounded(nbytes)
+
+    def set_places(self, arena: Arena) -> bool:
+        """See :class:`Device`; a larger arena takes the place of a smaller one."""
+        nbytes = arena.footprint_bytes
+        if self._slab is None or self._slab.nbytes < nbytes:
+            self._slab = None  # goes with the last block in it
+            with self._current():
+                self._pool.free_all_blocks()
+                pointer = self._pool_pointer(nbytes)
+            if pointer is None:
+                return False
+            self._slab = Slab(pointer, nbytes)
+        self._slab.expect(arena)
+        return True
+
+    def seek(self, k: int) -> None:
+        if self._slab is not None:
+            self._slab.seek(k)
+
+    def place_figures(self) -> PlaceFigures:
+        return (
+            PlaceFigures(*self._slab.figures()) if self._slab else PlaceFigures(0, 0, 0)
+        )
+
     # -- copies -------------------------------------------------------------
     @property
     def host_bytes(self) -> int:
@@ -511,15 +556,13 @@ class _CudaCompletion(Completion):
 class _Allocation:
     """Owner of one block; see Note: [block owners]."""
 
-    __slots__ = ('device', 'ident', 'nbytes', 'pointer')
+    __slots__ = ('block', 'device', 'ident', 'nbytes')
 
-    def __init__(
-        self, device: CudaDevice, ident: int, nbytes: int, pointer: Any
-    ) -> None:
+    def __init__(self, device: CudaDevice, ident: int, nbytes: int, block: Any) -> None:
         self.device = device
         self.ident = ident
         self.nbytes = nbytes
-        self.pointer = pointer
+        self.block = block  # of the pool or of a slab; given back when it dies
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():

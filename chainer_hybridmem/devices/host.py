@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -27,6 +27,7 @@ from chainer_hybridmem.devices.protocol import (
     Device,
     HostCopy,
     Mark,
+    PlaceFigures,
     PoolFigures,
     Root,
     Transfer,
@@ -39,6 +40,9 @@ from chainer_hybridmem.errors import (
     SessionError,
     SwapStoreError,
 )
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools.arena import Arena
 
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
 
@@ -64,6 +68,8 @@ class HostDevice(Device):
 
     kind = 'host'
     asynchronous = False
+    alignment_bytes = 64
+    moves_in = True  # it takes addresses first, and memory as it is touched
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class HostDevice(Device):
         self._d2h = CopyThread('hybridmem-d2h', link_bandwidth, link_latency_seconds)
         self._h2d = CopyThread('hybridmem-h2d', link_bandwidth, link_latency_seconds)
         self._stall_seconds = 0.0
+        self._segments: tuple[int, ...] = ()
 
     # -- life ---------------------------------------------------------------
     def install(self, reclaim: Callable[[int], None]) -> None:
@@ -280,6 +287,25 @@ class HostDevice(Device):
 
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)
+
+    # -- places -------------------------------------------------------------
+    def block_bytes(self, nbytes: int) -> int:
+        return numpy_memory.block_bytes(nbytes)
+
+    def set_places(self, arena: Arena) -> bool:
+        """See :class:`Device`; addresses are there for any arena."""
+        self._segments = arena.segments
+        self._counter.expect(arena.entries)
+        return True
+
+    def seek(self, k: int) -> None:
+        if k < 0:
+            self._counter.seek(0, 0)
+        else:
+            self._counter.seek(self._segments[k], self._segments[k + 1])
+
+    def place_figures(self) -> PlaceFigures:
+        return PlaceFigures(*self._counter.placed_figures())
 
     # -- copies -------------------------------------------------------------
     @property

@@ -15,14 +15,14 @@ Note: [headers]
     C library knows or the bytes it takes up, and where it lies. So the id of any
     live array is one read away, and nothing has to be looked up when it dies.
 
-Note: [slab]
+Note: [slabs]
     A new large block from the system costs a page fault for every page, up to a
     fifth of an iteration, and the C library's heap keeps freed ones in pieces.
-    Large blocks are therefore cut from one slab as large as the limit: best
-    fit, neighbours joined when freed, pages kept. A block for which no hole is
-    large enough is mapped by itself; then pages of holes, the largest first, go
-    back to the system as far as the limit wants it, so that physical memory
-    follows the load, not its history.
+    Large blocks are therefore cut from two slabs, each as large as the limit: the
+    arena for those with a planned place, the side slab for all others, with best fit.
+    Addresses cost nothing, pages are kept: before one more is touched than the limit
+    allows, pages of holes, the largest first, go back to the system, so that physical
+    memory follows the load, not its history.
 
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
@@ -39,18 +39,20 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
+import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
-import llvmlite.ir
 import numpy
 from numba import types
-from numba.extending import intrinsic
 
+from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices.slab import add, load, store
 from chainer_hybridmem.jit import callback, compiled
 
 try:
@@ -77,17 +79,15 @@ _FIRST_LOG_ENTRIES = 1 << 14
 _LIMIT, _USED, _PEAK, _WINDOW, _NEXT_ID = 0, 8, 16, 24, 32
 _LOGGING, _LOG, _LOG_LENGTH, _LOG_CAPACITY = 40, 48, 56, 64
 _RECLAIMING, _FAILED_BYTES, _FAILED_USED, _LIMITED = 72, 80, 88, 96
-_SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _SLAB_BLOCKS = 104, 112, 120, 128, 136
-_HOLES, _HOLE_COUNT = 144, 152  # (address, bytes) pairs by address
-_FROM_POOL, _FROM_SYSTEM, _MAPPED_BYTES, _SAMPLE_PEAK = 160, 168, 176, 184
-_RELEASED = 1  # in the bytes of a hole, which are a multiple of 64: no pages
-_FIELDS = 24
+_FROM_POOL, _FROM_SYSTEM, _MAPPED_BYTES, _SAMPLE_PEAK, _POISON = 104, 112, 120, 128, 136
+_SIDE = 144  # a slab as large as the limit, for what has no planned place
+_ARENA = _SIDE + slab.SLAB_BYTES  # a slab; empty as long as nothing is planned
+_TABLE = _ARENA + slab.SLAB_BYTES
+_FIELDS = (_TABLE + slab.TABLE_BYTES) // 8
+_NEXT, _STOP = (_TABLE + slab.NEXT) // 8, (_TABLE + slab.STOP) // 8
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
-_MOST_HOLES = 1 << 13
-_LEAST_HOLE = 4096
-_EVERYTHING = 1 << 60  # bytes
 _RECLAIM_TRIES = 8
-_IN_HEAP, _IN_SLAB, _MAPPED = 0, 1, 2  # where a block lies
+_IN_HEAP, _IN_SIDE, _MAPPED, _IN_ARENA = 0, 1, 2, 3  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
 _ID_BITS = 40  # of an id; the counter's number is above them
@@ -118,29 +118,7 @@ llvmlite.binding.add_symbol(
 
 
 # -- native code --------------------------------------------------------------
-@intrinsic
-def _load(typing_context: Any, address: Any) -> Any:
-    """The 8-byte integer at an address."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = llvmlite.ir.IntType(64)
-        return builder.load(builder.inttoptr(args[0], word.as_pointer()))
-
-    return types.int64(types.int64), build
-
-
-@intrinsic
-def _store(typing_context: Any, address: Any, value: Any) -> Any:
-    """Writes an 8-byte integer to an address."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = llvmlite.ir.IntType(64)
-        builder.store(args[1], builder.inttoptr(args[0], word.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), build
-
-
+_native = functools.partial(compiled, uses=(slab,))
 _i64 = types.int64
 _c_malloc = types.ExternalFunction('malloc', _i64(_i64))
 _c_calloc = types.ExternalFunction('calloc', _i64(_i64, _i64))
@@ -156,28 +134,23 @@ _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int
 _reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
 
 
-@compiled(types.void(_i64, _i64))
-def _add(address: int, value: int) -> None:
-    _store(address, _load(address) + value)
-
-
-@compiled(types.void(_i64, _i64, _i64))
+@_native(types.void(_i64, _i64, _i64))
 def _log(counter: int, ident: int, size: int) -> None:
-    length, capacity = _load(counter + _LOG_LENGTH), _load(counter + _LOG_CAPACITY)
+    length, capacity = load(counter + _LOG_LENGTH), load(counter + _LOG_CAPACITY)
     if length == capacity:
-        grown = _c_realloc(_load(counter + _LOG), capacity * 32)
+        grown = _c_realloc(load(counter + _LOG), capacity * 32)
         if grown == 0:
-            _store(counter + _LOGGING, 0)
+            store(counter + _LOGGING, 0)
             return
-        _store(counter + _LOG, grown)
-        _store(counter + _LOG_CAPACITY, capacity * 2)
-    entry = _load(counter + _LOG) + length * 16
-    _store(entry, ident)
-    _store(entry + 8, size)
-    _store(counter + _LOG_LENGTH, length + 1)
+        store(counter + _LOG, grown)
+        store(counter + _LOG_CAPACITY, capacity * 2)
+    entry = load(counter + _LOG) + length * 16
+    store(entry, ident)
+    store(entry + 8, size)
+    store(counter + _LOG_LENGTH, length + 1)
 
 
-@compiled(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64))
 def _release_pages(start: int, end: int) -> None:
     """Gives the whole pages between two addresses back; they read as zero."""
     first, last = (start + 4095) & -4096, end & -4096
@@ -185,178 +158,137 @@ def _release_pages(start: int, end: int) -> None:
         _c_madvise(first, last - first, _MADV_DONTNEED)
 
 
-@compiled(types.void(_i64, _i64))
-def _remove_hole(counter: int, index: int) -> None:
-    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT) - 1
-    for i in range(index, count):
-        _store(holes + 16 * i, _load(holes + 16 * i + 16))
-        _store(holes + 16 * i + 8, _load(holes + 16 * i + 24))
-    _store(counter + _HOLE_COUNT, count)
+@_native(_i64(_i64))
+def _held(counter: int) -> int:
+    """Free bytes that have pages."""
+    return load(counter + _SIDE + slab.HELD) + load(counter + _ARENA + slab.HELD)
 
 
-@compiled(_i64(_i64, _i64))
-def _cut(counter: int, total: int) -> int:
-    """Takes space from the slab: the smallest hole, else above the top."""
-    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
-    best, best_bytes = -1, 0
-    for i in range(count):
-        nbytes = _load(holes + 16 * i + 8) & ~_RELEASED
-        if nbytes >= total and (best < 0 or nbytes < best_bytes):
-            best, best_bytes = i, nbytes
-    fresh = 0  # bytes whose pages the system has to give
-    if best >= 0:
-        address = _load(holes + 16 * best)
-        if _load(holes + 16 * best + 8) & _RELEASED:
-            fresh = total
-        if best_bytes - total >= _LEAST_HOLE:
-            _store(holes + 16 * best, address + total)
-            released = _load(holes + 16 * best + 8) & _RELEASED
-            _store(holes + 16 * best + 8, (best_bytes - total) | released)
-        else:
-            total = best_bytes
-            _remove_hole(counter, best)
-    else:
-        top = _load(counter + _SLAB_TOP)
-        if top + total > _load(counter + _SLAB_SIZE):
-            return 0
-        address = _load(counter + _SLAB) + top
-        _store(counter + _SLAB_TOP, top + total)
-        touched = _load(counter + _SLAB_TOUCHED)
-        fresh = max(0, top + total - touched)
-        _store(counter + _SLAB_TOUCHED, touched + fresh)
-    _add(counter + _FROM_SYSTEM, fresh)
-    _add(counter + _FROM_POOL, total - fresh)
-    _store(counter + _SLAB_BLOCKS, _load(counter + _SLAB_BLOCKS) + 1)
-    _store(address + 16, total)
-    return address
+@_native(_i64(_i64))
+def _release_tail(place: int) -> int:
+    """Gives the pages above the top of a slab back; returns their bytes."""
+    base, top = load(place + slab.BASE), load(place + slab.TOP)
+    touched = load(place + slab.TOUCHED)
+    if touched <= top:
+        return 0
+    _release_pages(base + top, base + touched)
+    store(place + slab.TOUCHED, top)
+    add(place + slab.HELD, top - touched)
+    return touched - top
 
 
-@compiled(types.void(_i64, _i64, _i64))
-def _join(counter: int, address: int, total: int) -> None:
-    """Puts space back into the slab and joins it with its neighbours."""
-    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
-    _store(counter + _SLAB_BLOCKS, _load(counter + _SLAB_BLOCKS) - 1)
-    low, high = 0, count  # the first hole behind the address
-    while low < high:
-        middle = (low + high) // 2
-        if _load(holes + 16 * middle) < address:
-            low = middle + 1
-        else:
-            high = middle
-    if low < count and _load(holes + 16 * low) == address + total:
-        total += _load(holes + 16 * low + 8) & ~_RELEASED
-        _remove_hole(counter, low)
-        count -= 1
-    if low > 0:
-        before = holes + 16 * (low - 1)
-        nbytes = _load(before + 8) & ~_RELEASED
-        if _load(before) + nbytes == address:
-            address = _load(before)
-            total += nbytes
-            low -= 1
-            _remove_hole(counter, low)
-            count -= 1
-    slab = _load(counter + _SLAB)
-    if address + total == slab + _load(counter + _SLAB_TOP):
-        _store(counter + _SLAB_TOP, address - slab)
-        return
-    if count == _MOST_HOLES:
-        return  # lost until the slab goes; far more holes than arrays ever live
-    for i in range(count, low, -1):
-        _store(holes + 16 * i, _load(holes + 16 * i - 16))
-        _store(holes + 16 * i + 8, _load(holes + 16 * i - 8))
-    _store(holes + 16 * low, address)
-    _store(holes + 16 * low + 8, total)
-    _store(counter + _HOLE_COUNT, count + 1)
+@_native(_i64(_i64))
+def _release_largest(place: int) -> int:
+    """Gives the pages of the largest hole of a slab back; returns their bytes."""
+    index = slab.largest_held(place)
+    if index < 0:
+        return 0
+    hole = load(place + slab.HOLES) + 16 * index
+    start, extent = load(hole), load(hole + 8)
+    _release_pages(start, start + extent)
+    store(hole + 8, extent | slab.RELEASED)
+    add(place + slab.HELD, -extent)
+    return extent
 
 
-@compiled(types.void(_i64, _i64))
-def _release_holes(counter: int, size: int) -> None:
-    """Gives unused pages of the slab back until ``size`` more bytes fit.
+@_native(types.void(_i64))
+def _release_holes(counter: int) -> None:
+    """Gives unused pages back until those and what is in use fit the limit.
 
-    The limit is then kept by what is in use, what holes still hold and the new
-    bytes together.
+    Holes of the arena go last: they will be needed again.
     """
-    holes, count = _load(counter + _HOLES), _load(counter + _HOLE_COUNT)
-    slab, top = _load(counter + _SLAB), _load(counter + _SLAB_TOP)
-    excess = _load(counter + _USED) + size - _load(counter + _LIMIT)
-    for i in range(count):
-        nbytes = _load(holes + 16 * i + 8)
-        if nbytes & _RELEASED == 0:
-            excess += nbytes
-    if excess + _load(counter + _SLAB_TOUCHED) - top > 0:
-        _release_pages(slab + top, slab + _load(counter + _SLAB_TOUCHED))
-        _store(counter + _SLAB_TOUCHED, top)
-    while excess > 0:
-        largest, most = -1, 0
-        for i in range(count):
-            nbytes = _load(holes + 16 * i + 8)
-            if nbytes & _RELEASED == 0 and nbytes > most:
-                largest, most = i, nbytes
-        if largest < 0:
-            return
-        start = _load(holes + 16 * largest)
-        _release_pages(start, start + most)
-        _store(holes + 16 * largest + 8, most | _RELEASED)
-        excess -= most
+    excess = load(counter + _USED) + _held(counter) - load(counter + _LIMIT)
+    for place in (counter + _SIDE, counter + _ARENA):
+        if excess > 0:
+            excess -= _release_tail(place)
+        while excess > 0:
+            nbytes = _release_largest(place)
+            if nbytes == 0:
+                break
+            excess -= nbytes
 
 
-@compiled(types.void(_i64))
-def _drop_slab(counter: int) -> None:
-    """Gives the slab back once no block is in it any more."""
-    if _load(counter + _SLAB) != 0 and _load(counter + _SLAB_BLOCKS) == 0:
-        _c_munmap(_load(counter + _SLAB), _load(counter + _SLAB_SIZE))
-        for field in (_SLAB, _SLAB_SIZE, _SLAB_TOP, _SLAB_TOUCHED, _HOLE_COUNT):
-            _store(counter + field, 0)
+@_native(types.void(_i64, _i64))
+def _drop_slab(counter: int, field: int) -> None:
+    """Gives a slab back once no block is in it any more."""
+    base, nbytes = load(counter + field + slab.BASE), load(counter + field + slab.SIZE)
+    if base != 0 and load(counter + field + slab.BLOCKS) == 0:
+        _c_munmap(base, nbytes)
+        slab.begin(counter + field, 0, 0)
 
 
-@compiled(types.void(_i64, _i64))
-def _make_slab(counter: int, nbytes: int) -> None:
-    """Reserves addresses for the slab; memory comes as it is touched."""
-    if _load(counter + _SLAB) == 0:
+@_native(types.void(_i64, _i64, _i64))
+def _make_slab(counter: int, field: int, nbytes: int) -> None:
+    """Reserves addresses for a slab; memory comes as it is touched."""
+    if load(counter + field + slab.BASE) == 0:
         base = _c_mmap(0, nbytes, _PROTECTION, _MAP_FLAGS, -1, 0)
         if base != -1:
             _c_madvise(base, nbytes, _MADV_HUGEPAGE)
-            _store(counter + _SLAB, base)
-            _store(counter + _SLAB_SIZE, nbytes)
+            slab.begin(counter + field, base, nbytes)
 
 
-@compiled(_i64(_i64, _i64))
+@_native(types.void(_i64, _i64, _i64, _i64))
+def _served(counter: int, field: int, base: int, place: int) -> None:
+    """Counts a block that a slab has given."""
+    fresh, extent = (
+        load(counter + field + slab.FRESH),
+        load(counter + field + slab.EXTENT),
+    )
+    add(counter + _FROM_SYSTEM, fresh)
+    add(counter + _FROM_POOL, extent - fresh)
+    store(base + 16, extent)
+    store(base + 24, place)
+
+
+@_native(_i64(_i64, _i64))
 def _find_space(counter: int, total: int) -> int:
-    """Space for a large block: in the slab, else mapped; 0 if there is none."""
-    base = _cut(counter, total)
+    """Space for a large block; 0 if there is none.
+
+    Where it is planned to lie, else beside the arena, else in a hole of it, else
+    mapped by itself.
+    """
+    base = 0
+    if load(counter + _TABLE + slab.STOP) > 0:
+        base = slab.place(counter + _TABLE, counter + _ARENA, total)
+        if base != 0:
+            _served(counter, _ARENA, base, _IN_ARENA)
+            return base
+    base = slab.cut(counter + _SIDE, total)
     if base != 0:
-        _store(base + 24, _IN_SLAB)
+        _served(counter, _SIDE, base, _IN_SIDE)
         return base
-    _release_holes(counter, total)
+    base = slab.cut(counter + _ARENA, total)
+    if base != 0:
+        _served(counter, _ARENA, base, _IN_ARENA)
+        return base
     base = _c_mmap(0, total, _PROTECTION, _MAP_FLAGS, -1, 0)
     if base == -1:
         return 0
     if total >= _HUGE_BYTES:
         _c_madvise(base, total, _MADV_HUGEPAGE)
-    _add(counter + _FROM_SYSTEM, total)
-    _add(counter + _MAPPED_BYTES, total)
-    _store(base + 16, total)
-    _store(base + 24, _MAPPED)
+    add(counter + _FROM_SYSTEM, total)
+    add(counter + _MAPPED_BYTES, total)
+    store(base + 16, total)
+    store(base + 24, _MAPPED)
     return base
 
 
-@compiled(_i64(_i64, _i64, types.boolean))
+@_native(_i64(_i64, _i64, types.boolean))
 def _large_block(counter: int, size: int, zeroed: bool) -> int:
-    """A block from the slab, or one mapped by itself; see Note: [slab].
+    """A block from the slab, or one mapped by itself; see Note: [slabs].
 
     Where the system refuses to map, others must leave the slab to make room.
     """
     total = (size + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
     base = _find_space(counter, total)
-    if _load(counter + _LIMITED) != 0 and _load(counter + _RECLAIMING) == 0:
+    if load(counter + _LIMITED) != 0 and load(counter + _RECLAIMING) == 0:
         tries = 0
         while base == 0 and tries < _RECLAIM_TRIES:
-            used = _load(counter + _USED)
-            _store(counter + _RECLAIMING, 1)
+            used = load(counter + _USED)
+            store(counter + _RECLAIMING, 1)
             _reclaim(counter, total)
-            _store(counter + _RECLAIMING, 0)
-            if _load(counter + _USED) == used:
+            store(counter + _RECLAIMING, 0)
+            if load(counter + _USED) == used:
                 break
             base = _find_space(counter, total)
             tries += 1
@@ -367,44 +299,47 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
     return base + _HEADER
 
 
-@compiled(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64))
 def _free_block(counter: int, address: int) -> None:
     """Gives a block back to where it came from."""
-    base, place = address - _HEADER, _load(address - _HEADER + 24)
-    extent = _load(base + 16)
+    base, place = address - _HEADER, load(address - _HEADER + 24)
+    extent = load(base + 16)
     if place == _IN_HEAP:
         _c_free(extent)
     elif place == _MAPPED:
         _c_munmap(base, extent)
-        _add(counter + _MAPPED_BYTES, -extent)
+        add(counter + _MAPPED_BYTES, -extent)
     else:
-        _join(counter, base, extent)
-        if _load(counter + _LIMITED) == 0:
+        field = _SIDE if place == _IN_SIDE else _ARENA
+        if load(counter + _POISON) != 0:
+            _c_memset(base, 255, extent)
+        slab.join(counter + field, base, extent)
+        if load(counter + _LIMITED) == 0:
             _release_pages(base, base + extent)
-            _drop_slab(counter)
+            _drop_slab(counter, field)
 
 
-@compiled(types.boolean(_i64, _i64))
+@_native(types.boolean(_i64, _i64))
 def _admit(counter: int, size: int) -> bool:
     """Whether a block fits, after asking for space if need be."""
-    used, limit = _load(counter + _USED), _load(counter + _LIMIT)
-    if _load(counter + _LIMITED) == 0:
+    used, limit = load(counter + _USED), load(counter + _LIMIT)
+    if load(counter + _LIMITED) == 0:
         return True
-    if used + size > limit and _load(counter + _RECLAIMING) == 0:
-        _store(counter + _RECLAIMING, 1)
+    if used + size > limit and load(counter + _RECLAIMING) == 0:
+        store(counter + _RECLAIMING, 1)
         _reclaim(counter, used + size - limit)
-        _store(counter + _RECLAIMING, 0)
-        used = _load(counter + _USED)
+        store(counter + _RECLAIMING, 0)
+        used = load(counter + _USED)
     if used + size > limit:
-        _store(counter + _FAILED_BYTES, size)
-        _store(counter + _FAILED_USED, used)
+        store(counter + _FAILED_BYTES, size)
+        store(counter + _FAILED_USED, used)
         return False
     return True
 
 
-@compiled(_i64(_i64, _i64, types.boolean))
+@_native(_i64(_i64, _i64, types.boolean))
 def _new_block(counter: int, size: int, zeroed: bool) -> int:
-    """Memory behind a header; see Note: [headers] and [slab]."""
+    """Memory behind a header; see Note: [headers] and [slabs]."""
     if size >= _LARGE_BYTES:
         return _large_block(counter, size, zeroed)
     total = size + _HEADER + _ALIGNMENT
@@ -412,36 +347,36 @@ def _new_block(counter: int, size: int, zeroed: bool) -> int:
     if base == 0:
         return 0
     address = (base + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
-    _store(address - _HEADER + 16, base)
-    _store(address - _HEADER + 24, _IN_HEAP)
+    store(address - _HEADER + 16, base)
+    store(address - _HEADER + 24, _IN_HEAP)
     return address
 
 
-@compiled(_i64(_i64, _i64))
+@_native(_i64(_i64, _i64))
 def _count(counter: int, size: int) -> int:
     """Counts bytes in use; returns a new id."""
-    ident = _load(counter + _NEXT_ID)
-    _store(counter + _NEXT_ID, ident + 1)
-    used = _load(counter + _USED) + size
-    _store(counter + _USED, used)
-    if used > _load(counter + _PEAK):
-        _store(counter + _PEAK, used)
-    if used > _load(counter + _WINDOW):
-        _store(counter + _WINDOW, used)
-    if used > _load(counter + _SAMPLE_PEAK):
-        _store(counter + _SAMPLE_PEAK, used)
+    ident = load(counter + _NEXT_ID)
+    store(counter + _NEXT_ID, ident + 1)
+    used = load(counter + _USED) + size
+    store(counter + _USED, used)
+    if used > load(counter + _PEAK):
+        store(counter + _PEAK, used)
+    if used > load(counter + _WINDOW):
+        store(counter + _WINDOW, used)
+    if used > load(counter + _SAMPLE_PEAK):
+        store(counter + _SAMPLE_PEAK, used)
     return ident
 
 
-@compiled(types.void(_i64, _i64, _i64))
+@_native(types.void(_i64, _i64, _i64))
 def _uncount(counter: int, ident: int, size: int) -> None:
     """Takes counted bytes back."""
-    _store(counter + _USED, _load(counter + _USED) - size)
-    if _load(counter + _LOGGING) != 0:
+    store(counter + _USED, load(counter + _USED) - size)
+    if load(counter + _LOGGING) != 0:
         _log(counter, -ident, size)
 
 
-@compiled(_i64(_i64, _i64, types.boolean))
+@_native(_i64(_i64, _i64, types.boolean))
 def _take(counter: int, size: int, zeroed: bool) -> int:
     """Address of a new block; 0 if it does not fit."""
     if not _admit(counter, size):
@@ -450,62 +385,59 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     if address == 0:
         return 0
     ident = _count(counter, size)
-    _store(address - _HEADER, ident)
-    _store(address - _HEADER + 8, size)
-    if _load(counter + _LOGGING) != 0:
+    if load(counter + _USED) + _held(counter) > load(counter + _LIMIT):
+        _release_holes(counter)  # nothing of the block has been touched yet
+    store(address - _HEADER, ident)
+    store(address - _HEADER + 8, size)
+    if load(counter + _LOGGING) != 0:
         _log(counter, ident, size)
     return address
 
 
-@compiled(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64))
 def _give(counter: int, address: int) -> None:
     """Takes a block back."""
-    ident, size = _load(address - _HEADER), _load(address - _HEADER + 8)
+    ident, size = load(address - _HEADER), load(address - _HEADER + 8)
     _uncount(counter, ident, size)
     _free_block(counter, address)
 
 
-@compiled(types.void(_i64, _i64, _i64))
+@_native(types.void(_i64, _i64, _i64))
 def _write_figures(counter: int, out: int, new_peak: int) -> None:
     """Writes what :meth:`Counter.pool_figures` returns."""
-    holes = _load(counter + _HOLES)
-    free = _load(counter + _SLAB_TOUCHED) - _load(counter + _SLAB_TOP)
-    for i in range(_load(counter + _HOLE_COUNT)):
-        nbytes = _load(holes + 16 * i + 8)
-        if nbytes & _RELEASED == 0:
-            free += nbytes
-    used = _load(counter + _USED)
-    _store(out, used)
-    _store(out + 8, free)
-    _store(out + 16, _load(counter + _FROM_POOL))
-    _store(out + 24, _load(counter + _FROM_SYSTEM))
-    _store(out + 32, max(used, _load(counter + _SAMPLE_PEAK)))
+    free = _held(counter)
+    used = load(counter + _USED)
+    store(out, used)
+    store(out + 8, free)
+    store(out + 16, load(counter + _FROM_POOL))
+    store(out + 24, load(counter + _FROM_SYSTEM))
+    store(out + 32, max(used, load(counter + _SAMPLE_PEAK)))
     if new_peak != 0:
-        _store(counter + _SAMPLE_PEAK, used)
+        store(counter + _SAMPLE_PEAK, used)
 
 
-@callback(_i64(_i64, _i64))
+@callback(_i64(_i64, _i64), uses=(slab,))
 def _on_malloc(counter: int, size: int) -> int:
     return _take(counter, size, False)
 
 
-@callback(_i64(_i64, _i64, _i64))
+@callback(_i64(_i64, _i64, _i64), uses=(slab,))
 def _on_calloc(counter: int, count: int, size: int) -> int:
     return _take(counter, count * size, True)
 
 
-@callback(_i64(_i64, _i64, _i64))
+@callback(_i64(_i64, _i64, _i64), uses=(slab,))
 def _on_realloc(counter: int, address: int, size: int) -> int:
     if address == 0:
         return _take(counter, size, False)
     moved = _take(counter, size, False)
     if moved != 0:
-        _c_memcpy(moved, address, min(size, _load(address - _HEADER + 8)))
+        _c_memcpy(moved, address, min(size, load(address - _HEADER + 8)))
         _give(counter, address)
     return moved
 
 
-@callback(types.void(_i64, _i64, _i64))
+@callback(types.void(_i64, _i64, _i64), uses=(slab,))
 def _on_free(counter: int, address: int, size: int) -> None:
     if address != 0:
         _give(counter, address)
@@ -531,16 +463,7 @@ class _Handler(ctypes.Structure):
 
 
 _libc = ctypes.PyDLL(None)
-_libc.calloc.restype = ctypes.c_void_p
-_libc.calloc.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
 _handlers: list[_Handler] = []
-
-
-def _immortal(nbytes: int) -> int:
-    address: int | None = _libc.calloc(1, nbytes)
-    if address is None:
-        raise MemoryError(f'no {nbytes} bytes for the NumPy memory handler')
-    return address
 
 
 class Counter:
@@ -558,18 +481,20 @@ class Counter:
     def __init__(self, limit_bytes: int, reclaim: Callable[[int], None]) -> None:
         self.error: BaseException | None = None
         self._reclaim = reclaim
-        address = _immortal(8 * _FIELDS)
+        address = slab.immortal(8 * _FIELDS)
         self._words = (ctypes.c_int64 * _FIELDS).from_address(address)
         self._address = address
         self._set(_LIMIT, limit_bytes)
         self._number = len(_handlers)
         self._set(_NEXT_ID, (self._number << _ID_BITS) + 1)  # never used twice
         self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
-        self._set(_LOG, _immortal(16 * _FIRST_LOG_ENTRIES))
-        self._set(_HOLES, _immortal(16 * _MOST_HOLES))
+        self._set(_LOG, slab.immortal(16 * _FIRST_LOG_ENTRIES))
+        for place in (_SIDE, _ARENA):
+            self._set(place + slab.HOLES, slab.immortal(16 * slab.MOST_HOLES))
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
         self._previous: Any = None
+        self._expected: Any = None  # keeps the table's memory
         self._capsule = _make_capsule(_make_handler(address))
         _counters[address] = weakref.ref(self)
 
@@ -631,6 +556,40 @@ class Counter:
         _write_figures(self._address, self._figures_address, int(new_peak))
         return tuple(self._figures)
 
+    # -- places ---------------------------------------------------------------
+    def expect(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Sets the table: ``(bytes, offset)`` of each planned malloc, in order.
+
+        Args:
+            entries: Bytes as :func:`block_bytes` gives them.
+        """
+        self._expected = (ctypes.c_int64 * max(1, 2 * len(entries)))(
+            *itertools.chain.from_iterable(entries)
+        )
+        self.seek(0, 0)
+        self._set(_TABLE + slab.ENTRIES, ctypes.addressof(self._expected))
+
+    def seek(self, first: int, stop: int) -> None:
+        """The next mallocs are those from entry ``first`` to entry ``stop``.
+
+        With ``stop`` zero nothing is planned.
+        """
+        words = self._words
+        words[_NEXT] = first
+        words[_STOP] = stop
+
+    def placed_figures(self) -> tuple[int, int, int]:
+        """Blocks so far that got their place, that had none, whose place was taken."""
+        return (
+            self._get(_TABLE + slab.PLACED),
+            self._get(_TABLE + slab.MISSED),
+            self._get(_TABLE + slab.TAKEN),
+        )
+
+    def poison_freed(self, poisoned: bool) -> None:
+        """Fills large blocks with ones when they are freed: NaN, as numbers."""
+        self._set(_POISON, int(poisoned))
+
     # -- events ---------------------------------------------------------------
     def start_events(self) -> None:
         """Starts a new event log."""
@@ -653,15 +612,21 @@ class Counter:
     # -- installing -----------------------------------------------------------
     def install(self) -> None:
         """Sends NumPy's allocations of the current context to this counter."""
-        _make_slab(self._address, _slab_bytes(self._get(_LIMIT)))
+        for place in (_SIDE, _ARENA):
+            _make_slab(self._address, place, _slab_bytes(self._get(_LIMIT)))
         self._set(_LIMITED, 1)
         self._previous = _set_handler(self._capsule)
 
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
         self._set(_LIMITED, 0)
-        _release_holes(self._address, _EVERYTHING)
-        _drop_slab(self._address)
+        limit = self._get(_LIMIT)
+        self._set(_LIMIT, 0)
+        _release_holes(self._address)
+        self._set(_LIMIT, limit)
+        self._set(_TABLE + slab.STOP, 0)
+        for place in (_SIDE, _ARENA):
+            _drop_slab(self._address, place)
         _set_handler(self._previous)
         self._previous = None
 
@@ -673,6 +638,13 @@ class Counter:
         """Id of a block one of our handlers has given out; 0 if another did."""
         ident = ctypes.c_int64.from_address(address - _HEADER).value
         return ident if ident >> _ID_BITS == self._number else 0
+
+
+def block_bytes(nbytes: int) -> int:
+    """What a block takes up, its header included; 0 if it comes from the heap."""
+    if nbytes < _LARGE_BYTES:
+        return 0
+    return (nbytes + _HEADER + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
 def _slab_bytes(limit_bytes: int) -> int:
@@ -692,7 +664,7 @@ def installed() -> bool:
 
 
 def _make_handler(counter: int) -> _Handler:
-    handler = _Handler.from_address(_immortal(ctypes.sizeof(_Handler)))
+    handler = _Handler.from_address(slab.immortal(ctypes.sizeof(_Handler)))
     handler.name = NAME.encode()
     handler.version = 1
     allocator = handler.allocator
@@ -706,7 +678,7 @@ def _make_handler(counter: int) -> _Handler:
 
 
 def _make_capsule(handler: _Handler) -> Any:
-    name = _immortal(16)
+    name = slab.immortal(16)
     ctypes.memmove(name, b'mem_handler', 11)
     new = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p

@@ -24,7 +24,10 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools.arena import Arena
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Root = Any  # holding it keeps the allocation alive
@@ -64,6 +67,20 @@ class PoolFigures(NamedTuple):
     pool_allocated_bytes: int
     device_allocated_bytes: int
     peak_bytes: int
+
+
+class PlaceFigures(NamedTuple):
+    """What became of large allocations since the device was opened, in counts.
+
+    Attributes:
+        placed (int): Got their planned place.
+        unexpected (int): Were not expected where they came.
+        taken (int): Were expected, but something else lay in their place.
+    """
+
+    placed: int
+    unexpected: int
+    taken: int
 
 
 class Span(abc.ABC):
@@ -112,6 +129,9 @@ class Device(abc.ABC):
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
         window_peak_bytes (int): Highest since :meth:`reset_window`.
+        alignment_bytes (int): Every block of an arena begins at a multiple of it.
+        moves_in (bool): Whether an arena may take over what lies elsewhere when its
+            first iteration begins; else there is no memory for both.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
         reclaim_error (BaseException or None): What ``reclaim`` raised last; the
@@ -120,6 +140,8 @@ class Device(abc.ABC):
 
     kind: str
     asynchronous: bool
+    alignment_bytes: int
+    moves_in: bool
     limit_bytes: int
     used_bytes: int
     peak_bytes: int
@@ -229,6 +251,29 @@ class Device(abc.ABC):
         Args:
             new_peak: Whether the peak begins anew at the present load.
         """
+
+    # -- places -------------------------------------------------------------
+    @abc.abstractmethod
+    def block_bytes(self, nbytes: int) -> int:
+        """What an allocation takes up in an arena; 0 if it never lies in one."""
+
+    @abc.abstractmethod
+    def set_places(self, arena: Arena) -> bool:
+        """From now on allocations lie where an arena says.
+
+        What is somewhere else stays there. Takes effect with :meth:`seek`.
+
+        Returns:
+            bool: Whether there is memory for the arena now.
+        """
+
+    @abc.abstractmethod
+    def seek(self, k: int) -> None:
+        """The allocations to come are those of operation k; -1 for none of them."""
+
+    @abc.abstractmethod
+    def place_figures(self) -> PlaceFigures:
+        """What became of large allocations while places were set."""
 
     # -- copies -------------------------------------------------------------
     @property

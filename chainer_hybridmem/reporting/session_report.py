@@ -42,6 +42,7 @@ def session_report(
                 f'{plan.simulations} simulations',
             )
         )
+    rows += _memory(s)
     rows.append(('host memory for swapped maps', _bytes(s['host_bytes'])))
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
@@ -49,6 +50,24 @@ def session_report(
     title = f'chainer_hybridmem, planner {s["planner"]}'
     lines = [title, '-' * len(title)]
     return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+
+
+def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [('footprint, measured', _bytes(s['footprint_bytes']))]
+    if s['arena_bytes'] is not None:
+        rows.append(
+            (
+                'arena + beside it',
+                f'{_bytes(s["arena_bytes"])} + {_bytes(s["side_bytes"])}',
+            )
+        )
+        rows.append(
+            (
+                'allocations placed / not / iteration',
+                f'{s["placed"]} / {s["unplaced"]}',
+            )
+        )
+    return rows
 
 
 def _times(s: dict[str, Any]) -> list[tuple[str, str]]:

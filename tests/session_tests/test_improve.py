@@ -65,7 +65,7 @@ def test_a_better_plan_is_adopted_and_numbers_stay_exact(lazy, monkeypatch):
     monkeypatch.setattr(improvement.Improvement.__init__, '__defaults__', (3,))
     expected, _, _ = train()
     result, plans, session = train(
-        True, planner='hybrid', improve=True, link_bandwidth='50MB/s'
+        True, planner='hybrid', improve=True, arena=False, link_bandwidth='50MB/s'
     )
     networks.assert_same(expected, result)
     assert session.plan.options['improved']

@@ -1,0 +1,296 @@
+"""Cuts one piece of memory into blocks, and finds planned blocks their place.
+
+All of this is native code that works with addresses and never looks at what is
+behind them, so the memory may be a GPU's. A slab and a table are structures of
+8-byte words in C memory that is never freed, because arrays may outlive every
+Python object.
+
+=========  ================================================================
+word       meaning
+=========  ================================================================
+slab       one piece of memory; blocks are cut from holes, else from above
+           the top, which sinks again when the last block goes
+hole       free bytes below the top, with or without physical pages
+held       free bytes that may have pages: of holes, and above the top as
+           far up as it has ever been
+arena      a slab whose blocks have planned places
+table      the mallocs a plan expects, in order: size and offset of each; the
+           offset is negative for those that have no place
+segment    the part of the table that belongs to one operation
+=========  ================================================================
+
+Note: [places]
+    A malloc is looked up by its position in the segment of the operation that
+    runs: the next entry, or one of the next few if something planned did not
+    come. It gets its place if its size is the planned one and nothing
+    lies there. Every other block is the caller's to put somewhere else, so that
+    an iteration which leaves its plan loses speed and nothing more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llvmlite.ir
+from numba import types
+from numba.extending import intrinsic
+
+from chainer_hybridmem.jit import compiled
+
+# Words of a slab.
+BASE, SIZE, TOP, TOUCHED, BLOCKS = range(0, 40, 8)
+HOLES, HOLE_COUNT, FRESH, EXTENT, HELD = range(40, 80, 8)
+SLAB_BYTES = 80
+RELEASED = 1  # in the bytes of a hole, which are a multiple of 64: no pages
+MOST_HOLES = 1 << 13
+LEAST_HOLE = 4096  # smaller remainders go with the block, unless it is planned
+
+# Words of a table.
+ENTRIES, NEXT, STOP, PLACED, MISSED, TAKEN = range(0, 48, 8)
+TABLE_BYTES = 48
+LOOK_AHEAD = 64  # entries; of what a plan expects and does not come
+
+_libc = ctypes.PyDLL(None)
+_libc.calloc.restype = ctypes.c_void_p
+_libc.calloc.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+
+
+def immortal(nbytes: int) -> int:
+    """Address of zeroed C memory that is never freed."""
+    address: int | None = _libc.calloc(1, nbytes)
+    if address is None:
+        raise MemoryError(f'no {nbytes} bytes for the allocator')
+    return address
+
+
+# -- words ----------------------------------------------------------------------
+@intrinsic
+def load(typing_context: Any, address: Any) -> Any:
+    """The 8-byte integer at an address."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = llvmlite.ir.IntType(64)
+        return builder.load(builder.inttoptr(args[0], word.as_pointer()))
+
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def store(typing_context: Any, address: Any, value: Any) -> Any:
+    """Writes an 8-byte integer to an address."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = llvmlite.ir.IntType(64)
+        builder.store(args[1], builder.inttoptr(args[0], word.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+_i64 = types.int64
+
+
+@compiled(types.void(_i64, _i64))
+def add(address: int, value: int) -> None:
+    """Adds to the integer at an address."""
+    store(address, load(address) + value)
+
+
+# -- slab -----------------------------------------------------------------------
+@compiled(types.void(_i64, _i64, _i64))
+def begin(slab: int, base: int, nbytes: int) -> None:
+    """Makes a slab of free memory that has no pages yet."""
+    store(slab + BASE, base)
+    store(slab + SIZE, nbytes)
+    for word in (TOP, TOUCHED, BLOCKS, HOLE_COUNT, FRESH, EXTENT, HELD):
+        store(slab + word, 0)
+
+
+@compiled(types.void(_i64, _i64))
+def _remove_hole(slab: int, index: int) -> None:
+    holes, count = load(slab + HOLES), load(slab + HOLE_COUNT) - 1
+    for i in range(index, count):
+        store(holes + 16 * i, load(holes + 16 * i + 16))
+        store(holes + 16 * i + 8, load(holes + 16 * i + 24))
+    store(slab + HOLE_COUNT, count)
+
+
+@compiled(types.void(_i64, _i64, _i64, _i64))
+def _insert_hole(slab: int, index: int, address: int, extent: int) -> None:
+    """Adds a hole; lost until the slab goes if there are far too many."""
+    holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
+    if count == MOST_HOLES:
+        return
+    for i in range(count, index, -1):
+        store(holes + 16 * i, load(holes + 16 * i - 16))
+        store(holes + 16 * i + 8, load(holes + 16 * i - 8))
+    store(holes + 16 * index, address)
+    store(holes + 16 * index + 8, extent)
+    store(slab + HOLE_COUNT, count + 1)
+
+
+@compiled(_i64(_i64, _i64))
+def _hole_behind(slab: int, address: int) -> int:
+    """Index of the first hole that begins at or behind an address."""
+    holes = load(slab + HOLES)
+    low, high = 0, load(slab + HOLE_COUNT)
+    while low < high:
+        middle = (low + high) // 2
+        if load(holes + 16 * middle) < address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled(types.void(_i64, _i64))
+def _raise_top(slab: int, top: int) -> None:
+    """Moves the top up; what was never touched below it is fresh."""
+    touched, below = load(slab + TOUCHED), load(slab + TOP)
+    store(slab + FRESH, max(0, top - max(touched, below)))
+    add(slab + HELD, -max(0, min(touched, top) - below))
+    store(slab + TOP, top)
+    store(slab + TOUCHED, max(touched, top))
+
+
+@compiled(_i64(_i64, _i64))
+def cut(slab: int, total: int) -> int:
+    """Takes space: the smallest hole, else above the top.
+
+    Returns:
+        int: Its address, 0 if there is none. EXTENT says how much it really
+        is, FRESH for how much of it the system has to give pages.
+    """
+    holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
+    best, best_bytes = -1, 0
+    for i in range(count):
+        nbytes = load(holes + 16 * i + 8) & ~RELEASED
+        if nbytes >= total and (best < 0 or nbytes < best_bytes):
+            best, best_bytes = i, nbytes
+    if best >= 0:
+        address = load(holes + 16 * best)
+        released = load(holes + 16 * best + 8) & RELEASED
+        if best_bytes - total >= LEAST_HOLE:
+            store(holes + 16 * best, address + total)
+            store(holes + 16 * best + 8, (best_bytes - total) | released)
+        else:
+            total = best_bytes
+            _remove_hole(slab, best)
+        store(slab + FRESH, total if released else 0)
+        add(slab + HELD, 0 if released else -total)
+    else:
+        top = load(slab + TOP)
+        if top + total > load(slab + SIZE):
+            return 0
+        address = load(slab + BASE) + top
+        _raise_top(slab, top + total)
+    add(slab + BLOCKS, 1)
+    store(slab + EXTENT, total)
+    return address
+
+
+@compiled(types.boolean(_i64, _i64, _i64))
+def cut_at(slab: int, address: int, total: int) -> bool:
+    """Takes exactly this space if nothing lies there; see :func:`cut`."""
+    base, top = load(slab + BASE), load(slab + TOP)
+    if address + total > base + load(slab + SIZE):
+        return False
+    if address >= base + top:
+        touched = load(slab + TOUCHED)
+        if address > base + top:
+            pages = 0 if touched > top else RELEASED
+            count, gap = load(slab + HOLE_COUNT), address - base - top
+            _insert_hole(slab, count, base + top, gap | pages)
+            _raise_top(slab, address - base)
+            add(slab + HELD, 0 if pages else gap)
+        _raise_top(slab, address + total - base)
+    else:
+        index = _hole_behind(slab, address + 1) - 1
+        if index < 0:
+            return False
+        hole = load(slab + HOLES) + 16 * index
+        start, extent = load(hole), load(hole + 8)
+        released = extent & RELEASED
+        before = address - start
+        behind = (extent & ~RELEASED) - before - total
+        if behind < 0:
+            return False
+        if before > 0 and behind > 0:
+            store(hole + 8, before | released)
+            _insert_hole(slab, index + 1, address + total, behind | released)
+        elif before > 0:
+            store(hole + 8, before | released)
+        elif behind > 0:
+            store(hole, address + total)
+            store(hole + 8, behind | released)
+        else:
+            _remove_hole(slab, index)
+        store(slab + FRESH, total if released else 0)
+        add(slab + HELD, 0 if released else -total)
+    add(slab + BLOCKS, 1)
+    store(slab + EXTENT, total)
+    return True
+
+
+@compiled(types.void(_i64, _i64, _i64))
+def join(slab: int, address: int, total: int) -> None:
+    """Puts space back and joins it with its neighbours."""
+    holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
+    add(slab + BLOCKS, -1)
+    more = total  # what may have pages, or is taken to have some from now on
+    low = _hole_behind(slab, address)
+    if low < count and load(holes + 16 * low) == address + total:
+        extent = load(holes + 16 * low + 8)
+        total += extent & ~RELEASED
+        more += extent & ~RELEASED if extent & RELEASED else 0
+        _remove_hole(slab, low)
+    if low > 0:
+        before = holes + 16 * (low - 1)
+        extent = load(before + 8)
+        if load(before) + (extent & ~RELEASED) == address:
+            address = load(before)
+            total += extent & ~RELEASED
+            more += extent & ~RELEASED if extent & RELEASED else 0
+            low -= 1
+            _remove_hole(slab, low)
+    add(slab + HELD, more)
+    base = load(slab + BASE)
+    if address + total == base + load(slab + TOP):
+        store(slab + TOP, address - base)
+        return
+    _insert_hole(slab, low, address, total)
+
+
+@compiled(_i64(_i64))
+def largest_held(slab: int) -> int:
+    """Index of the largest hole with pages; -1 if there is none."""
+    holes = load(slab + HOLES)
+    largest, most = -1, 0
+    for i in range(load(slab + HOLE_COUNT)):
+        extent = load(holes + 16 * i + 8)
+        if extent & RELEASED == 0 and extent > most:
+            largest, most = i, extent
+    return largest
+
+
+# -- table ----------------------------------------------------------------------
+@compiled(_i64(_i64, _i64, _i64))
+def place(table: int, slab: int, total: int) -> int:
+    """The planned place of the next malloc; 0 if it has none. See [places]."""
+    index, stop = load(table + NEXT), load(table + STOP)
+    entries = load(table + ENTRIES)
+    for i in range(index, min(stop, index + LOOK_AHEAD)):
+        if load(entries + 16 * i) == total:
+            store(table + NEXT, i + 1)
+            offset = load(entries + 16 * i + 8)
+            if offset < 0:
+                return 0
+            address = load(slab + BASE) + offset
+            if cut_at(slab, address, total):
+                add(table + PLACED, 1)
+                return address
+            add(table + TAKEN, 1)
+            return 0
+    add(table + MISSED, 1)
+    return 0

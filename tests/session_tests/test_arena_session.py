@@ -1,0 +1,173 @@
+"""Guided iterations that allocate at places laid out beforehand."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.devices import copies
+from chainer_hybridmem.devices.host import HostDevice
+
+ITERATIONS = 12
+LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
+
+
+@pytest.fixture(scope='module')
+def data():
+    return networks.batches(ITERATIONS)
+
+
+@pytest.fixture(scope='module')
+def in_core(data):
+    return networks.train(networks.Everything, data)[0]
+
+
+def run(data, **options):
+    return networks.train(
+        networks.Everything, data, **{'memory_limit': LIMIT, **options}
+    )
+
+
+def last(session):
+    return session.last_iteration()
+
+
+def test_every_allocation_gets_its_place(data, in_core):
+    result, session = run(data)
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['arena_bytes'] + figures['side_bytes'] <= LIMIT
+    assert figures['footprint_bytes'] <= LIMIT
+    assert last(session)['placed'] > 50 and last(session)['unplaced'] == 0
+    assert figures['evictions'] == figures['deviations'] == 0
+    assert 'arena + beside it' in session.report()
+
+
+def test_without_it_nothing_is_placed(data, in_core):
+    result, session = run(data, arena=False)
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['arena_bytes'] is None and figures['placed'] == 0
+    assert 'arena' not in session.report()
+
+
+@pytest.fixture
+def hostile(monkeypatch):
+    """Freed memory is full of NaN, and copies are late by chance."""
+    install, execute = HostDevice.install, copies.CopyThread._execute
+    chance = random.Random(0)
+
+    def poisoned(self, reclaim):
+        install(self, reclaim)
+        self._counter.poison_freed(True)
+
+    def late(self, job):
+        time.sleep(chance.choice((0, 0, 0.002, 0.01)))
+        execute(self, job)
+
+    monkeypatch.setattr(HostDevice, 'install', poisoned)
+    monkeypatch.setattr(copies.CopyThread, '_execute', late)
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'swap-opt', 'superneurons', 'hybrid'])
+def test_poisoned_memory_and_late_copies_change_nothing(
+    hostile, planner, data, in_core
+):
+    result, session = run(data, planner=planner)
+    networks.assert_same(in_core, result)
+    assert last(session)['placed'] > 50 and last(session)['unplaced'] == 0
+
+
+def test_poison_reaches_who_reads_freed_memory(hostile):
+    """The tests above would notice."""
+    device = HostDevice(1 << 22)
+    device.install(lambda nbytes: None)
+    array = np.ones(1 << 16, np.float32)
+    stale = device.restore(array, device.capture(array)).__array_interface__['data'][0]
+    view = np.frombuffer(
+        (np.ctypeslib.ctypes.c_char * 64).from_address(stale), np.float32
+    )
+    assert (view == 1).all()
+    del array
+    assert np.isnan(view).all()
+    device.uninstall()
+    device.close()
+
+
+def test_a_copy_that_is_not_waited_for_is_noticed(hostile, data, in_core, monkeypatch):
+    """Memory handed out while the copy of its contents still runs."""
+    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
+
+    def hasty(self, root, copy):
+        copy, transfer = swap_out(self, root, copy)
+        transfer.root = None  # nothing keeps the memory any more
+        return copy, transfer
+
+    def orderly(self):
+        self.synchronize()  # or the slab goes while threads read it
+        uninstall(self)
+
+    wait = HostDevice.wait
+    monkeypatch.setattr(HostDevice, 'swap_out', hasty)
+    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
+    monkeypatch.setattr(
+        HostDevice,
+        'wait',
+        lambda self, transfer: transfer.root is None or wait(self, transfer),
+    )
+    result, _ = run(data, planner='swap-all')
+    with pytest.raises(AssertionError):
+        networks.assert_same(in_core, result)
+
+
+def test_iterations_that_differ_are_survived(data, in_core):
+    """A smaller batch in between, an array that stays, a map somebody holds."""
+    kept = []
+    small = [(x[:5], t[:5]) for x, t in networks.batches(1)]
+    mixed = [*data[:8], *small, *data[8:], *data[:2]]
+    expected, _ = networks.train(networks.Everything, mixed)
+
+    class Holding(networks.Everything):
+        def forward(self, x, t):
+            kept.append(np.zeros(40_000, np.float32))  # never freed
+            return super().forward(x, t)
+
+    result, session = networks.train(Holding, mixed, memory_limit=LIMIT + 3_000_000)
+    networks.assert_same(expected, result)
+    assert session.statistics()['footprint_bytes'] <= LIMIT + 3_000_000
+    assert last(session)['placed'] > 50
+
+
+def test_what_comes_unexpectedly_lies_beside(data, in_core):
+    """Evaluation-like work in guided iterations: noticed, counted, not harmful."""
+    calls = []
+
+    class Busy(networks.Everything):
+        def forward(self, x, t):
+            calls.append(1)
+            loss = super().forward(x, t)
+            if len(calls) >= ITERATIONS - 1:
+                np.ones(50_000, np.float32).sum()
+            return loss
+
+    result, session = networks.train(Busy, data, memory_limit=LIMIT)
+    networks.assert_same(in_core, result)
+    assert last(session)['unplaced'] == 1
+    assert session.statistics()['footprint_bytes'] <= LIMIT
+
+
+def test_a_plan_whose_arena_is_too_large_is_made_again(data, in_core, capsys):
+    result, session = run(data, memory_limit=4_000_000, progress=True, planner='hybrid')
+    networks.assert_same(in_core, result)
+    told = capsys.readouterr().err
+    assert 'needed, planning for' in told
+    figures = session.statistics()
+    assert figures['arena_bytes'] + figures['side_bytes'] <= 4_000_000
+    assert figures['predicted_peak_bytes'] < 4_000_000
+    bound = figures['lower_bound_seconds']
+    assert bound <= hybridmem.make_plan(session.profile, 4_000_000).predicted_seconds
