@@ -588,9 +588,7 @@ class Session(chainer.FunctionHook):
                 old,
                 predicted_seconds=seconds,
                 in_core_seconds=problem.in_core_seconds,
-                lower_bound_seconds=lower_bound(
-                    problem, self._limit_for(guide)
-                ).seconds,
+                lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
             )
         else:  # its own times tell more
             guide.timed_again = True

@@ -293,10 +293,10 @@ class HostDevice(Device):
         return numpy_memory.block_bytes(nbytes)
 
     def set_places(self, arena: Arena) -> bool:
-        """See :class:`Device`; addresses are there for any arena."""
+        """See :class:`Device`; there are addresses, unless the system refused them."""
         self._segments = arena.segments
         self._counter.expect(arena.entries)
-        return True
+        return self._counter.arena_bytes >= arena.footprint_bytes
 
     def seek(self, k: int) -> None:
         if k < 0:

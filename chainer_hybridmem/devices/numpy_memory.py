@@ -569,6 +569,11 @@ class Counter:
         self.seek(0, 0)
         self._set(_TABLE + slab.ENTRIES, ctypes.addressof(self._expected))
 
+    @property
+    def arena_bytes(self) -> int:
+        """Addresses for blocks with planned places."""
+        return self._get(_ARENA + slab.SIZE)
+
     def seek(self, first: int, stop: int) -> None:
         """The next mallocs are those from entry ``first`` to entry ``stop``.
 
