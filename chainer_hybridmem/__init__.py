@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.library import load_plan, load_profile
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.recording.forward import record_inference
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
@@ -44,6 +45,7 @@ __all__ = [
     'make_plan',
     'optimize',
     'profile_memory',
+    'record_inference',
     'simulate',
 ]
 
@@ -58,9 +60,12 @@ _HOMES = {
     'make_plan': 'planners',
     'optimize': 'session',
     'profile_memory': 'memory_profile',
+    'record_inference': 'recording.forward',
     'simulate': 'simulation',
 }
-_NEED_CHAINER = frozenset({'HybridMemory', 'Session', 'optimize', 'profile_memory'})
+_NEED_CHAINER = frozenset(
+    {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'record_inference'}
+)
 
 
 def __getattr__(name: str) -> Any:

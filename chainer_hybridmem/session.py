@@ -26,6 +26,7 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     SessionError,
 )
+from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
@@ -271,7 +272,7 @@ class Session(chainer.FunctionHook):
         self._index[function] = k
         self._last = (k, weakref.ref(function))
         if self._recorder is not None:
-            specs = tuple(_spec(x) for x in in_data)
+            specs = tuple(spec_of(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
         self._leave(starts_operation=True)
 
@@ -863,10 +864,6 @@ def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:
         type(graph.target(function)).__name__,
         *[(x.shape, x.dtype.char) for x in in_data],
     )
-
-
-def _spec(array: Any) -> str:
-    return f'{array.dtype.name}[{",".join(map(str, array.shape))}]'
 
 
 def _as_int(value: float | None) -> int | None:
