@@ -4,15 +4,15 @@
 
 VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded with 2 and 4
 pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN (docs/estimate.md).
-``hybrid`` plans for limits from the in-core peak down, ``exact`` lays out what it plans;
-then bisection between the last limit with and the first without a property. Two speeds:
-that of the device model, and that of the paper, whose VGG-16 needs 24 ms for forward and
-28.9 ms to copy 300 MB; all networks are slowed down by the same factor.
+``hybrid`` plans for limits from the in-core peak down, and ``exact`` lays out what it
+plans; then bisection between the last limit with a property and the first without. Two
+speeds: that of the device model, and that of the paper, whose VGG-16 needs 24 ms for
+forward and 28.9 ms to copy 300 MB; all networks are slowed down by the same factor.
 
 Overhead is predicted time over in-core time, minus 1; up to ``NO_OVERHEAD`` counts as
-none. Reductions are of the in-core load and of the in-core footprint, exact and CnMem's,
-which is the baseline of the paper. Writes ``benchmarks/results/combined.json``, ``.md``
-and ``.png``.
+none. Cuts are parts of the in-core load and of the in-core footprint: exact's, and
+CnMem's, which is the baseline of the paper. Writes ``combined.json``, ``.md`` and
+``.png`` to ``benchmarks/results``.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class Session(chainer.FunctionHook):
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
             )
-        self.device.adopt(array for _, array in _permanent_arrays(self.model))
+        self.device.adopt(array for _, array in permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
         try:
             super().__enter__()
@@ -637,7 +637,7 @@ class Session(chainer.FunctionHook):
         identify, owns = self.device.allocation_id, self.device.owns
         return {
             identify(array): category
-            for category, array in _permanent_arrays(self.model)
+            for category, array in permanent_arrays(self.model)
             if owns(array)
         }
 
@@ -816,10 +816,10 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def model_arrays(model: chainer.Link) -> list[Any]:
     """What stays from iteration to iteration, as arrays."""
-    return [array for _, array in _permanent_arrays(model)]
+    return [array for _, array in permanent_arrays(model)]
 
 
-def _permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
+def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     """Parameters, gradients, optimizer state and persistent arrays."""
     arrays: list[tuple[Category, Any]] = []
     for parameter in model.params():

@@ -80,7 +80,11 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
             model(*args, **kwargs)
         device = open_device(_device_of(model), _UNLIMITED_BYTES)
         try:
-            parameters = sessions.model_arrays(model)
+            parameters = [
+                array
+                for kind, array in sessions.permanent_arrays(model)
+                if kind is Category.PARAMETER
+            ]
             device.adopt(parameters)
             device.install(lambda missing_bytes: None)
             try:
@@ -131,7 +135,7 @@ class ForwardRecorder(chainer.FunctionHook):
 
     Args:
         device: Installed.
-        parameters: The model's arrays, adopted.
+        parameters: The model's parameters and statistics, adopted.
     """
 
     name = 'hybridmem-forward'
@@ -303,12 +307,15 @@ class _Builder:
     def _uses(self) -> list[set[int]]:
         """Operations that read each storage; see Note: [by hand]."""
         uses: list[set[int]] = [set() for _ in self.index]
+        ends = [*(step.first_event for step in self.steps[1:]), len(self.raw)]
+        gaps = [(0, 0, self.steps[0].first_event)]  # before the first function
         for k, step in enumerate(self.steps):
+            gaps.append((k, step.ran_event, ends[k]))
             for allocation in step.reads:
                 if allocation:
                     uses[self.index[allocation]].add(k)
-            end = self.firsts[k + 1] if k + 1 < len(self.steps) else len(self.raw)
-            for position in range(step.ran_event, end):
+        for k, start, end in gaps:
+            for position in range(start, end):
                 event = self.raw[position]
                 if event > 0 and self.sizes[event] > _EMPTY_BYTES:
                     for i in self._alive(position):
