@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         OutOfMemoryError,
     )
     from chainer_hybridmem.extension import HybridMemory
+    from chainer_hybridmem.inference import record_inference
     from chainer_hybridmem.library import load_plan, load_profile
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.recording.forward import record_inference
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
@@ -60,7 +60,7 @@ _HOMES = {
     'make_plan': 'planners',
     'optimize': 'session',
     'profile_memory': 'memory_profile',
-    'record_inference': 'recording.forward',
+    'record_inference': 'inference',
     'simulate': 'simulation',
 }
 _NEED_CHAINER = frozenset(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TextIO
 import chainer
 import numpy as np
 
-from chainer_hybridmem import architectures, compat
+from chainer_hybridmem import architectures, compat, inference
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
@@ -17,7 +17,6 @@ from chainer_hybridmem.errors import (
     SessionError,
 )
 from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.recording import forward
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import Problem
 
@@ -170,7 +169,7 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
     try:
         model, _, examples = prepare(network, device)
         network = dataclasses.replace(network, insize=examples[0].shape[-1])
-        return forward.record_inference(model, *map(model.xp.array, examples))
+        return inference.record_inference(model, *map(model.xp.array, examples))
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:

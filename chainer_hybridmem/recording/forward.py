@@ -26,10 +26,8 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem import graph
-from chainer_hybridmem import session as sessions
-from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
-from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.profile import (
     Category,
@@ -42,69 +40,8 @@ from chainer_hybridmem.profile import (
     Storage,
 )
 
-_UNLIMITED_BYTES = 1 << 60
 _NO_LINK = Link(0.0, 1.0, 1.0)  # nothing is copied
 _EMPTY_BYTES = 1  # of an empty array; Chainer's checks of types make some
-
-
-def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
-    """Records the memory of one forward pass at test time.
-
-    The model is called under ``chainer.no_backprop_mode()`` and with
-    ``chainer.config.train`` off; once more before, if it has parameters without
-    a shape.
-
-    >>> profile = hybridmem.record_inference(model, x)
-    >>> trace = pools.forward_trace(profile, pools.Lifetimes.LAST_USE)
-
-    Args:
-        model: On the CPU or a GPU.
-        args: For the model.
-        kwargs: For the model.
-
-    Returns:
-        Profile: Of forward operations only. What the model has returned stays to
-        its end.
-
-    Raises:
-        OptionError: If the model is no link.
-        SessionError: If it calls no function of Chainer, or if NumPy's memory is
-            watched already.
-    """
-    if not isinstance(model, chainer.Link):
-        raise OptionError(
-            f'model is a {type(model).__name__}; a chainer.Link is needed.'
-        )
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        if any(parameter.array is None for parameter in model.params()):
-            model(*args, **kwargs)
-        device = open_device(_device_of(model), _UNLIMITED_BYTES)
-        try:
-            parameters = [
-                array
-                for kind, array in sessions.permanent_arrays(model)
-                if kind is Category.PARAMETER
-            ]
-            device.adopt(parameters)
-            device.install(lambda missing_bytes: None)
-            try:
-                recorder = ForwardRecorder(device, parameters)
-                recorder.expect([*args, *kwargs.values()])
-                with recorder:
-                    result = model(*args, **kwargs)
-                profile = recorder.build()
-                del result
-            finally:
-                device.uninstall()
-        finally:
-            device.close()
-    return profile
-
-
-def _device_of(model: chainer.Link) -> str:
-    if isinstance(model.device, chainer.backend.GpuDevice):
-        return f'cuda:{model.device.device.id}'
-    return 'cpu'
 
 
 @dataclasses.dataclass
@@ -131,7 +68,7 @@ class _Step:
 
 
 class ForwardRecorder(chainer.FunctionHook):
-    """Records while it is entered; see :func:`record_inference`.
+    """Records while it is entered; see :mod:`chainer_hybridmem.inference`.
 
     Args:
         device: Installed.

@@ -9,6 +9,8 @@ import networks
 import numpy as np
 import pytest
 import recordings
+from hypothesis import given
+from hypothesis import strategies as st
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import pools
@@ -17,6 +19,7 @@ from chainer_hybridmem.estimation import lower_to_cudnn
 from chainer_hybridmem.pools import Lifetimes, forward_trace
 from chainer_hybridmem.pools import forward as forward_module
 from chainer_hybridmem.profile import SlotKind
+from chainer_hybridmem.recording.forward import ForwardRecorder
 
 X = np.random.RandomState(0).rand(4, 2048).astype(np.float32)
 UNIT = X.nbytes
@@ -46,6 +49,18 @@ def loads(profile, lifetimes, blobs_only=True):
 
 def total(profile, in_place=False):
     return pools.blob_bytes(profile, in_place) / UNIT
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
+def test_union_find(pairs):
+    sets, naive = forward_module.DisjointSets(10), [{i} for i in range(10)]
+    for left, right in pairs:
+        sets.union(left, right)
+        both = naive[left] | naive[right]
+        for item in both:
+            naive[item] = both
+    for i in range(10):
+        assert {j for j in range(10) if sets.find(j) == sets.find(i)} == naive[i]
 
 
 # -- loads by hand -----------------------------------------------------------------
@@ -320,6 +335,23 @@ def test_what_shares_memory_is_not_overwritten_too_early(compute, lifetimes):
         with Arena(profile, lifetimes):
             y = compute(chainer.Variable(X.copy()))
     np.testing.assert_array_equal(y.array, expected)
+
+
+def test_without_aliases_a_layout_would_be_wrong(monkeypatch):
+    """Every view by itself: what a split has cut up dies with the split."""
+    identify = ForwardRecorder._identify
+
+    def naive(self, array):
+        return identify(self, array) if array.base is None else 0
+
+    monkeypatch.setattr(ForwardRecorder, '_identify', naive)
+    profile = record(concat_and_split)
+    assert loads(profile, LAST_USE) == [2, 1, 0.5, 1, 2, 2]
+    x = chainer.Variable(X.copy())
+    with chainer.no_backprop_mode():
+        expected = concat_and_split(x).array
+        with Arena(profile, LAST_USE):
+            assert not np.array_equal(concat_and_split(x).array, expected)
 
 
 @pytest.mark.parametrize('lifetimes', [LAST_USE, IN_PLACE])

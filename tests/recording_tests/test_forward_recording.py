@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import pools
+from chainer_hybridmem import pools, session
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import SamplePair, lower_to_cudnn
@@ -70,6 +70,34 @@ def test_any_batch_size(profile):
     for lifetimes in pools.Lifetimes:
         left, right = (pools.forward_trace(p, lifetimes) for p in (estimate, real))
         assert left == right
+
+
+def test_another_way_to_measure_the_peak(profile):
+    """The pool's own counter, with gradients and without the batch."""
+    np.random.seed(0)
+    model, batch = networks.Everything(), networks.batches(1, 4)[0]
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        model(*batch)
+        with hybridmem.profile_memory(model) as memory:
+            model(*batch)
+    trace = pools.forward_trace(profile, pools.Lifetimes.RUN)
+    model_bytes = sum(array.nbytes for array in session.model_arrays(model))
+    batch_bytes = sum(array.nbytes for array in batch)
+    expected = trace.peak_load_bytes - batch_bytes + model_bytes
+    assert memory.summary()['peak_bytes'] == expected
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(profile):
+    np.random.seed(0)
+    model = networks.Everything()
+    model.to_device('@cupy:0')
+    batch = [model.xp.asarray(array) for array in networks.batches(1, 4)[0]]
+    on_gpu = hybridmem.record_inference(model, *batch)
+    check_profile(on_gpu)
+    labels = [op.label for op in profile.operations]
+    assert [op.label for op in on_gpu.operations] == labels
+    assert pools.blob_bytes(on_gpu) >= pools.blob_bytes(profile)
 
 
 def test_it_can_be_saved(profile):
