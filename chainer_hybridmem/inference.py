@@ -58,7 +58,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
             device.install(lambda missing_bytes: None)
             try:
                 recorder = ForwardRecorder(device, parameters)
-                recorder.expect([*args, *kwargs.values()])
+                recorder.expect((args, kwargs))
                 with recorder:
                     result = model(*args, **kwargs)
                 profile = recorder.build()

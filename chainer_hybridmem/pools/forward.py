@@ -110,7 +110,7 @@ def blob_bytes(profile: Profile, in_place: bool = False) -> int:
 
 
 def parameter_bytes(profile: Profile) -> int:
-    """What stays beside a forward pass: parameters and statistics of the model."""
+    """What stays beside a forward pass: parameters, statistics, other arrays it has."""
     return sum(s.nbytes for s in profile.storages if s.category is Category.PARAMETER)
 
 

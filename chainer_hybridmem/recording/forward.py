@@ -80,20 +80,26 @@ class ForwardRecorder(chainer.FunctionHook):
     def __init__(self, device: Device, parameters: list[Array]) -> None:
         self._device = device
         self._steps: list[_Step] = []
-        self._depth = 0  # of functions that call functions
+        self._running: Any = None  # the function, not those that it calls itself
         self._outputs: tuple[Array | None, ...] = ()
         self._sizes: dict[int, int] = {}  # by allocation
         self._extents: dict[int, tuple[int, int]] = {}  # by allocation
         self._events: list[tuple[int, int]] = []
         self._ended: Mark = None
+        self._batch: set[int] = set()
         self._parameters = {self._identify(array) for array in parameters}
 
-    def expect(self, arguments: list[Any]) -> None:
-        """Counts arrays that the model is called with."""
-        for value in arguments:
-            array = value.array if isinstance(value, chainer.Variable) else value
-            if self._device.owns(array):
-                self._identify(array)
+    def expect(self, argument: Any) -> None:
+        """Counts arrays that the model is called with, also inside of containers."""
+        if isinstance(argument, chainer.Variable):
+            argument = argument.array
+        if isinstance(argument, dict):
+            argument = tuple(argument.values())
+        if isinstance(argument, list | tuple):
+            for value in argument:
+                self.expect(value)
+        elif self._device.owns(argument):
+            self._batch.add(self._identify(argument))
 
     def __enter__(self) -> ForwardRecorder:
         self._device.start_events()
@@ -108,16 +114,20 @@ class ForwardRecorder(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Array, ...]) -> None:
         """A function begins; its outputs are caught, for no graph will have them."""
-        self._depth += 1
-        if self._depth > 1:
+        if self._running is not None:
             return
         device, forward = self._device, function.forward
 
         def catch(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-            self._outputs = forward(inputs)
+            try:
+                self._outputs = forward(inputs)
+            except BaseException:  # the program may go on without it
+                self._running = None
+                self._steps.pop()
+                raise
             return self._outputs
 
-        function.forward = catch
+        self._running, function.forward = function, catch
         self._steps.append(
             _Step(
                 graph.function_name(function),
@@ -130,9 +140,9 @@ class ForwardRecorder(chainer.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple[Array, ...]) -> None:
         """It has computed."""
-        self._depth -= 1
-        if self._depth:
+        if function is not self._running:
             return
+        self._running = None
         del function.forward
         k, step = len(self._steps) - 1, self._steps[-1]
         for index, array in enumerate(self._outputs):
@@ -271,12 +281,12 @@ class _Builder:
     ) -> Storage:
         malloc, free = self.malloc[i], self.free[i]
         producer = self._operation_at(malloc) if malloc >= 0 else -1
-        if allocation in self.recorder._parameters:
-            category = Category.PARAMETER
-        elif producer < 0:
-            category = Category.INPUT
-        else:
+        if producer >= 0:
             category = Category.FEATURE_MAP if slots else Category.WORKSPACE
+        elif allocation in self.recorder._batch - self.recorder._parameters:
+            category = Category.INPUT
+        else:  # also what the model has but does not call a parameter
+            category = Category.PARAMETER
         return Storage(
             id=i,
             nbytes=self.sizes[allocation],

@@ -152,6 +152,47 @@ def test_variables_and_names():
     assert pools.blob_bytes(profile) == 4 * x.array.nbytes
 
 
+def test_a_batch_in_containers_and_what_the_model_has():
+    x = np.ones((4, 1024), np.float32)
+    constant = np.ones((1, 1024), np.float32)
+
+    def compute(batch, more):
+        h = F.tanh(F.broadcast_to(constant, (4, 1024)) + batch[0]['x'])
+        return F.sum(h * more[0][0])
+
+    profile = hybridmem.record_inference(Net(compute), [{'x': x}], more=((x * 2,),))
+    inputs = [s for s in profile.storages if s.category is Category.INPUT]
+    assert [s.nbytes for s in inputs] == [x.nbytes] * 2
+    assert pools.parameter_bytes(profile) == constant.nbytes
+
+
+class Failing(chainer.FunctionNode):
+    """Calls functions and fails."""
+
+    def forward(self, inputs):
+        with pytest.raises(ValueError, match='inner'):
+            Inner().apply(inputs)
+        raise ValueError('outer')
+
+
+class Inner(chainer.FunctionNode):
+    def forward(self, inputs):
+        raise ValueError('inner')
+
+
+def test_functions_that_fail_and_are_done_without():
+    def compute(x):
+        h = F.relu(x)
+        with pytest.raises(ValueError, match='outer'):
+            Failing().apply((h,))
+        return F.tanh(h)
+
+    x = np.ones((4, 1024), np.float32)
+    profile = hybridmem.record_inference(Net(compute), x)
+    assert [op.label for op in profile.operations] == ['ReLU', 'Tanh']
+    assert pools.blob_bytes(profile) == 3 * x.nbytes
+
+
 def test_what_is_refused():
     with pytest.raises(OptionError, match=r'chainer\.Link'):
         hybridmem.record_inference(lambda x: x, 1)
