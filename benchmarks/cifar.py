@@ -116,3 +116,9 @@ class ResNet50(_ResNet):
     """50 layers, bottleneck blocks."""
 
     depths = (3, 4, 6, 3)
+
+
+class ResNet101(_ResNet):
+    """101 layers, bottleneck blocks."""
+
+    depths = (3, 4, 23, 3)

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 TABLE_1 = (
     *('VGG11', 'VGG13', 'VGG16', 'VGG19'),
-    *('ResNet18', 'ResNet34', 'ResNet50'),
+    *('ResNet18', 'ResNet34', 'ResNet50', 'ResNet101'),
 )
 CIFAR_CLASSES, CIFAR_BATCH = 10, 100
 CIFAR_GPU, GPU = 'gtx1080ti', 'v100-16gb-pcie3'

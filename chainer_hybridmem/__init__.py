@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
     )
     from chainer_hybridmem.extension import HybridMemory
+    from chainer_hybridmem.inference import record_inference
     from chainer_hybridmem.library import load_plan, load_profile
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
@@ -44,6 +45,7 @@ __all__ = [
     'make_plan',
     'optimize',
     'profile_memory',
+    'record_inference',
     'simulate',
 ]
 
@@ -58,9 +60,12 @@ _HOMES = {
     'make_plan': 'planners',
     'optimize': 'session',
     'profile_memory': 'memory_profile',
+    'record_inference': 'inference',
     'simulate': 'simulation',
 }
-_NEED_CHAINER = frozenset({'HybridMemory', 'Session', 'optimize', 'profile_memory'})
+_NEED_CHAINER = frozenset(
+    {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'record_inference'}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     SessionError,
 )
+from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import MOST_TIGHTENINGS, Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
@@ -197,7 +198,7 @@ class Session(chainer.FunctionHook):
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
             )
-        self.device.adopt(array for _, array in _permanent_arrays(self.model))
+        self.device.adopt(array for _, array in permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
         try:
             super().__enter__()
@@ -284,7 +285,7 @@ class Session(chainer.FunctionHook):
         self._index[function] = k
         self._last = (k, weakref.ref(function))
         if self._recorder is not None:
-            specs = tuple(_spec(x) for x in in_data)
+            specs = tuple(spec_of(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
         self._leave(starts_operation=True)
 
@@ -755,7 +756,7 @@ class Session(chainer.FunctionHook):
         identify, owns = self.device.allocation_id, self.device.owns
         return {
             identify(array): category
-            for category, array in _permanent_arrays(self.model)
+            for category, array in permanent_arrays(self.model)
             if owns(array)
         }
 
@@ -948,10 +949,10 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def model_arrays(model: chainer.Link) -> list[Any]:
     """What stays from iteration to iteration, as arrays."""
-    return [array for _, array in _permanent_arrays(model)]
+    return [array for _, array in permanent_arrays(model)]
 
 
-def _permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
+def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     """Parameters, gradients, optimizer state and persistent arrays."""
     arrays: list[tuple[Category, Any]] = []
     for parameter in model.params():
@@ -996,10 +997,6 @@ def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:
         type(graph.target(function)).__name__,
         *[(x.shape, x.dtype.char) for x in in_data],
     )
-
-
-def _spec(array: Any) -> str:
-    return f'{array.dtype.name}[{",".join(map(str, array.shape))}]'
 
 
 def _as_int(value: float | None) -> int | None:

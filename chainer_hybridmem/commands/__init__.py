@@ -24,6 +24,7 @@ from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.estimate import EstimateCommand
+from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
@@ -40,6 +41,7 @@ COMMANDS: tuple[type[Command], ...] = (
     PlanCommand,
     CompareCommand,
     LayoutCommand,
+    InferenceCommand,
     TraceCommand,
     ShowCommand,
     DoctorCommand,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from chainer_hybridmem import files, library
 from chainer_hybridmem.commands import base
@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.pools import Layout, Trace
     from chainer_hybridmem.pools.models import Replay
     from chainer_hybridmem.profile import Profile
-
-HEADERS = (
-    'pool',
-    'footprint',
-    'ratio',
-    'device calls',
-    'warm',
-    'from the pool',
-    'fragmentation',
-    'found by',
-)
 
 
 class LayoutCommand(base.Command):
@@ -48,33 +37,7 @@ class LayoutCommand(base.Command):
             help='recorded iteration, or a file that ends in .csv',
         )
         parser.add_argument('--plan', metavar='PLAN', help='a plan made for it')
-        parser.add_argument(
-            '--pool',
-            nargs='+',
-            action='extend',
-            metavar='NAME',
-            help='pools to compare; default all',
-        )
-        parser.add_argument(
-            '--alignment',
-            type=base.positive,
-            metavar='BYTES',
-            help='of the offline layouts; default 512 for a GPU, 64 for the CPU, 1 '
-            'for a CSV file',
-        )
-        parser.add_argument(
-            '--iterations',
-            type=base.positive,
-            default=2,
-            metavar='N',
-            help='how often it is repeated; default 2',
-        )
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            help='where to save the smallest layout in the CSV format of minimalloc',
-        )
+        add_pools(parser, 'default 512 for a GPU, 64 for the CPU, 1 for a CSV file')
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -97,6 +60,41 @@ class LayoutCommand(base.Command):
         rows = [{**r.figures(), 'recommended': r is best} for r in replays]
         base.publish(comparison(args.iteration, trace, replays, best), rows, args.json)
         return 0
+
+
+def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
+    """Adds the options that say which pools to compare and how.
+
+    Args:
+        parser: Of a command that compares pools.
+        alignments: What counts where none is given.
+    """
+    parser.add_argument(
+        '--pool',
+        nargs='+',
+        action='extend',
+        metavar='NAME',
+        help='pools to compare; default all',
+    )
+    parser.add_argument(
+        '--alignment',
+        type=base.positive,
+        metavar='BYTES',
+        help=f'of the offline layouts; {alignments}',
+    )
+    parser.add_argument(
+        '--iterations',
+        type=base.positive,
+        default=2,
+        metavar='N',
+        help='how often it is repeated; default 2',
+    )
+    parser.add_argument(
+        '-o',
+        '--output',
+        metavar='FILE',
+        help='where to save the smallest layout in the CSV format of minimalloc',
+    )
 
 
 def load_trace(path: str, plan_path: str | None) -> tuple[Trace, int]:
@@ -170,13 +168,29 @@ def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> 
     return min(layouts, key=lambda layout: layout.footprint_bytes)
 
 
-def comparison(path: str, trace: Trace, replays: Sequence[Replay], best: Replay) -> str:
-    """A table of pools, what is proven, and which one to take."""
+def comparison(
+    name: str,
+    trace: Trace,
+    replays: Sequence[Replay],
+    best: Replay,
+    columns: Mapping[str, Callable[[Replay], str]] | None = None,
+) -> str:
+    """A table of pools, what is proven, and which one to take.
+
+    Args:
+        name: Of the iteration.
+        trace: The iteration.
+        replays: One for each pool.
+        best: The one to recommend.
+        columns: Beside the usual ones: how each pool's cell is made.
+    """
     title = (
-        f'{path}: {len(trace.sizes)} buffers, peak load '
+        f'{name}: {len(trace.sizes)} buffers, peak load '
         f'{format_bytes(trace.peak_load_bytes)}'
     )
-    lines = [title, '', table(HEADERS, [_cells(r) for r in replays])]
+    every = {**COLUMNS, **(columns or {})}
+    rows = [[cell(replay) for cell in every.values()] for replay in replays]
+    lines = [title, '', table(list(every), rows)]
     layouts = [r.layout for r in replays if r.layout is not None]
     if layouts:
         least = min(layouts, key=lambda layout: layout.footprint_bytes)
@@ -207,19 +221,27 @@ def _advice(best: Replay, replays: Sequence[Replay]) -> str:
     return f'{advice}.'
 
 
-def _cells(replay: Replay) -> list[str]:
-    figures: dict[str, Any] = replay.figures()
+def _share(replay: Replay) -> str:
     total = replay.pool_bytes + replay.device_bytes
-    share = f'{replay.pool_bytes / total:.1%}' if total else UNKNOWN
+    return f'{replay.pool_bytes / total:.1%}' if total else UNKNOWN
+
+
+def _fragmentation(replay: Replay) -> str:
     fragmentation = replay.series.fragmentation
-    mean = f'{fragmentation.mean():.1%}' if len(fragmentation) else UNKNOWN
-    return [
-        replay.pool,
-        format_bytes(replay.footprint_bytes),
-        f'{replay.competitive_ratio:.4f}',
-        str(replay.device_calls),
-        str(replay.warm_device_calls),
-        share,
-        mean,
-        figures['found_by'] or UNKNOWN,
-    ]
+    return f'{fragmentation.mean():.1%}' if len(fragmentation) else UNKNOWN
+
+
+def _found_by(replay: Replay) -> str:
+    return replay.layout.found_by if replay.layout is not None else UNKNOWN
+
+
+COLUMNS: dict[str, Callable[[Replay], str]] = {
+    'pool': lambda replay: replay.pool,
+    'footprint': lambda replay: format_bytes(replay.footprint_bytes),
+    'ratio': lambda replay: f'{replay.competitive_ratio:.4f}',
+    'device calls': lambda replay: str(replay.device_calls),
+    'warm': lambda replay: str(replay.warm_device_calls),
+    'from the pool': _share,
+    'fragmentation': _fragmentation,
+    'found by': _found_by,
+}

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TextIO
 import chainer
 import numpy as np
 
-from chainer_hybridmem import architectures, compat
+from chainer_hybridmem import architectures, compat, inference
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
     OutOfMemoryError,
     SessionError,
 )
+from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import Problem
 
@@ -159,6 +160,23 @@ def record(
         raise _explained(network, error) from error
 
 
+def record_inference(network: Network, device: chainer.backend.Device) -> Profile:
+    """Records one forward pass without backward on a batch of random pictures.
+
+    Raises:
+        UnknownNameError: If there is no such architecture.
+        HybridMemoryError: If the network cannot be run on such pictures.
+    """
+    try:
+        model, _, examples = prepare(network, device)
+        network = dataclasses.replace(network, insize=examples[0].shape[-1])
+        return inference.record_inference(model, *map(model.xp.array, examples))
+    except (HybridMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise _explained(network, error, 'run') from error
+
+
 def choose_device(name: str) -> chainer.backend.Device:
     """Returns Chainer's device for ``--device``.
 
@@ -221,11 +239,13 @@ def _run(
     )
 
 
-def _explained(network: Network, error: Exception) -> HybridMemoryError:
+def _explained(
+    network: Network, error: Exception, done: str = 'trained'
+) -> HybridMemoryError:
     """What Chainer, NumPy or the user's own class raised, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     size = f' of {network.insize}x{network.insize}' if network.insize else ''
     return HybridMemoryError(
-        f'{network.arch} cannot be trained on {network.batchsize} pictures{size}: '
+        f'{network.arch} cannot be {done} on {network.batchsize} pictures{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'
     )

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 _SPEC = re.compile(r'(\w+)\[([0-9,]*)\]')
 _WIDTH = re.compile(r'(?:float|int|uint|complex)([0-9]+)')
+
+
+def spec_of(array: Any) -> str:
+    """The spec of an array."""
+    return f'{array.dtype.name}[{",".join(map(str, array.shape))}]'
 
 
 def parse_spec(spec: str) -> tuple[str, tuple[int, ...]]:

@@ -392,6 +392,21 @@ POOLS: dict[str, Callable[..., Pool]] = {
 }
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuses names of pools that there are not.
+
+    Raises:
+        UnknownNameError: Naming the pools there are.
+    """
+    for name in names:
+        if name not in POOLS:
+            close = difflib.get_close_matches(str(name), POOLS, 1)
+            hint = f' Did you mean {close[0]!r}?' if close else ''
+            raise UnknownNameError(
+                f'There is no pool {name!r}.{hint} Pools: {", ".join(POOLS)}.'
+            )
+
+
 def make_pool(name: str, trace: Trace, **options: Any) -> Pool:
     """An empty pool.
 
@@ -399,12 +414,7 @@ def make_pool(name: str, trace: Trace, **options: Any) -> Pool:
         UnknownNameError: Naming the pools there are.
         OptionError: If it has no such option, or not with this value.
     """
-    if name not in POOLS:
-        close = difflib.get_close_matches(str(name), POOLS, 1)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
-        raise UnknownNameError(
-            f'There is no pool {name!r}.{hint} Pools: {", ".join(POOLS)}.'
-        )
+    check_names([name])
     known = list(inspect.signature(POOLS[name]).parameters)[1:]
     for option in options:
         if option not in known:

@@ -1,0 +1,238 @@
+"""``hybridmem inference``: memory of a forward pass without backward."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from chainer_hybridmem import library
+from chainer_hybridmem.commands import base, layout
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.reporting.tables import named_values, table
+from chainer_hybridmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.estimation import SamplePair
+    from chainer_hybridmem.pools import Trace
+    from chainer_hybridmem.pools.models import Replay
+    from chainer_hybridmem.profile import Profile
+
+SAMPLE_BATCHSIZES = (2, 4)
+LIFETIMES = ('run', 'last-use', 'in-place')
+HEADERS = ('lifetimes', 'blobs', 'saved', 'with workspaces', 'saved')
+
+
+class InferenceCommand(base.Command):
+    """Predicts the memory of a forward pass without backward, at any batch size.
+
+    Two tiny passes under no_backprop_mode are recorded and extrapolated. A blob is
+    what a function makes, or the batch; views are no blobs of their own. Blobs live
+    as the program holds them (run), until they are read last (last-use: memory
+    multiloading), or likewise with activations that write over their input (in-place).
+    Parameters are left out.
+    """
+
+    name = 'inference'
+    help = 'compare memory pools and layouts on a forward pass without backward'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        base.add_network(parser)
+        parser.add_argument(
+            '--lifetimes',
+            choices=LIFETIMES,
+            default='last-use',
+            help='of the blobs in the table of pools; default last-use',
+        )
+        parser.add_argument(
+            '--convolution',
+            choices=('cudnn', 'im2col'),
+            default='cudnn',
+            help='how the device convolves: with cuDNN (the default), or as recorded '
+            'on the CPU',
+        )
+        layout.add_pools(parser, 'default 512')
+        base.add_recording_device(parser, '--record-on', 'default cpu', 'cpu')
+        parser.add_argument(
+            '--sample-batches',
+            type=base.positive,
+            nargs=2,
+            default=SAMPLE_BATCHSIZES,
+            metavar='B',
+            help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
+        )
+        base.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.estimation import check_batchsize
+        from chainer_hybridmem.pools import Lifetimes, forward_trace, minimalloc, models
+        from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, check_alignment
+
+        base.check_outputs(args.output, args.json)
+        check_batchsize(args.batchsize)
+        alignment = args.alignment or CUDA_ALIGNMENT
+        check_alignment(alignment)
+        names = list(dict.fromkeys(args.pool or models.POOLS))
+        models.check_names(names)
+        insize, pair = record(args, sys.stderr)
+        profile = at(pair, args.batchsize, args.convolution)
+        trace = forward_trace(profile, Lifetimes(args.lifetimes))
+        replays = models.compare(trace, alignment, names, args.iterations)
+        best = models.recommend(replays)
+        figures = {
+            'arch': args.arch,
+            'batchsize': args.batchsize,
+            'insize': insize,
+            'n_class': args.n_class,
+            'convolution': args.convolution,
+            'sample_batchsizes': list(pair.batchsizes),
+            **summarise(profile),
+            'pool_lifetimes': args.lifetimes,
+        }
+        figures['pools'] = [
+            {
+                **replay.figures(),
+                **savings(replay.footprint_bytes, figures),
+                'recommended': replay is best,
+            }
+            for replay in replays
+        ]
+        if args.output is not None:
+            smallest = layout.smallest_layout(trace, replays, alignment)
+            library.write_text(args.output, minimalloc.dumps(trace, smallest))
+        base.publish(_text(figures, trace, replays, best), figures, args.json)
+        return 0
+
+
+def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]:
+    """Records two tiny forward passes; returns the picture size and the passes.
+
+    Raises:
+        OptionError: If the batch sizes are not ascending.
+        ProfileMismatchError: If the two passes differ.
+        HybridMemoryError: If the network cannot be run.
+    """
+    first, second = args.sample_batches
+    if not first < second:
+        raise OptionError(
+            f'The batch sizes to record with are {first} and {second}; name two '
+            f'ascending ones.'
+        )
+    base.import_chainer()
+    import numpy as np
+
+    from chainer_hybridmem import architectures
+    from chainer_hybridmem.commands import recording
+    from chainer_hybridmem.estimation import SamplePair
+
+    insize = args.insize or architectures.insize(args.arch)
+    device = recording.choose_device(args.record_on)
+    profiles = []
+    for batchsize in (first, second):
+        print(
+            f'hybridmem: recording {args.arch}, batch size {batchsize}', file=progress
+        )
+        network = recording.Network(args.arch, batchsize, insize, args.n_class)
+        with np.errstate(all='ignore'):  # nobody looks at what is computed
+            profiles.append(recording.record_inference(network, device))
+    return insize, SamplePair.match(profiles[0], profiles[1], (first, second))
+
+
+def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
+    """The forward pass at any batch size, convolving as named."""
+    from chainer_hybridmem.estimation import lower_to_cudnn
+
+    profile = pair.at(batchsize)
+    return lower_to_cudnn(profile) if convolution == 'cudnn' else profile
+
+
+def summarise(profile: Profile) -> dict[str, Any]:
+    """What all blobs need, and what is needed at once, as plain values."""
+    from chainer_hybridmem.pools import (
+        Lifetimes,
+        blob_bytes,
+        forward_trace,
+        parameter_bytes,
+    )
+    from chainer_hybridmem.pools.models import replay
+
+    total = blob_bytes(profile)
+    rows = []
+    for lifetimes in Lifetimes:
+        trace = forward_trace(profile, lifetimes)
+        blobs = forward_trace(profile, lifetimes, blobs_only=True)
+        rows.append(
+            {
+                'lifetimes': lifetimes.value,
+                'blob_peak_bytes': blobs.peak_load_bytes,
+                'blob_saving': _saving(blobs.peak_load_bytes, total),
+                'peak_load_bytes': trace.peak_load_bytes,
+                'saving': _saving(trace.peak_load_bytes, total),
+            }
+        )
+    cupy = replay(forward_trace(profile, Lifetimes.RUN), 'cupy')
+    return {
+        'parameter_bytes': parameter_bytes(profile),
+        'blob_bytes': total,
+        'in_place_blob_bytes': blob_bytes(profile, in_place=True),
+        'cupy_run_bytes': cupy.footprint_bytes,
+        'lifetimes': rows,
+    }
+
+
+def savings(footprint_bytes: int, figures: dict[str, Any]) -> dict[str, float]:
+    """What a footprint saves, as parts of all blobs and of CuPy's pool as run."""
+    return {
+        'saving_of_blobs': _saving(footprint_bytes, figures['blob_bytes']),
+        'saving_of_cupy': _saving(footprint_bytes, figures['cupy_run_bytes']),
+    }
+
+
+def _saving(nbytes: int, total_bytes: int) -> float:
+    return 1 - nbytes / total_bytes if total_bytes else 0.0
+
+
+# -- text --------------------------------------------------------------------------
+
+
+def _text(
+    figures: dict[str, Any], trace: Trace, replays: Sequence[Replay], best: Replay
+) -> str:
+    title = '{arch}, {batchsize} pictures of {insize}x{insize}, forward only'
+    values = [
+        ('sum of blobs', format_bytes(figures['blob_bytes'])),
+        ('in place', format_bytes(figures['in_place_blob_bytes'])),
+        ('parameters', f'{format_bytes(figures["parameter_bytes"])}, left out'),
+        ("CuPy's pool", f'{format_bytes(figures["cupy_run_bytes"])}, as run'),
+        ('convolution', figures['convolution']),
+        ('recorded', 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])),
+    ]
+    rows = [
+        [
+            row['lifetimes'],
+            format_bytes(row['blob_peak_bytes']),
+            f'{row["blob_saving"]:.1%}',
+            format_bytes(row['peak_load_bytes']),
+            f'{row["saving"]:.1%}',
+        ]
+        for row in figures['lifetimes']
+    ]
+
+    def saved(key: str) -> Callable[[Replay], str]:
+        return lambda replay: f'{savings(replay.footprint_bytes, figures)[key]:.1%}'
+
+    columns = {
+        'saved of blobs': saved('saving_of_blobs'),
+        'of CuPy': saved('saving_of_cupy'),
+    }
+    name = f'lifetimes {figures["pool_lifetimes"]}'
+    return '\n\n'.join(
+        [
+            named_values(title.format(**figures), values),
+            table(HEADERS, rows),
+            layout.comparison(name, trace, replays, best, columns),
+        ]
+    )
