@@ -228,8 +228,13 @@ class CudaDevice(Device):
             return self._pool_pointer(nbytes)
         block = slab.place(nbytes)
         if block is None:
-            block = self._pool_pointer(nbytes)
-        return slab.cut(nbytes) if block is None else block
+            pointer = self._pool_pointer(nbytes)
+            if pointer is not None:
+                return pointer
+            block = slab.cut(nbytes)
+        if block is not None and self._watching:
+            self._from_pool += nbytes
+        return block
 
     def _other_pointer(self, size: int) -> Any:
         """For another GPU: what was installed before."""

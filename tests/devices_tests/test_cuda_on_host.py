@@ -19,6 +19,7 @@ from chainer_hybridmem.errors import (
     SessionError,
     SwapStoreError,
 )
+from chainer_hybridmem.pools.arena import Arena
 
 cupy = pytest.importorskip('cupy')
 pytest.importorskip('cupy.cuda.memory')
@@ -446,3 +447,92 @@ def test_pool_figures(opened):
     assert figures == (_MIB, 2 * _MIB, _MIB, 3 * _MIB, _MIB)
     device.watch_pool(False)
     del array
+
+
+def _arena(*entries, side=0):
+    ends = [offset + nbytes for nbytes, offset in entries]
+    layout = types.SimpleNamespace(footprint_bytes=max(ends))
+    return Arena(entries, (0, len(entries)), side, layout)
+
+
+def test_arrays_get_their_places(opened):
+    device = opened.device
+    assert device.set_places(_arena((1024, 512), (512, 0), (512, 1536)))
+    assert device.footprint_bytes == 2048 and device.used_bytes == 0
+    beside = cupy.ndarray(100, 'u1')
+    device.seek(0)
+    first, second = cupy.ndarray(1000, 'u1'), cupy.ndarray(500, 'u1')
+    assert first.data.ptr - second.data.ptr == 512
+    assert device.allocation_id(first[3:]) == device.allocation_id(first) != 0
+    assert device.used_bytes == 2048 and device.footprint_bytes == 2560
+    device.seek(-1)
+    other = cupy.ndarray(100, 'u1')
+    assert device.place_figures() == (2, 0, 0)
+    del first, second, beside, other
+    assert device.used_bytes == 0
+    assert device.footprint_bytes == 2048
+
+
+def test_a_place_is_reused_behind_the_copy_that_reads_it(opened):
+    """Hazard 1: the new array's kernel comes after the swap-out of the old one."""
+    device, compute = opened.device, opened.compute
+    device.set_places(_arena((1024, 0), (1024, 0)))
+    device.seek(0)
+    root = device.allocate(1024)
+    _fill(root, 5)
+    address = root.ptr
+    copy, out = device.swap_out(root, None)
+    device.wait(out)
+    del root, out
+    again = device.allocate(1024)
+    assert again.ptr == address
+    compute.work.append(lambda: _fill(again, 255))
+    compute.run_until()  # the device runs this as soon as it may
+    device.synchronize()
+    assert ctypes.string_at(copy.address, copy.nbytes) == b'\5' * 1024
+    assert _contents_of(again) == b'\xff' * 1024
+    copy.close()
+
+
+def _contents_of(root):
+    return ctypes.string_at(root.ptr, root.size)
+
+
+def test_an_arena_for_which_there_is_no_memory(opened):
+    device = opened.device
+    kept = cupy.ndarray(5 * _MIB, 'u1')
+    assert not device.set_places(_arena((4 * _MIB, 0)))
+    device.seek(0)
+    assert cupy.ndarray(2 * _MIB, 'u1').size  # as without
+    assert device.place_figures() == (0, 0, 0)
+    del kept
+
+
+def test_a_larger_arena_takes_the_place_of_a_smaller_one(opened):
+    device = opened.device
+    device.set_places(_arena((_MIB, 0)))
+    device.seek(0)
+    old = cupy.ndarray(_MIB, 'u1')
+    assert device.set_places(_arena((2 * _MIB, 0)))
+    device.seek(0)
+    new = cupy.ndarray(2 * _MIB, 'u1')
+    assert device.footprint_bytes == 3 * _MIB  # the old one as long as it is used
+    del old
+    assert device.footprint_bytes == 2 * _MIB
+    assert device.set_places(_arena((_MIB, 0)))  # a smaller one lies inside
+    assert device.footprint_bytes == 2 * _MIB
+    del new
+
+
+def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
+    device = opened.device
+    device.set_places(_arena((6 * _MIB, 0)))
+    array = cupy.ndarray(5 * _MIB, 'u1')
+    assert opened.asked == [] and device.footprint_bytes == 6 * _MIB
+    device.seek(0)
+    with pytest.raises(MemoryError):
+        cupy.ndarray(6 * _MIB, 'u1')
+    del array
+    device.seek(0)
+    assert cupy.ndarray(6 * _MIB, 'u1').size
+    assert device.place_figures().placed == 1

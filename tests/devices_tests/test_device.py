@@ -8,6 +8,7 @@ import pytest
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import View
 from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.pools import IterationLog, lay_out
 
 _MIB = 1 << 20
 
@@ -332,3 +333,33 @@ def test_description_is_plain(opened):
     described = opened.device.describe()
     assert described['kind'] == opened.device.kind
     json.dumps(described)
+
+
+def _address(root):
+    return root.ctypes.data if isinstance(root, numpy.ndarray) else root.ptr
+
+
+def test_allocations_lie_where_an_arena_says(opened):
+    """The second one is not there in time for the third one to move down."""
+    device = opened.device
+    sizes = [1 << 16, 3 << 16, 1 << 17]
+    events = [(1, sizes[0]), (2, sizes[1]), (-1, sizes[0]), (3, sizes[2])]
+    log = IterationLog((*events, (-2, sizes[1]), (-3, sizes[2])), (0, 3), 0)
+    arena = lay_out((log, log), device.block_bytes, device.alignment_bytes)
+    assert device.set_places(arena)
+    addresses = []
+    for _ in range(2):
+        device.seek(0)
+        first, second = device.allocate(sizes[0]), device.allocate(sizes[1])
+        device.seek(1)
+        addresses.append([_address(first), _address(second)])
+        del first
+        third = device.allocate(sizes[2])
+        addresses[-1].append(_address(third))
+        del second, third
+    assert addresses[0] == addresses[1]
+    base = addresses[0][0] - arena.entries[0][1]
+    assert [a - base for a in addresses[0]] == [o for _, o in arena.entries]
+    device.seek(-1)
+    assert device.place_figures() == (6, 0, 0)
+    assert _address(device.allocate(sizes[0])) != addresses[0][0]
