@@ -1,10 +1,12 @@
 """The arena that guided iterations allocate from: footprint, exactness, speed.
 
 Footprint: each run is a process of its own. What counts is the highest resident set
-that the system has seen (VmHWM) after the network was made, less what was there before
-it: arrays, whatever NumPy and BLAS keep for themselves, our tables, the model itself.
-Swapped maps go to a file. Allocation: an iteration's mallocs and frees, replayed
-without touching the memory. Overhead: sessions with and without arena in turns.
+that the system has seen (VmHWM), less what was there before the network was made:
+arrays, whatever NumPy and BLAS keep for themselves, our tables, the model itself. A
+tiny network has been trained before in the same way, so that libraries are loaded and
+compiled code is there. Swapped maps go to a file. Allocation: an iteration's mallocs
+and frees, replayed without touching the memory. Overhead: sessions with and without
+arena in turns.
 
     python benchmarks/arena.py [--arch resnet50 ...] [--only PART ...]
 """
@@ -60,28 +62,34 @@ def digest(training: common.Training) -> str:
     return state.hexdigest()[:16]
 
 
+def train(
+    training: common.Training, limit: int | str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Trains in the way of this process; returns the session's figures."""
+    if options.child == 'plain':
+        for _ in range(options.iterations):
+            training.step()
+        return {}
+    with hybridmem.optimize(
+        training.model,
+        limit,
+        swap_dir=options.swap_dir,
+        arena=options.child == 'arena',
+    ) as session:
+        for _ in range(options.iterations):
+            training.step()
+    return session.statistics()
+
+
 def child(options: argparse.Namespace) -> int:
     """One run in this process; prints a line of JSON."""
-    common.Training('alexnet', 1, 67).step()  # BLAS threads and buffers exist
+    train(common.Training('alexnet', 1, 67), '1GB', options)
     gc.collect()
     before = resident('VmRSS')
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')  # VmHWM begins anew
     training = common.Training(options.arch[0], options.batchsize, options.insize)
-    row: dict[str, Any] = {}
-    if options.child == 'plain':
-        for _ in range(options.iterations):
-            training.step()
-    else:
-        with hybridmem.optimize(
-            training.model,
-            options.limit,
-            swap_dir=options.swap_dir,
-            arena=options.child == 'arena',
-        ) as session:
-            for _ in range(options.iterations):
-                training.step()
-        row = session.statistics()
+    row = train(training, options.limit, options)
     print(
         json.dumps(
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, TextIO
 
 import chainer
@@ -37,6 +36,7 @@ class HybridMemory(extension.Extension):
         link_bandwidth: As in :func:`chainer_hybridmem.optimize`.
         progress: As in :func:`chainer_hybridmem.optimize`.
         improve: As in :func:`chainer_hybridmem.optimize`.
+        arena: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -63,6 +63,7 @@ class HybridMemory(extension.Extension):
         link_bandwidth: float | str | None = None,
         progress: bool | TextIO = False,
         improve: bool = False,
+        arena: bool = True,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
@@ -79,6 +80,7 @@ class HybridMemory(extension.Extension):
             'link_bandwidth': link_bandwidth,
             'progress': progress,
             'improve': improve,
+            'arena': arena,
             **options,
         }
 
@@ -118,7 +120,8 @@ class HybridMemory(extension.Extension):
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
         """Ends the session; out of memory is explained with numbers.
 
-        The trainer raises the original error again, whatever happens here.
+        The trainer raises the original error again, whatever happens here: ours
+        becomes its cause.
         """
         del trainer, tb
         if self.session is None:
@@ -126,7 +129,8 @@ class HybridMemory(extension.Extension):
         try:
             self.session.__exit__(type(exc), exc, exc.__traceback__)
         except HybridMemoryError as explained:
-            print(explained, file=sys.stderr, flush=True)
+            explained.__cause__ = None
+            exc.__cause__ = explained
 
     def finalize(self) -> None:
         """Ends the session and restores allocator and hooks."""

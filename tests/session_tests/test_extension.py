@@ -82,11 +82,14 @@ def test_options_are_checked_when_it_is_made():
         hybridmem.HybridMemory(LIMIT, link_bandwidth=0)
 
 
-def test_out_of_memory_is_explained(tmp_path, capsys):
+def test_out_of_memory_is_explained(tmp_path):
     trainer, _ = make_trainer(tmp_path, 6, limit=600_000)
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError) as caught:
         trainer.run()
-    assert 'Convolution2DFunction' in capsys.readouterr().err
+    explained = caught.value.__cause__
+    assert isinstance(explained, hybridmem.OutOfMemoryError)
+    assert 'Convolution2DFunction' in str(explained)
+    assert explained.limit_bytes == 600_000
     assert not numpy_memory.installed()
 
 
