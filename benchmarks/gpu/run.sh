@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The gpu tests and the tables of Ito et al. on an NVIDIA GPU, with a limit of
-# 16 GiB (or $1). Results go to benchmarks/results; less than 8 minutes.
+# 16 GiB (or $1). Results go to benchmarks/results; less than 12 minutes.
 #
 #   bash benchmarks/gpu/run.sh [16GiB]
 #
@@ -29,4 +29,7 @@ timeout 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests \
 echo '== methods'
 timeout 320 "$python" benchmarks/gpu/methods_on_gpu.py --memory-limit "$limit" \
     2>&1 | tee benchmarks/results/gpu_methods.txt || status=1
+echo '== arena'
+timeout 240 "$python" benchmarks/gpu/arena_on_gpu.py \
+    2>&1 | tee benchmarks/results/gpu_arena.txt || status=1
 exit $status

@@ -79,6 +79,18 @@ def test_same_bits_inside_the_limit(planner, in_core, peak):
     assert figures['swap'] + figures['recompute'] > 0
 
 
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+def test_guided_iterations_get_their_places(planner, in_core, peak):
+    limit = int(peak * 0.9)
+    result, session = train(memory_limit=limit, planner=planner)
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['arena_bytes'] + figures['side_bytes'] <= limit
+    assert figures['footprint_bytes'] <= limit
+    last = session.last_iteration()
+    assert last['placed'] > 50 and last['unplaced'] == 0
+
+
 def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkeypatch):
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy
