@@ -1,0 +1,188 @@
+"""The arena on an NVIDIA GPU: footprint as the driver sees it, exactness, speed.
+
+Footprint: the least memory that the driver has called free during each iteration,
+against what was free before the model was made; CUDA's own context and libraries are
+loaded before. Allocation: an iteration's mallocs and frees, replayed with CuPy's pool,
+with ours and with the arena; the pool's real size is set beside the model of
+``pools/models.py``.
+
+    python benchmarks/gpu/arena_on_gpu.py [--arch resnet50] [--part 0.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import common
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.devices.cuda import CudaDevice
+from chainer_hybridmem.pools import IterationLog, from_log, lay_out
+from chainer_hybridmem.pools.models import replay as replay_model
+from chainer_hybridmem.recording.allocation_log import AllocationLog
+
+ITERATIONS = 14
+REPEATS = 9
+WITHOUT_LIMIT = 1 << 40
+
+
+def free_bytes() -> int:
+    """What the driver calls free."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+    return int(cupy.cuda.runtime.memGetInfo()[0])
+
+
+def empty_pools() -> None:
+    """Gives back what CuPy keeps."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def session(
+    arch: str, batchsize: int, limit: int, arena: bool, planner: str = 'hybrid'
+) -> dict[str, Any]:
+    """One session; the driver is asked after every iteration."""
+    empty_pools()
+    before = least = free_bytes()
+    training = common.Training(arch, batchsize, gpu=True)
+    with hybridmem.optimize(training.model, limit, planner=planner, arena=arena) as run:
+        for _ in range(ITERATIONS):
+            training.step()
+            least = min(least, free_bytes())
+    figures = run.statistics()
+    names = ('footprint_bytes', 'arena_bytes', 'side_bytes', 'placed', 'unplaced')
+    names += ('iteration_seconds', 'predicted_seconds', 'in_core_seconds', 'evictions')
+    names += ('peak_bytes', 'in_core_peak_bytes', 'restores')
+    return {
+        'network': f'{arch} b{batchsize}',
+        'limit_bytes': limit,
+        'arena': arena,
+        'driver_bytes': before - least,
+        'losses': training.losses,
+        **{name: figures[name] for name in names},
+    }
+
+
+def log_of(arch: str, batchsize: int) -> IterationLog:
+    """One iteration without a plan."""
+    training = common.Training(arch, batchsize, gpu=True)
+    device = CudaDevice(WITHOUT_LIMIT)
+    device.install(lambda nbytes: None)
+    try:
+        training.step()
+        log = AllocationLog(device)
+        log.start_operation()
+        training.step()
+        return log.finish()
+    finally:
+        device.uninstall()
+        device.close()
+
+
+def replay(events: list[tuple[int, int]], start: Callable[[], None]) -> float:
+    """Seconds per malloc and free of one iteration."""
+    import cupy
+
+    live: dict[int, Any] = {}
+    count = 0
+    start()
+    began = time.perf_counter()
+    for event, nbytes in events:
+        if event > 0:
+            live[event] = cupy.cuda.alloc(nbytes)
+            count += 1
+        else:
+            live.pop(-event, None)
+    seconds = time.perf_counter() - began
+    return seconds / count
+
+
+def allocation(arch: str, batchsize: int) -> dict[str, Any]:
+    """CuPy's pool, ours without places, and the arena, in turns."""
+    import cupy
+
+    log = log_of(arch, batchsize)
+    born = {event for event, _ in log.events if event > 0}
+    freed = {-event for event, _ in log.events if event < 0}
+    events = [
+        (event, nbytes)
+        for event, nbytes in log.events
+        if abs(event) in born and abs(event) in freed
+    ]
+    empty_pools()
+    device = CudaDevice(WITHOUT_LIMIT)
+    one = IterationLog(tuple(events), (0,), 0)
+    arena = lay_out((one, one), device.block_bytes, device.alignment_bytes)
+    times: dict[str, list[float]] = {'cupy': [], 'pool': [], 'arena': []}
+    real = cupy.cuda.MemoryPool()
+    previous = cupy.cuda.get_allocator()
+    for number in range(REPEATS):
+        cupy.cuda.set_allocator(real.malloc)
+        replay(events, lambda: None)
+        times['cupy'].append(replay(events, lambda: None))
+        if not number:
+            real_bytes = real.total_bytes()
+        cupy.cuda.set_allocator(previous)
+        device.install(lambda nbytes: None)
+        device.seek(-1)
+        replay(events, lambda: None)
+        times['pool'].append(replay(events, lambda: None))
+        assert device.set_places(arena)
+        replay(events, functools.partial(device.seek, 0))
+        times['arena'].append(replay(events, functools.partial(device.seek, 0)))
+        device.uninstall()
+    figures = device.place_figures()
+    device.close()
+    ids = [(abs(e), n if e > 0 else -1) for e, n in events]
+    model = replay_model(from_log(ids), 'cupy', 2)
+    medians = {f'{way}_seconds': statistics.median(t) for way, t in times.items()}
+    return {
+        'network': f'{arch} b{batchsize}',
+        'mallocs': len(born & freed),
+        'placed': figures.placed,
+        'arena_bytes': arena.footprint_bytes,
+        'ratio': arena.layout.competitive_ratio,
+        'cupy_pool_bytes': real_bytes,
+        'cupy_model_bytes': model.footprint_bytes,
+        **medians,
+        'over_cupy_seconds': medians['arena_seconds'] - medians['cupy_seconds'],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--arch', default='resnet50')
+    parser.add_argument('--batchsize', type=int, default=128)
+    parser.add_argument('--part', type=float, default=0.5, help='of the in-core peak')
+    options = parser.parse_args()
+    arch, batchsize = options.arch, options.batchsize
+    common.Training(arch, 2, gpu=True).step()  # context, libraries, kernels
+    rows = [session(arch, batchsize, WITHOUT_LIMIT, False, 'in-core')]
+    limit = int(rows[0]['in_core_peak_bytes'] * options.part)
+    rows += [session(arch, batchsize, limit, arena) for arena in (False, True)]
+    losses = rows[0].pop('losses')
+    rows[0]['same_losses'] = True
+    for row in rows[1:]:
+        row['same_losses'] = row.pop('losses') == losses
+    body = {'sessions': rows, 'allocation': allocation(arch, batchsize)}
+    for row in (*rows, body['allocation']):
+        print(row, flush=True)
+    common.save('gpu_arena', body)
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
