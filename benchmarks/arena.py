@@ -1,12 +1,12 @@
 """The arena that guided iterations allocate from: footprint, exactness, speed.
 
 Footprint: each run is a process of its own. What counts is the highest resident set
-that the system has seen (VmHWM), less what was there before the network was made:
-arrays, whatever NumPy and BLAS keep for themselves, our tables, the model itself. A
-tiny network has been trained before in the same way, so that libraries are loaded and
-compiled code is there. Swapped maps go to a file. Allocation: an iteration's mallocs
-and frees, replayed without touching the memory. Overhead: sessions with and without
-arena in turns.
+that the system has seen (VmHWM), less what was there before, the model's parameters
+excepted: arrays, what NumPy and the planner keep for themselves, our tables. A tiny
+network has been trained before in the same way, so that libraries are loaded, compiled
+code is there and BLAS has its buffers. Swapped maps go to a file. Allocation: an
+iteration's mallocs and frees, replayed without touching the memory. Overhead: sessions
+with and without arena in turns.
 
     python benchmarks/arena.py [--arch resnet50 ...] [--only PART ...]
 """
@@ -14,11 +14,13 @@ arena in turns.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import hashlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -84,17 +86,25 @@ def train(
 def child(options: argparse.Namespace) -> int:
     """One run in this process; prints a line of JSON."""
     train(common.Training('alexnet', 1, 67), '1GB', options)
+    training = common.Training(options.arch[0], options.batchsize, options.insize)
+    parameters = sum(
+        p.array.nbytes for p in training.model.params() if p.array is not None
+    )
+    np.dot(np.ones((3000, 3000), np.float32), np.ones((3000, 3000), np.float32))
     gc.collect()
-    before = resident('VmRSS')
+    ctypes.CDLL(None).malloc_trim(0)  # of the temporaries that made the parameters
+    before = resident('VmRSS') - parameters
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')  # VmHWM begins anew
-    training = common.Training(options.arch[0], options.batchsize, options.insize)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     row = train(training, options.limit, options)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     print(
         json.dumps(
             {
                 'way': options.child,
                 'resident_bytes': resident('VmHWM') - before,
+                'page_faults': faults,
                 'digest': digest(training),
                 **row,
             }
@@ -125,7 +135,14 @@ def footprint(arch: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for way in WAYS:
         figures = run(way, arch, limit, options)
         row = {'network': f'{arch} b{batchsize}', 'limit_bytes': limit}
-        names = ('way', 'resident_bytes', 'digest', 'footprint_bytes', 'arena_bytes')
+        names = (
+            'way',
+            'resident_bytes',
+            'page_faults',
+            'digest',
+            'footprint_bytes',
+            'arena_bytes',
+        )
         names += ('side_bytes', 'placed', 'unplaced', 'iteration_seconds')
         names += ('predicted_seconds', 'in_core_seconds', 'lower_bound_seconds')
         row |= {name: figures.get(name) for name in names}
