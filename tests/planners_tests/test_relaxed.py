@@ -1,0 +1,103 @@
+"""Relaxed plans cost nothing, need less, and move as far as the margin lets them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import toys
+
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
+
+MIB = toys.MIB
+PLANNERS = ('swap-all', 'superneurons', 'hybrid')
+
+
+def plans(problem: Problem, planner: str) -> list[Plan]:
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    result = []
+    for limit in (least, (least + most) // 2, most - 1):
+        try:
+            result.append(make_plan(problem, limit, planner))
+        except InfeasibleError:
+            continue
+    return result
+
+
+@pytest.mark.parametrize('planner', PLANNERS)
+@pytest.mark.parametrize('shares', [(1.0, 1.0, 1.0), (0.7, 0.8, 0.6)])
+@pytest.mark.parametrize('seed', range(6))
+def test_costs_nothing_and_needs_less(seed, shares, planner):
+    make = toys.random_graph if seed % 2 else toys.random_network
+    problem = make_problem(toys.with_shares(make(seed, 12), *shares))
+    for plan in plans(problem, planner):
+        before = simulate(problem, plan)
+        for margin in (0.0, 0.5, 3.0):
+            result = relaxed(problem, plan, margin)
+            after = simulate(problem, result)  # checks the plan, too
+            assert after.total_seconds <= before.total_seconds * (1 + 1e-9)
+            assert result.predicted_seconds <= plan.predicted_seconds
+            assert result.predicted_seconds == pytest.approx(after.total_seconds)
+            loads = np.array(after.load_bytes), np.array(before.load_bytes)
+            assert np.all(loads[0] <= loads[1])
+            assert result.predicted_peak_bytes == max(after.load_bytes)
+            assert result.replays == plan.replays
+            for new, old in zip(result.maps, plan.maps, strict=True):
+                assert new.action is old.action
+                assert new.release_before <= old.release_before
+                assert new.swap_in_before >= old.swap_in_before
+
+
+@pytest.mark.parametrize('bandwidth', [40.0 * MIB, 2.0 * MIB])
+def test_much_of_the_load_goes(bandwidth):
+    """All memory is used though maps could be away for long, or must wait anyway."""
+    problem = make_problem(toys.chain(12, bandwidth=bandwidth))
+    plan = make_plan(problem, problem.in_core_peak_bytes, 'swap-all')
+    before, after = simulate(problem, plan), simulate(problem, relaxed(problem, plan))
+    assert sum(after.load_bytes) < 0.6 * sum(before.load_bytes)
+    assert after.total_seconds == pytest.approx(before.total_seconds)
+
+
+def one_swap(plan: Plan, storage: int) -> Plan:
+    """Everything kept but one map, which is released and comes back at operation 6."""
+    maps = tuple(
+        dataclasses.replace(entry, release_before=6, swap_in_before=6)
+        if entry.storage == storage
+        else MapPlan(entry.storage, Action.KEEP, drop_before=entry.drop_before)
+        for entry in plan.maps
+    )
+    return dataclasses.replace(plan, maps=maps)
+
+
+# Forward: one second per operation; backward begins at 6 s with operation 6, and takes
+# two seconds per operation. Map 1 is complete after 3 s, and read by operation 9.
+@pytest.mark.parametrize(
+    'copy_seconds, margin, release, swap_in',
+    [
+        (1.0, 0.0, 4, 8),  # out from 3 to 4; in from 10 (operation 8) to 12
+        (2.0, 0.0, 5, 8),  # exactly when operation 9 begins
+        (2.1, 0.0, 6, 7),
+        (2.0, 0.5, 6, 7),  # three seconds each way: from 9, before which is 8
+        (1.0, 1.0, 5, 8),
+        (1.0, 3.0, 6, 7),  # at 7 nothing begins
+    ],
+)
+def test_positions_by_hand(copy_seconds, margin, release, swap_in):
+    profile = toys.chain(6, bandwidth=10.0 * MIB / copy_seconds)
+    problem = make_problem(profile)
+    plan = one_swap(make_plan(problem, 2**40, 'swap-all'), 1)
+    entry = next(e for e in relaxed(problem, plan, margin).maps if e.storage == 1)
+    assert (entry.release_before, entry.swap_in_before) == (release, swap_in)
+
+
+@pytest.mark.parametrize('margin', [-0.1, float('nan'), 'wide'])
+def test_a_margin_that_is_none(margin):
+    problem = make_problem(toys.chain())
+    with pytest.raises(OptionError, match='margin'):
+        relaxed(problem, make_plan(problem, 2**40, 'hybrid'), margin)
