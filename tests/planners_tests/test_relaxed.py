@@ -54,6 +54,24 @@ def test_costs_nothing_and_needs_less(seed, shares, planner):
                 assert new.swap_in_before >= old.swap_in_before
 
 
+def test_a_slow_host_is_no_excuse():
+    """Copies begin late because of the host; positions move all the same."""
+    profile = toys.chain(10, bandwidth=20.0 * MIB)
+    operations = tuple(
+        dataclasses.replace(op, host_seconds=1.6) for op in profile.operations
+    )
+    link = dataclasses.replace(profile.link, issue_seconds=0.4)
+    profile = dataclasses.replace(profile, operations=operations, link=link)
+    problem = make_problem(profile)
+    for plan in plans(problem, 'swap-all'):
+        before, after = (
+            simulate(problem, plan),
+            simulate(problem, relaxed(problem, plan)),
+        )
+        assert after.total_seconds <= before.total_seconds * (1 + 1e-9)
+        assert sum(after.load_bytes) < sum(before.load_bytes)
+
+
 @pytest.mark.parametrize('bandwidth', [40.0 * MIB, 2.0 * MIB])
 def test_much_of_the_load_goes(bandwidth):
     """All memory is used though maps could be away for long, or must wait anyway."""
