@@ -11,8 +11,9 @@ import toys
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners import relaxed as relaxed_module
 from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.planners.relaxed import WIDER, relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB
@@ -32,9 +33,9 @@ def plans(problem: Problem, planner: str) -> list[Plan]:
 
 @pytest.mark.parametrize('planner', PLANNERS)
 @pytest.mark.parametrize('shares', [(1.0, 1.0, 1.0), (0.7, 0.8, 0.6)])
-@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize('seed', range(7))
 def test_costs_nothing_and_needs_less(seed, shares, planner):
-    make = toys.random_graph if seed % 2 else toys.random_network
+    make = toys.random_graph if seed % 3 else toys.random_network
     problem = make_problem(toys.with_shares(make(seed, 12), *shares))
     for plan in plans(problem, planner):
         before = simulate(problem, plan)
@@ -52,6 +53,23 @@ def test_costs_nothing_and_needs_less(seed, shares, planner):
                 assert new.action is old.action
                 assert new.release_before <= old.release_before
                 assert new.swap_in_before >= old.swap_in_before
+
+
+@pytest.mark.parametrize('slower', [1, 2, 100])
+def test_wider_margins_where_it_would_be_slower(slower, monkeypatch):
+    problem = make_problem(toys.chain(12, bandwidth=15.0 * MIB))
+    plan = make_plan(problem, problem.in_core_peak_bytes, 'swap-all')
+    wider = [relaxed(problem, plan, 0.5 + more).maps for more in (0.0, *WIDER)]
+    assert wider[0] != wider[1] != wider[2]
+    real, calls = relaxed_module._seconds, []
+
+    def seconds(problem, work):
+        calls.append(real(problem, work))
+        return calls[-1] + (1 < len(calls) <= slower + 1)
+
+    monkeypatch.setattr(relaxed_module, '_seconds', seconds)
+    found = relaxed(problem, plan, 0.5)
+    assert found.maps == (plan.maps if slower == 100 else wider[slower])
 
 
 def test_a_slow_host_is_no_excuse():
