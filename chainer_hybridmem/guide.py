@@ -27,7 +27,6 @@ from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
 PROFILING_RUNS = 2
-MOST_TIGHTENINGS = 4  # plans made again because their arena did not fit
 
 
 class Stage(enum.Enum):
@@ -53,9 +52,9 @@ class Guide:
         improvement (Improvement or None): The search for a better plan.
         logs (list): Guided iterations in a row, as long as there is no arena.
         arena (Arena or None): Places for what the plan's iterations allocate.
-        tightened_bytes (int): By which plans are made for less than the limit, so
-            that their arena fits.
-        tightenings (int): How often that has been raised.
+        spare_bytes (int): What plans must leave of the limit, because an iteration
+            has needed more than its plan's trace tells.
+        wants_arena (bool): Whether plans are made so that their arena fits.
     """
 
     def __init__(self) -> None:
@@ -71,8 +70,7 @@ class Guide:
         self.improvement: Improvement | None = None
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
-        self.tightened_bytes = 0
-        self.tightenings = 0
+        self.begin_placing()
 
     @property
     def wants_times(self) -> bool:
@@ -87,17 +85,12 @@ class Guide:
     @property
     def wants_log(self) -> bool:
         """Whether the next guided iteration is to be logged for an arena."""
-        return (
-            self.stage is Stage.GUIDED
-            and self.arena is None
-            and self.tightenings <= MOST_TIGHTENINGS
-        )
+        return self.stage is Stage.GUIDED and self.arena is None and self.wants_arena
 
-    def forgo_arena(self) -> None:
-        """There is no arena for this signature that could be used."""
-        self.arena = None
-        self.tightened_bytes = 0
-        self.tightenings = MOST_TIGHTENINGS + 1
+    def begin_placing(self) -> None:
+        """Forgets what has been found out about arenas of other plans."""
+        self.spare_bytes = 0
+        self.wants_arena = True
 
     @property
     def trial(self) -> bool:

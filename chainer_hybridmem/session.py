@@ -28,14 +28,14 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.guide import MOST_TIGHTENINGS, Guide, Key, Stage
+from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
+from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.improvement import Improvement
-from chainer_hybridmem.pools import planned_trace
-from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
+from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
@@ -54,7 +54,7 @@ from chainer_hybridmem.units import (
 _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
 IMPROVABLE = 'hybrid'
-SPARE_SHARE = 400  # of the limit, left beside an arena that did not fit at first
+SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
 
@@ -499,6 +499,7 @@ class Session(chainer.FunctionHook):
             )
         if self._in_backward or (self._started and not self._backward_seen):
             raise SessionError('An iteration is under way; replan between iterations.')
+        guide.begin_placing()
         plan = _uncounted(self._make_plan, guide, guide.problem, planner, options)
         self.finish_iteration()
         self._stop_improving()
@@ -574,6 +575,7 @@ class Session(chainer.FunctionHook):
     def _plan(self, guide: Guide) -> None:
         problem = guide.make_problem()
         self.observe_problem(problem)
+        guide.begin_placing()
         plan = self._make_plan(guide, problem, self.planner, self.planner_options)
         self._follow(guide, problem, plan)
 
@@ -617,7 +619,7 @@ class Session(chainer.FunctionHook):
         elif self.planner == IMPROVABLE and not any(
             other.running for other in self._improvements
         ):
-            guide.improvement = Improvement(problem, self._limit_for(guide), plan)
+            guide.improvement = Improvement(problem, plan.memory_limit_bytes, plan)
             self._improvements.append(guide.improvement)
             guide.improvement.start()
 
@@ -635,7 +637,7 @@ class Session(chainer.FunctionHook):
             self._placing = self.device.set_places(guide.arena)
             self._places_before = self.device.place_figures()
             if not self._placing:
-                guide.forgo_arena()
+                guide.arena, guide.wants_arena = None, False
                 self._tell('no memory for the arena beside what the pool keeps')
         elif guide.wants_log and self._tracer is None:
             self._log = AllocationLog(self.device)
@@ -649,29 +651,26 @@ class Session(chainer.FunctionHook):
             self._log = None
 
     def _lay_out(self, guide: Guide) -> None:
-        """Places for a plan's iterations; a plan for less memory if they exceed it."""
+        """Places for a plan's iterations; another plan if they exceed the limit."""
         arena = self._arena_of((guide.logs[0], guide.logs[1]))
         guide.logs.clear()
-        if arena.required_bytes <= self.limit_bytes:
+        excess = arena.footprint_bytes - self.limit_bytes
+        if excess <= 0:
             guide.arena = arena
             self._tell(
                 f'arena: {arena.placed} allocations placed in '
-                f'{format_bytes(arena.footprint_bytes)}, '
+                f'{format_bytes(arena.slab_bytes)}, '
                 f'{arena.layout.competitive_ratio:.3f} of their peak load; '
                 f'{format_bytes(arena.side_bytes)} beside it'
             )
             return
         problem = guide.problem
         assert problem is not None
-        if not self._tighten(guide, arena):
-            guide.forgo_arena()
-            return
-        try:
-            plan = self._make_plan(guide, problem, self.planner, self.planner_options)
-        except InfeasibleError:
-            guide.forgo_arena()
-            return
+        self._tell(f'arena: {format_bytes(excess)} more than the limit')
+        guide.wants_arena = not guide.spare_bytes  # once more, not twice
+        guide.spare_bytes += excess + self.limit_bytes // SPARE_SHARE
         guide.timings.clear()
+        plan = self._make_plan(guide, problem, self.planner, self.planner_options)
         self._follow(guide, problem, plan)
 
     def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
@@ -680,46 +679,40 @@ class Session(chainer.FunctionHook):
             logs, device.block_bytes, device.alignment_bytes, device.moves_in
         )
 
-    def _tighten(self, guide: Guide, arena: Arena) -> bool:
-        """Plans for less memory from now on, unless that has been tried enough."""
-        if guide.tightenings == MOST_TIGHTENINGS:
-            return False
-        guide.tightenings += 1
-        excess = arena.required_bytes - self.limit_bytes
-        guide.tightened_bytes += excess + self.limit_bytes // SPARE_SHARE
-        self._tell(
-            f'arena: {format_bytes(arena.required_bytes)} needed, planning for '
-            f'{format_bytes(self._limit_for(guide))}'
-        )
-        return True
-
     def _make_plan(
         self, guide: Guide, problem: Problem, planner: str, options: dict[str, Any]
     ) -> Plan:
-        """A plan whose arena fits, as far as its trace tells; its bound is the limit's.
+        """A plan for the limit, with an arena if there is one that fits.
 
         Raises:
-            InfeasibleError: If none fits, with or without an arena.
+            InfeasibleError: If there is no plan, with or without an arena.
         """
-        plan = make_plan(problem, self._limit_for(guide), planner, **options)
-        while self._use_arena and guide.tightenings <= MOST_TIGHTENINGS:
-            arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
-            if arena.required_bytes <= self.limit_bytes:
-                break
-            try:
-                if not self._tighten(guide, arena):
-                    break
-                plan = make_plan(problem, self._limit_for(guide), planner, **options)
-            except InfeasibleError:
-                guide.forgo_arena()
+
+        def make_plan_for(limit_bytes: int) -> Plan:
+            return make_plan(problem, limit_bytes, planner, **options)
+
+        if not (self._use_arena and guide.wants_arena):
+            return make_plan_for(self.limit_bytes)
+        plan, fits = plan_with_arena(
+            problem,
+            make_plan_for,
+            self._arena_of,
+            self.limit_bytes,
+            guide.spare_bytes,
+            optional=self.device.moves_in,
+        )
+        if not fits:
+            guide.wants_arena = False
+            self._tell(f'no arena fits the limit for {MOST_SLOWDOWN:.0%} of the time')
+        elif plan.memory_limit_bytes < self.limit_bytes:
+            self._tell(
+                f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '
+                f'arena fits'
+            )
         if plan.memory_limit_bytes < self.limit_bytes:
             bound = lower_bound(problem, self.limit_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
         return plan
-
-    def _limit_for(self, guide: Guide) -> int:
-        """What plans may use of the limit."""
-        return self.limit_bytes - guide.tightened_bytes
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""
@@ -875,7 +868,7 @@ class Session(chainer.FunctionHook):
             'footprint_bytes': int(
                 max((e['footprint_bytes'] for e in self._history), default=0)
             ),
-            'arena_bytes': arena.footprint_bytes if arena else None,
+            'arena_bytes': arena.slab_bytes if arena else None,
             'side_bytes': arena.side_bytes if arena else None,
             'placed': _as_int(median('placed')),
             'unplaced': _as_int(median('unplaced')),

@@ -153,7 +153,7 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
         'network': f'{arch} b{batchsize}',
         'mallocs': len(born & freed),
         'placed': figures.placed,
-        'arena_bytes': arena.footprint_bytes,
+        'arena_bytes': arena.slab_bytes,
         'ratio': arena.layout.competitive_ratio,
         'cupy_pool_bytes': real_bytes,
         'cupy_model_bytes': model.footprint_bytes,

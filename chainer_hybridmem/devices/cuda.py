@@ -396,7 +396,7 @@ class CudaDevice(Device):
 
     def set_places(self, arena: Arena) -> bool:
         """See :class:`Device`; a larger arena takes the place of a smaller one."""
-        nbytes = arena.footprint_bytes
+        nbytes = arena.slab_bytes
         if self._slab is None or self._slab.nbytes < nbytes:
             self._slab = None  # goes with the last block in it
             with self._current():

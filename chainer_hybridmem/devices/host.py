@@ -296,7 +296,7 @@ class HostDevice(Device):
         """See :class:`Device`; there are addresses, unless the system refused them."""
         self._segments = arena.segments
         self._counter.expect(arena.entries)
-        return self._counter.arena_bytes >= arena.footprint_bytes
+        return self._counter.arena_bytes >= arena.slab_bytes
 
     def seek(self, k: int) -> None:
         if k < 0:

@@ -53,14 +53,14 @@ class Arena:
     layout: Layout
 
     @property
-    def footprint_bytes(self) -> int:
-        """Bytes of the arena."""
+    def slab_bytes(self) -> int:
+        """Bytes of the arena itself."""
         return self.layout.footprint_bytes
 
     @property
-    def required_bytes(self) -> int:
+    def footprint_bytes(self) -> int:
         """Bytes of the arena and of what lies beside it."""
-        return self.footprint_bytes + self.side_bytes
+        return self.slab_bytes + self.side_bytes
 
     @property
     def placed(self) -> int:

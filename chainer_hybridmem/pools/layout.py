@@ -13,6 +13,7 @@ several orders and then improves the best ones (:mod:`.placement`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -25,12 +26,18 @@ from chainer_hybridmem.pools.placement import BEST_FIT, FIRST_FIT
 from chainer_hybridmem.pools.trace import Trace, loads
 
 CUDA_ALIGNMENT, HOST_ALIGNMENT = 512, 64
-# Pairs of buffers that each part of the search looks at: about a second's work in all,
+# Pairs of buffers that the parts of the search look at: about a second's work in all,
 # and the same layout on every machine.
 PAIRS = 120_000_000
+QUICK_STARTS = 4  # ways to place before anything is ejected
+EJECTING_SHARE, BISECTING_SHARE = 0.25, 0.2  # of the pairs
+PAIRS_PER_BLOCK = 2000  # for each attempt of ejection
+MOST_ATTEMPTS = 60  # at the bound
+BISECTIONS = 5
+# Blocks alive where the load is above these shares of the capacity are put in first.
+LEVELS = ((0.9,), (0.8, 0.95), (0.7, 0.85, 0.97))
 IMPROVED = 2  # of the ways to place, the best ones
 MOST_ROUNDS = 5000  # for each; small problems are settled long before
-ATTEMPTS = 6  # capacities that ejection tries
 LARGE_SHARE = 0.002  # of the bound; larger buffers are large
 MOST_CONFLICTS = 20_000_000  # pairs of large buffers that live together
 
@@ -91,6 +98,22 @@ class _Blocks:
         first = loads(self.size, self.spans[:, 0], self.spans[:, 1], self.end)
         return first + loads(self.size, self.spans[:, 2], self.spans[:, 3], self.end)
 
+    def lengths(self) -> np.ndarray:
+        """Moments each block is alive."""
+        spans = self.spans
+        return spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
+
+    def highest_loads(self) -> np.ndarray:
+        """Highest load while each block is alive."""
+        every = self.loads()
+        return np.array(
+            [
+                max(every[a:b].max(initial=0), every[c:d].max(initial=0))
+                for a, b, c, d in self.spans.tolist()
+            ],
+            np.int64,
+        )
+
     @property
     def capacity(self) -> int:
         """Bytes above the base that no layout can do without."""
@@ -148,13 +171,25 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
     """
     blocks = _blocks(trace, alignment)
     n, capacity = len(blocks.size), blocks.capacity
+    starts = _starts(blocks)
     found: list[_Found] = []
-    for start in _starts(blocks):
+    for start in itertools.islice(starts, QUICK_STARTS):
         found.append(_place(blocks, start))
         if found[-1].nbytes <= capacity:
             return _layout(trace, blocks, found[-1].offset, alignment, start.name)
+    ejection = _Ejection(blocks)
+    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE))
+    if ejected is not None:
+        found.append(ejected)
+        if ejected.nbytes <= capacity:
+            return _layout(trace, blocks, ejected.offset, alignment, 'ejection')
+    for start in starts if ejected is None else ():
+        found.append(_place(blocks, start))
+        if found[-1].nbytes <= capacity:
+            return _layout(trace, blocks, found[-1].offset, alignment, start.name)
+    most = min(one.nbytes for one in found)
+    found += ejection.bisect(most, int(pairs * BISECTING_SHARE))
     found.sort(key=lambda one: one.nbytes)  # stable
-    found = sorted([*_ejected(blocks, found, pairs), *found], key=lambda f: f.nbytes)
     best, name = found[0], found[0].start.name
     rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
     for seed, one in enumerate(found[:IMPROVED]):
@@ -177,40 +212,105 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
     return _layout(trace, blocks, best.offset, alignment, name)
 
 
-def _ejected(blocks: _Blocks, found: list[_Found], pairs: int) -> list[_Found]:
-    """Layouts by ejection: first at the bound, then by bisection below the best one.
+class _Ejection:
+    """Layouts by ejection, in short attempts: most of those that succeed do so soon.
 
-    Only the large buffers take part; the small ones fill the holes. Placed again in
-    the order of their offsets, each as low as it goes, none comes to lie higher.
+    Only the large blocks take part, those alive where the load is highest before the
+    others, because they have the least choice. The small ones fill the holes.
     """
-    large = np.flatnonzero(blocks.size > blocks.bound_bytes * LARGE_SHARE)
-    small = np.flatnonzero(blocks.size <= blocks.bound_bytes * LARGE_SHARE)
-    small = small[np.argsort(-blocks.size[small], kind='stable')]
-    size, spans = blocks.size[large], blocks.spans[large]
-    pointer = np.zeros(len(large) + 1, np.int64)
-    count = placement.conflicts(spans, pointer, np.zeros(0, np.int32))
-    if not len(large) or count > MOST_CONFLICTS:
-        return []
-    others = np.zeros(count, np.int32)
-    placement.conflicts(spans, pointer, others)
-    low, high = blocks.capacity, found[0].nbytes
-    target, result = low, []
-    nowhere = np.zeros(len(blocks.size), bool)
-    for attempt in range(ATTEMPTS):
-        offset = found[attempt % 2].offset[large]
-        work = pairs // ATTEMPTS
-        if placement.eject(size, pointer, others, target, work, attempt, offset):
-            order = np.concatenate([large[np.argsort(offset, kind='stable')], small])
-            start = _Start('ejection', order, FIRST_FIT, nowhere)
-            result.append(_place(blocks, start))
-            high = target
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks = blocks
+        large = blocks.size > blocks.bound_bytes * LARGE_SHARE
+        small = np.flatnonzero(~large)
+        self._small = small[np.argsort(-blocks.size[small], kind='stable')]
+        self._large = np.flatnonzero(large)
+        self._size, spans = blocks.size[large], blocks.spans[large]
+        self._pointer = np.zeros(len(self._size) + 1, np.int64)
+        count = placement.conflicts(spans, self._pointer, np.zeros(0, np.int32))
+        self._possible = len(self._size) > 0 and count <= MOST_CONFLICTS
+        if not self._possible:
+            return
+        self._others = np.zeros(count, np.int32)
+        placement.conflicts(spans, self._pointer, self._others)
+        self._failures = np.ones(len(self._size), np.int64)
+        self._attempts = 0
+        share = blocks.highest_loads()[large] / blocks.capacity
+        area = self._size * blocks.lengths()[large].astype(float)
+        keys = [*((levels, self._size) for levels in LEVELS), (LEVELS[1], area)]
+        self._orders = [
+            np.lexsort((spans[:, 0], -key, -np.searchsorted(levels, share)))
+            for levels, key in keys
+        ]
+
+    def fit(self, capacity: int, pairs: int) -> _Found | None:
+        """The smallest of several layouts whose large blocks fit into a capacity.
+
+        Args:
+            capacity: Bytes for them; the first layout with everything inside is taken.
+            pairs: Pairs of blocks that may be looked at.
+        """
+        if not self._possible:
+            return None
+        best: _Found | None = None
+        work = PAIRS_PER_BLOCK * len(self._large)
+        for _ in range(min(MOST_ATTEMPTS, max(1, pairs // work))):
+            offset = self._attempt(capacity, work)
+            if offset is None:
+                continue
+            found = self._filled(offset)
+            if best is None or found.nbytes < best.nbytes:
+                best = found
+            if best.nbytes <= capacity:
+                break
+        return best
+
+    def bisect(self, most: int, pairs: int) -> list[_Found]:
+        """Layouts for ever better capacities between the bound and ``most``."""
+        low, high = self._blocks.capacity, most
+        result: list[_Found] = []
+        for _ in range(BISECTIONS):
+            if high - low <= low // 1000:
+                break
+            target = (low + high) // 2
+            found = self.fit(target, pairs // BISECTIONS)
+            if found is None or found.nbytes >= high:
+                low = target
+            else:
+                high = found.nbytes
+            if found is not None:
+                result.append(found)
+        return result
+
+    def _attempt(self, capacity: int, work: int) -> np.ndarray | None:
+        """One attempt; every other one knows what the others have failed at."""
+        number = self._attempts
+        self._attempts += 1
+        order = self._orders[number % len(self._orders)]
+        if number % 2:
+            self._failures = failures = 1 + self._failures // 2
         else:
-            low = target
-        unit = (high - low) // 2 // blocks.alignment * blocks.alignment
-        if low == high or unit < low // 1000:
-            break
-        target = low + unit
-    return result
+            failures = np.ones_like(self._failures)
+        offset = np.zeros(len(order), np.int64)
+        fits = placement.eject(
+            order,
+            self._size,
+            self._pointer,
+            self._others,
+            capacity,
+            work,
+            number,
+            failures,
+            offset,
+        )
+        return offset if fits else None
+
+    def _filled(self, large_offset: np.ndarray) -> _Found:
+        """With the small blocks; in the order of offsets none comes to lie higher."""
+        order = self._large[np.argsort(large_offset, kind='stable')]
+        order = np.concatenate([order, self._small])
+        nowhere = np.zeros(len(order), bool)
+        return _place(self._blocks, _Start('ejection', order, FIRST_FIT, nowhere))
 
 
 def given(trace: Trace, offsets: Sequence[int], alignment: int = 1) -> Layout:
@@ -366,8 +466,7 @@ def _starts(blocks: _Blocks) -> Iterator[_Start]:
 
     In the last ones, what lives shorter than the mean goes to the top of the pool.
     """
-    spans = blocks.spans
-    length = spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
+    length = blocks.lengths()
     nowhere = np.zeros(len(length), bool)
     short = length < length.mean() if len(length) else nowhere
     for above, where in ((nowhere, ''), (short, ', short ones above')):
@@ -378,19 +477,12 @@ def _starts(blocks: _Blocks) -> Iterator[_Start]:
 
 def _orders(blocks: _Blocks, length: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     size, start, end = blocks.size, blocks.spans[:, 0], blocks.spans[:, 1]
-    every = blocks.loads()
-    highest = np.array(
-        [
-            max(every[a:b].max(initial=0), every[c:d].max(initial=0))
-            for a, b, c, d in blocks.spans
-        ],
-        np.int64,
-    )
+    highest = blocks.highest_loads()
     yield 'size', np.lexsort((start, -length, -size))
+    yield 'load and size', np.lexsort((start, -length, -size, -highest))
     yield 'lifetime', np.lexsort((start, -size, -length))
     yield 'area', np.lexsort((start, -(size * length.astype(float))))
     yield 'load and lifetime', np.lexsort((start, -size, -length, -highest))
-    yield 'load and size', np.lexsort((start, -length, -size, -highest))
     yield 'start', np.lexsort((-size, -length, start))
     yield 'end', np.lexsort((-size, -length, -end))
 

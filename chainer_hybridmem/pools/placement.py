@@ -203,101 +203,165 @@ def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int
 
 @compiled()
 def eject(
+    order: np.ndarray,
     size: np.ndarray,
     pointer: np.ndarray,
     others: np.ndarray,
     capacity: int,
     work: int,
     seed: int,
+    failures: np.ndarray,
     offset: np.ndarray,
 ) -> bool:
-    """Makes a layout fit a capacity by ejecting what is in the way.
+    """Fits buffers into a capacity one after the other, ejecting what is in the way.
 
     Guided ejection search (Nagata, Bräysy, 2009): a buffer without a hole is put where
     it ejects the least, bytes times how often each has been without a hole itself;
-    what is ejected looks for a place next.
+    what is ejected looks for a place next, the largest first. A hole is the smallest
+    one; of it the lower end is taken, the upper one at the top.
 
     Args:
+        order: Buffers as they are put in, (n,) int64.
         size: Bytes of each, (n,) int64.
         pointer: See :func:`conflicts`.
         others: Likewise.
         capacity: Bytes that must suffice.
         work: Pairs of buffers that may be looked at.
         seed: Of the random numbers.
-        offset: Where each lies, (n,) int64; those that lie outside of the capacity are
-            ejected first. The result, if all find a place.
+        failures: How often each has been without a hole, (n,) int64; counted on.
+        offset: Result, if all find a place, (n,) int64.
 
     Returns:
         bool: Whether all do.
     """
     np.random.seed(seed)
     n = len(size)
+    weight = size // max(1, capacity >> 20) + 1  # whole numbers, and small
     waiting = np.zeros(n, np.int64)
-    count = 0
-    for i in range(n):
-        if size[i] > capacity:
-            return False
-        if offset[i] + size[i] > capacity:
-            offset[i] = NOWHERE
-            waiting[count] = i
-            count += 1
-    failures = np.ones(n)
-    starts, ends = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    costs, places = np.zeros(n), np.zeros(2 * n + 2, np.int64)
-    done = 0
-    while count > 0 and done < work:
-        at = np.random.randint(count)
-        if np.random.random() < 0.7:
+    starts, ends, costs = np.zeros(n + 1, np.int64), offset.copy(), offset.copy()
+    by_start, by_end = offset.copy(), offset.copy()
+    offset[:] = NOWHERE
+    put_in, count, done = 0, 0, 0
+    while done < work:
+        if count > 0:
+            at = np.random.randint(count)
             for k in range(count):
                 if size[waiting[k]] > size[waiting[at]]:
                     at = k
-        i = waiting[at]
-        count -= 1
-        waiting[at] = waiting[count]
+            i = waiting[at]
+            count -= 1
+            waiting[at] = waiting[count]
+        elif put_in < len(order):
+            i = order[put_in]
+            put_in += 1
+        else:
+            return True
         need = size[i]
+        if need > capacity:
+            return False
         near = 0
-        places[0], places[1] = 0, capacity - need
-        m = 2
         for q in range(pointer[i], pointer[i + 1]):
             j = others[q]
-            if offset[j] == NOWHERE:
-                continue
-            starts[near], ends[near] = offset[j], offset[j] + size[j]
-            costs[near] = failures[j] * size[j]
-            if ends[near] + need <= capacity:
-                places[m] = ends[near]
-                m += 1
-            if starts[near] >= need:
-                places[m] = starts[near] - need
-                m += 1
-            near += 1
-        best, least, ties = NOWHERE, np.inf, 0
-        for k in range(m):
-            place_at = places[k]
-            cost = 0.0
-            for q in range(near):
-                if starts[q] < place_at + need and place_at < ends[q]:
-                    cost += costs[q]
-                    if cost > least:
-                        break
-            done += q + 1 if near else 1
-            if cost < least:
-                best, least, ties = place_at, cost, 1
-                if cost == 0:
-                    break
-            elif cost == least:
-                ties += 1
-                if np.random.randint(ties) == 0:
-                    best = place_at
-        if least > 0:
-            failures[i] += 1
-            for q in range(pointer[i], pointer[i + 1]):
-                j = others[q]
-                if offset[j] == NOWHERE:
-                    continue
-                if offset[j] < best + need and best < offset[j] + size[j]:
-                    offset[j] = NOWHERE
-                    waiting[count] = j
-                    count += 1
+            if offset[j] != NOWHERE:
+                starts[near], ends[near] = offset[j], offset[j] + size[j]
+                costs[near] = failures[j] * weight[j]
+                by_start[near] = by_end[near] = near
+                near += 1
+        done += 1 + count + near + pointer[i + 1] - pointer[i]
+        _sort(starts, by_start, near)
+        offset[i] = _hole(need, capacity, near, starts, ends, by_start)
+        if offset[i] != NOWHERE:
+            continue
+        _sort(ends, by_end, near)
+        best = _least_cost(need, capacity, near, starts, ends, costs, by_start, by_end)
+        failures[i] += 1
+        for q in range(pointer[i], pointer[i + 1]):
+            j = others[q]
+            meets = offset[j] < best + need and best < offset[j] + size[j]
+            if offset[j] != NOWHERE and meets:
+                offset[j] = NOWHERE
+                waiting[count] = j
+                count += 1
         offset[i] = best
-    return count == 0
+    return False
+
+
+@compiled(inline=True, counted=False)
+def _sort(keys: np.ndarray, order: np.ndarray, n: int) -> None:
+    """Orders the first n numbers in ``order`` by their keys (Shell's sort)."""
+    gap = 1
+    while gap < n // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for k in range(gap, n):
+            item, at = order[k], k
+            while at >= gap and keys[order[at - gap]] > keys[item]:
+                order[at] = order[at - gap]
+                at -= gap
+            order[at] = item
+        gap //= 3
+
+
+@compiled(inline=True, counted=False)
+def _hole(
+    need: int,
+    capacity: int,
+    near: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    by_start: np.ndarray,
+) -> int:
+    """Where in the smallest hole; :data:`NOWHERE` if there is none."""
+    best, top, smallest, ties = NOWHERE, 0, capacity + 1, 0
+    for k in range(near + 1):
+        start = starts[by_start[k]] if k < near else capacity
+        hole = start - top
+        if need <= hole <= smallest:
+            ties = ties + 1 if hole == smallest else 1
+            smallest = hole
+            if ties == 1 or np.random.randint(ties) == 0:
+                best = top if k < near else start - need
+        if k < near:
+            top = max(top, ends[by_start[k]])
+    return best
+
+
+@compiled(inline=True, counted=False)
+def _least_cost(
+    need: int,
+    capacity: int,
+    near: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    costs: np.ndarray,
+    by_start: np.ndarray,
+    by_end: np.ndarray,
+) -> int:
+    """Where what is in the way costs the least.
+
+    That is above an end, below a start, at the bottom or at the top. What is in the
+    way of a place starts below its upper end, but does not end below the place.
+    """
+    highest = capacity - need
+    best, least, ties = NOWHERE, np.int64(2**62), 0
+    for upwards in range(2):
+        came, went, cost = 0, 0, 0
+        for k in range(near + 1):
+            if upwards:
+                place_at = ends[by_end[k - 1]] if k > 0 else 0
+            else:
+                place_at = starts[by_start[k]] - need if k < near else highest
+            if not 0 <= place_at <= highest:
+                continue
+            while came < near and starts[by_start[came]] < place_at + need:
+                cost += costs[by_start[came]]
+                came += 1
+            while went < near and ends[by_end[went]] <= place_at:
+                cost -= costs[by_end[went]]
+                went += 1
+            if cost <= least:
+                ties = ties + 1 if cost == least else 1
+                least = cost
+                if ties == 1 or np.random.randint(ties) == 0:
+                    best = place_at
+    return best

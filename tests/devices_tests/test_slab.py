@@ -110,7 +110,7 @@ class Places:
 
     entries = ((640, 0), (1280, 640), (640, -1), (640, 1920))
     segments = (0, 2, 4)
-    footprint_bytes = 2560
+    slab_bytes = 2560
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ def test_a_buffer_of_one_operation():
     arena = arena_of(log, log)
     assert arena.entries == ((256, 0), (320, 0))
     assert arena.segments == (0, 1, 2)
-    assert arena.footprint_bytes == 320 and arena.layout.optimal
-    assert arena.side_bytes == 1000 and arena.required_bytes == 1320
+    assert arena.slab_bytes == 320 and arena.layout.optimal
+    assert arena.side_bytes == 1000 and arena.footprint_bytes == 1320
 
 
 def test_small_buffers_lie_beside():
@@ -44,7 +44,7 @@ def carried(old, new, freed_first):
 def test_what_is_left_to_the_next_iteration_has_one_place():
     arena = arena_of(carried(5, 10, True), carried(10, 20, True))
     assert arena.placed == 2
-    assert arena.footprint_bytes == 1152  # both live together
+    assert arena.slab_bytes == 1152  # both live together
     assert arena.side_bytes == 5000 - 512
 
 
@@ -121,7 +121,7 @@ def test_nothing_overlaps_in_iterations_to_come(slots, moves_in):
                         assert offset >= end or offset + size <= other
                     alive[event] = offset, offset + size
                     highest = max(highest, offset + size)
-    assert highest == arena.footprint_bytes
+    assert highest == arena.slab_bytes
 
 
 def test_a_trace_tells_what_a_log_does():
@@ -135,7 +135,7 @@ def test_a_trace_tells_what_a_log_does():
     arena = lay_out(logs_of(trace), block_bytes, 64)
     assert [size for size, _ in arena.entries] == [640, 512]
     assert arena.placed == 2 and arena.segments == (0, 0, 2)
-    assert arena.footprint_bytes == 1152
+    assert arena.slab_bytes == 1152
     assert arena.side_bytes == 768 + 900
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem import placing
 from chainer_hybridmem.devices import copies
 from chainer_hybridmem.devices.host import HostDevice
 
@@ -161,13 +162,26 @@ def test_what_comes_unexpectedly_lies_beside(data, in_core):
     assert session.statistics()['footprint_bytes'] <= LIMIT
 
 
-def test_a_plan_whose_arena_is_too_large_is_made_again(data, in_core, capsys):
+def test_a_plan_whose_arena_is_too_large_is_made_again(
+    data, in_core, capsys, monkeypatch
+):
+    monkeypatch.setattr(placing, 'relaxed', lambda problem, plan: plan)
     result, session = run(data, memory_limit=4_000_000, progress=True, planner='hybrid')
     networks.assert_same(in_core, result)
-    told = capsys.readouterr().err
-    assert 'needed, planning for' in told
+    assert 'so that the arena fits' in capsys.readouterr().err
     figures = session.statistics()
     assert figures['arena_bytes'] + figures['side_bytes'] <= 4_000_000
     assert figures['predicted_peak_bytes'] < 4_000_000
     bound = figures['lower_bound_seconds']
     assert bound <= hybridmem.make_plan(session.profile, 4_000_000).predicted_seconds
+
+
+def test_an_arena_that_costs_time_is_not_used(data, in_core, capsys, monkeypatch):
+    """On the host the limit is kept without one, too."""
+    monkeypatch.setattr(placing, 'MOST_SLOWDOWN', -1.0)
+    result, session = run(data, progress=True)
+    networks.assert_same(in_core, result)
+    assert 'no arena fits' in capsys.readouterr().err
+    figures = session.statistics()
+    assert figures['arena_bytes'] is None and figures['placed'] == 0
+    assert figures['footprint_bytes'] <= LIMIT

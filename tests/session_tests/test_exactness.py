@@ -8,6 +8,9 @@ import pytest
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.planners.superneurons import superneurons
+from chainer_hybridmem.planners.swap_all import swap_all
 
 PLANNERS = list(planners.PLANNERS)
 ITERATIONS = 7
@@ -115,3 +118,21 @@ def test_random_plans_are_exact(data, in_core, peak, monkeypatch):
         assert figures['guided_peak_bytes'] == pytest.approx(
             figures['predicted_peak_bytes'], rel=0.01
         )
+
+
+@pytest.mark.parametrize('planner', [swap_all, superneurons])
+def test_relaxed_plans_give_the_same_bits(planner, data, in_core, peak, monkeypatch):
+    def relaxed_plan(problem, limit_bytes):
+        return relaxed(problem, planner(problem, limit_bytes), margin=0)
+
+    monkeypatch.setitem(planners.PLANNERS, 'relaxed', relaxed_plan)
+    limit = int(peak * 0.72)
+    result, session = networks.train(
+        networks.Everything, data, memory_limit=limit, planner='relaxed'
+    )
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['deviations'] == figures['evictions'] == figures['restores'] == 0
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['predicted_peak_bytes'], rel=0.01
+    )
