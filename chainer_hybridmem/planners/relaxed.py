@@ -41,8 +41,8 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
     Args:
         problem: What the plan is for.
         plan: Any plan that can be executed.
-        margin: How much longer than predicted each copy may take before somebody
-            waits who has not waited before, as a share of its time.
+        margin: How much longer than predicted each copy is reckoned to take, as a
+            share of its time; what is given up then is only what has slack enough.
 
     Returns:
         Plan: With the same actions and replays, simulated as fast as ``plan`` or
