@@ -42,25 +42,25 @@ def plan_with_arena(
         InfeasibleError: If there is no plan for the limit.
     """
     room_bytes = limit_bytes - spare_bytes
-    made: list[Plan] = []
-    arenas: dict[int, Arena] = {}  # by the id of a plan made here
+    made: list[Plan] = []  # as the planner makes them
+    arenas: list[Arena] = []  # of those, or of what is relaxed
 
     def arena_of(plan: Plan) -> Arena:
         return place(logs_of(planned_trace(problem.profile, plan)))
 
     def make(planned_bytes: int) -> Plan:
         plan = make_plan_for(planned_bytes)
+        made.append(plan)
         arena = arena_of(plan)
         if arena.footprint_bytes > room_bytes:
             # Only now: copies that may begin early forgive a slow link the most.
             plan = relaxed(problem, plan)
             arena = arena_of(plan)
-        made.append(plan)
-        arenas[id(plan)] = arena
+        arenas.append(arena)
         return plan
 
     try:
-        fitted = fit(make, lambda plan: arenas[id(plan)], room_bytes)
+        fitted = fit(make, lambda plan: arenas[-1], room_bytes)
     except InfeasibleError:
         if not spare_bytes:
             raise

@@ -93,5 +93,7 @@ def fit(
         # A plan below its limit would be made again for any limit above its peak.
         target = min(target, plan.predicted_peak_bytes)
         target -= placed.footprint_bytes - limit_bytes
+        if target <= 0:
+            break
     assert best is not None
     return dataclasses.replace(best, rounds=number)
