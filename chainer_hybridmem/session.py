@@ -412,6 +412,7 @@ class Session(chainer.FunctionHook):
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
         self._executor.begin(guide.table, guide.copies)
+        self.device.whole_blocks = self._use_arena and guide.wants_arena
         if guide.stage is not Stage.GUIDED:
             self._recorder = Recorder(
                 self.device,

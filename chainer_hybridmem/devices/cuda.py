@@ -49,12 +49,14 @@ from chainer_hybridmem.devices.store import (
     Store,
     check_available,
 )
+from chainer_hybridmem.devices.whole_blocks import WholeBlocks
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
 
 _UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
+_WHOLE_BYTES = 1 << 20  # from this size on; smaller ones share large pieces anyway
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
 
 _new_id = itertools.count(1).__next__  # over all devices, so never used twice
@@ -93,6 +95,7 @@ class CudaDevice(Device):
         self._device_id = _choose_device(self._runtime, device_id)
         with self._current():
             self._pool = self._cuda.MemoryPool()
+            self._blocks = WholeBlocks()
             self._d2h = self._cuda.Stream(non_blocking=True)
             self._h2d = self._cuda.Stream(non_blocking=True)
             of_environment = self._pool.get_limit()  # 0: none
@@ -155,8 +158,7 @@ class CudaDevice(Device):
         if self._cuda.get_allocator() is self._allocator:
             self._cuda.set_allocator(self._previous)
         self._previous = None
-        with self._current():
-            self._pool.free_all_blocks()
+        self._give_back()
 
     def close(self) -> None:
         self.synchronize()
@@ -201,7 +203,7 @@ class CudaDevice(Device):
     def footprint_bytes(self) -> int:
         """GPU memory taken by the pool, whether in use or free."""
         with self._current():
-            return int(self._pool.total_bytes())
+            return int(self._pool.total_bytes()) + self._blocks.total_bytes
 
     def _take_pointer(self, size: int) -> Any:
         """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
@@ -224,17 +226,47 @@ class CudaDevice(Device):
     def _find_block(self, nbytes: int) -> Any:
         """Memory where it is planned to lie, beside the arena, or in a hole of it."""
         slab = self._slab
-        if slab is None:
-            return self._pool_pointer(nbytes)
-        block = slab.place(nbytes)
-        if block is None:
+        block: Any = slab.place(nbytes) if slab is not None else None
+        if block is None and self.whole_blocks and nbytes >= _WHOLE_BYTES:
+            block = self._blocks.take(nbytes)
+            if block is None:
+                new = self._new_block(nbytes)
+                if new is not None:
+                    return new
+        elif block is None:
             pointer = self._pool_pointer(nbytes)
             if pointer is not None:
                 return pointer
+        if block is None and slab is not None:
             block = slab.cut(nbytes)
         if block is not None and self._watching:
             self._from_pool += nbytes
         return block
+
+    def _new_block(self, nbytes: int) -> Any:
+        """A block of its own from the driver, or None if there is no memory."""
+        limit = self.limit_bytes - self._adopted_bytes
+        if self.footprint_bytes + nbytes > limit:
+            self._give_back()
+        if self.footprint_bytes + nbytes > limit:
+            return None
+        try:
+            with self._current():
+                memory = self._cuda.Memory(nbytes)
+        except (self._runtime.CUDARuntimeError, self._cuda.memory.OutOfMemoryError):
+            return None
+        if self._watching:
+            self._from_driver += nbytes
+        block = self._blocks.add(memory, nbytes)
+        self._set_pool_limit()
+        return block
+
+    def _give_back(self) -> None:
+        """Gives the driver what is held and not in use."""
+        with self._current():
+            self._pool.free_all_blocks()
+            self._blocks.free_all()
+            self._set_pool_limit()
 
     def _other_pointer(self, size: int) -> Any:
         """For another GPU: what was installed before."""
@@ -259,7 +291,13 @@ class CudaDevice(Device):
         try:
             pointer = self._pool.malloc(nbytes)
         except self._cuda.memory.OutOfMemoryError:
-            return None
+            if not self._blocks.total_bytes:
+                return None
+            self._give_back()
+            try:
+                pointer = self._pool.malloc(nbytes)
+            except self._cuda.memory.OutOfMemoryError:
+                return None
         if self._watching:
             # What it held may have shrunk meanwhile: it gives back before it asks.
             if self._pool.total_bytes() > before:
@@ -276,7 +314,7 @@ class CudaDevice(Device):
                 self._reclaim(missing_bytes)
             except Exception as error:
                 self.reclaim_error = error
-        self._pool.free_all_blocks()
+        self._give_back()
         return True
 
     @contextmanager
@@ -292,7 +330,7 @@ class CudaDevice(Device):
         self.last_failure = (nbytes, self.used_bytes)
         raise make_out_of_memory_error(
             f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} bytes '
-            f'are in use, and the pool takes {self._pool.total_bytes()}. Raise the '
+            f'are in use, and the pool takes {self.footprint_bytes}. Raise the '
             'memory limit or use smaller batches.',
             nbytes,
             self.limit_bytes,
@@ -331,9 +369,10 @@ class CudaDevice(Device):
             self._set_pool_limit()
 
     def _set_pool_limit(self) -> None:
-        """Leaves the pool what adopted arrays do not take; 0 would be no limit."""
+        """Leaves the pool what nothing else takes; 0 would be no limit."""
+        others = self._adopted_bytes + self._blocks.total_bytes
         with self._current():
-            self._pool.set_limit(size=max(self.limit_bytes - self._adopted_bytes, 1))
+            self._pool.set_limit(size=max(self.limit_bytes - others, 1))
 
     def watch_pool(self, watched: bool) -> None:
         self._watching += 1 if watched else -1
@@ -399,12 +438,11 @@ class CudaDevice(Device):
         nbytes = arena.slab_bytes
         if self._slab is None or self._slab.nbytes < nbytes:
             self._slab = None  # goes with the last block in it
-            with self._current():
-                self._pool.free_all_blocks()
-                pointer = self._pool_pointer(nbytes)
-            if pointer is None:
+            self._give_back()
+            block = self._new_block(nbytes)
+            if block is None:
                 return False
-            self._slab = Slab(pointer, nbytes)
+            self._slab = Slab(block, nbytes)
         self._slab.expect(arena)
         return True
 

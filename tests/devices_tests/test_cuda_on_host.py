@@ -105,6 +105,21 @@ class _PoolBlock:
         self.pool.held -= self.size
 
 
+class _Memory:
+    """A block of its own, of the driver."""
+
+    refused = False
+
+    def __init__(self, size):
+        self.memory, self.size = ctypes.create_string_buffer(size), size
+        self.ptr = ctypes.addressof(self.memory)
+        if self.refused:
+            raise _CudaError('cudaErrorMemoryAllocation')
+
+    def __del__(self):
+        ctypes.memset(self.ptr, 255, self.size)  # poison
+
+
 class _Pinned:
     def __init__(self, size):
         if size > 1 << 40:
@@ -149,6 +164,7 @@ def _make_cupy():
         Event=_Event,
         Stream=_Stream,
         MemoryPool=_Pool,
+        Memory=_Memory,
         PinnedMemory=_Pinned,
         runtime=runtime,
         get_current_stream=lambda: compute,
@@ -518,10 +534,11 @@ def test_a_larger_arena_takes_the_place_of_a_smaller_one(opened):
     new = cupy.ndarray(2 * _MIB, 'u1')
     assert device.footprint_bytes == 3 * _MIB  # the old one as long as it is used
     del old
-    assert device.footprint_bytes == 2 * _MIB
+    other = cupy.ndarray(6 * _MIB, 'u1')  # until somebody wants its memory
+    assert opened.asked == [] and device.footprint_bytes == 8 * _MIB
     assert device.set_places(_arena((_MIB, 0)))  # a smaller one lies inside
-    assert device.footprint_bytes == 2 * _MIB
-    del new
+    assert device.footprint_bytes == 8 * _MIB
+    del new, other
 
 
 def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
@@ -536,3 +553,55 @@ def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
     device.seek(0)
     assert cupy.ndarray(6 * _MIB, 'u1').size
     assert device.place_figures().placed == 1
+
+
+def test_whole_blocks_are_used_again_and_given_back(opened):
+    device = opened.device
+    device.whole_blocks = True
+    array = cupy.ndarray(2 * _MIB, 'u1')
+    address = array.data.ptr
+    small = cupy.ndarray(1000, 'u1')  # of the pool
+    assert device.footprint_bytes == 2 * _MIB + 1024
+    del array
+    assert device.used_bytes == 1024 and device.footprint_bytes == 2 * _MIB + 1024
+    again = cupy.ndarray(2 * _MIB, 'u1')
+    assert again.data.ptr == address
+    del again
+    # One of another size: the free one is given back where the limit wants it.
+    other = cupy.ndarray(7 * _MIB, 'u1')
+    assert opened.asked == [] and device.footprint_bytes == 7 * _MIB + 1024
+    assert device.limit_bytes >= device.footprint_bytes
+    assert device._pool.get_limit() == _MIB
+    del other, small
+
+
+def test_the_pool_gets_what_whole_blocks_leave(opened):
+    device = opened.device
+    device.whole_blocks = True
+    array = cupy.ndarray(6 * _MIB, 'u1')
+    del array  # free, and still held
+    device.whole_blocks = False
+    kept = cupy.ndarray(5 * _MIB, 'u1')
+    assert opened.asked == [] and device.footprint_bytes == 5 * _MIB
+    del kept
+
+
+def test_an_arena_finds_memory_after_whole_blocks(opened):
+    """A small array that stays does not keep a large piece from it."""
+    device = opened.device
+    device.whole_blocks = True
+    large = cupy.ndarray(6 * _MIB, 'u1')
+    del large
+    stays = cupy.ndarray(_MIB, 'u1')
+    assert device.set_places(_arena((7 * _MIB - 512, 0)))
+    assert device.footprint_bytes == 8 * _MIB - 512
+    del stays
+
+
+def test_blocks_of_the_driver_that_are_refused(opened, monkeypatch):
+    device = opened.device
+    device.whole_blocks = True
+    monkeypatch.setattr(_Memory, 'refused', True)
+    assert not device.set_places(_arena((_MIB, 0)))
+    with pytest.raises(MemoryError):
+        cupy.ndarray(2 * _MIB, 'u1')
