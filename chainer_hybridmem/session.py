@@ -229,6 +229,7 @@ class Session(chainer.FunctionHook):
             self._recorder = None
         self._stopwatch = None
         self._stop_tracing()
+        self._stop_placing()
         self.device.uninstall()
         try:
             if error is None:
@@ -704,7 +705,9 @@ class Session(chainer.FunctionHook):
         )
         if not fits:
             guide.wants_arena = False
-            self._tell(f'no arena fits the limit for {MOST_SLOWDOWN:.0%} of the time')
+            self._tell(
+                f'no arena: none fits the limit at a cost of {MOST_SLOWDOWN:.0%} or less'
+            )
         elif plan.memory_limit_bytes < self.limit_bytes:
             self._tell(
                 f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '

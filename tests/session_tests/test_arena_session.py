@@ -126,6 +126,26 @@ def test_a_copy_that_is_not_waited_for_is_noticed(hostile, data, in_core, monkey
         networks.assert_same(in_core, result)
 
 
+@pytest.mark.parametrize('count', [4, 6])
+def test_a_session_that_ends_early_logs_and_places_no_more(count):
+    """In the first logged iteration, and in the first one with places."""
+    np.random.seed(0)
+    model = networks.Everything()
+    with hybridmem.optimize(model, 2 * LIMIT) as session:
+        for x, t in networks.batches(count):
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
+        assert session.plan is not None
+        assert (session.device.event_count > 0) == (count == 4)
+    figures = session.device.place_figures()
+    del loss
+    model.cleargrads()
+    assert session.device.event_count == 0
+    np.ones(1 << 20)
+    assert session.device.place_figures() == figures
+
+
 def test_iterations_that_differ_are_survived(data, in_core):
     """A smaller batch in between, an array that stays, a map somebody holds."""
     kept = []
@@ -181,7 +201,7 @@ def test_an_arena_that_costs_time_is_not_used(data, in_core, capsys, monkeypatch
     monkeypatch.setattr(placing, 'MOST_SLOWDOWN', -1.0)
     result, session = run(data, progress=True)
     networks.assert_same(in_core, result)
-    assert 'no arena fits' in capsys.readouterr().err
+    assert 'no arena: none fits' in capsys.readouterr().err
     figures = session.statistics()
     assert figures['arena_bytes'] is None and figures['placed'] == 0
     assert figures['footprint_bytes'] <= LIMIT
