@@ -706,7 +706,7 @@ class Session(chainer.FunctionHook):
         if not fits:
             guide.wants_arena = False
             self._tell(
-                f'no arena: none fits the limit at a cost of {MOST_SLOWDOWN:.0%} or less'
+                f'no arena: none fits the limit for {MOST_SLOWDOWN:.0%} more time'
             )
         elif plan.memory_limit_bytes < self.limit_bytes:
             self._tell(
