@@ -11,8 +11,10 @@ What each kind of event (``ph``) says:
 ``C`` memory load and limit; measured: the four series of the pool
 ====  ==========================================================
 
-Times are microseconds with three decimals: the viewers count whole nanoseconds, and
-rounding the two ends of an interval alike keeps neighbours from overlapping.
+Times are eighths of a microsecond. These are exact in binary, and so are the sums of
+start and duration and the nanoseconds of Perfetto: neighbours do not overlap, however
+a viewer computes. What rounds to no time at all (a reshape, the backward function of
+an addition) is left out: viewers hang it into the slice before.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ PREDICTED, MEASURED = 1, 2  # process ids
 SERIES = {
     'occupied_bytes': 'pool: occupied',
     'free_bytes': 'pool: free',
-    'pool_allocated_bytes': 'pool: allocated from the pool',
-    'device_allocated_bytes': 'pool: allocated from the device API',
+    'pool_allocated_bytes': 'pool: from the pool',
+    'device_allocated_bytes': 'pool: from the device API',
 }
+_EIGHTHS = 8  # of a microsecond
 _TITLES = {
     'compute': 'compute',
     'd2h': 'swap-out (device to host)',
@@ -87,7 +90,7 @@ def trace_events(
     limit = plan.memory_limit_bytes
     events = [
         *_names(title, process),
-        *(_slice(interval) for interval in timeline.intervals),
+        *_slices(timeline.intervals),
         *_arrows(timeline.intervals, uses, process),
         *_loads(timeline),
         *_limit(limit, timeline.total_seconds),
@@ -108,7 +111,7 @@ def measured_events(
     loads = [(s.seconds, s.peak_bytes) for s in measured.samples]
     events = [
         *_names(title, process),
-        *(_slice(interval) for interval in measured.intervals),
+        *_slices(measured.intervals),
         *_arrows(measured.intervals, dict(measured.uses), process),
         *_counter('memory load', loads),
         *_limit(measured.memory_limit_bytes, measured.total_seconds),
@@ -128,15 +131,15 @@ def profile_trace(samples: Sequence[Any], title: str) -> dict[str, Any]:
         dict: The object to write as JSON: the four series, the highest load in
         between, and a slice from each sample to the next.
     """
-    slices = (
-        _slice(Interval('compute', 'operation', one.label, one.seconds, two.seconds))
+    intervals = (
+        Interval('compute', 'operation', one.label, one.seconds, two.seconds)
         for one, two in itertools.pairwise(samples)
     )
     # The peak of a sample is that of the time before it.
     peaks = [(one.seconds, two.peak_bytes) for one, two in itertools.pairwise(samples)]
     events = [
         *_names(title, MEASURED, ('compute',)),
-        *slices,
+        *_slices(intervals),
         *_counter('memory load', peaks),
         *series_events(samples),
     ]
@@ -165,26 +168,36 @@ def _names(
         yield {**names, 'name': 'thread_sort_index', 'args': {'sort_index': stream}}
 
 
-def _slice(interval: Interval) -> Event:
-    start, end = _micros(interval.start_seconds), _micros(interval.end_seconds)
-    event = {
-        'ph': 'X',
-        'tid': STREAMS[interval.lane],
-        'cat': interval.kind,
-        'name': interval.label,
-        'ts': start,
-        'dur': round(end - start, 3),
-    }
-    if interval.storage >= 0:
-        event['args'] = {'storage': interval.storage}
-    return event
+def _ends(interval: Interval) -> tuple[float, float]:
+    return _micros(interval.start_seconds), _micros(interval.end_seconds)
+
+
+def _shown(interval: Interval) -> bool:
+    start, end = _ends(interval)
+    return start < end
+
+
+def _slices(intervals: Iterable[Interval]) -> Iterator[Event]:
+    for interval in filter(_shown, intervals):
+        start, end = _ends(interval)
+        event = {
+            'ph': 'X',
+            'tid': STREAMS[interval.lane],
+            'cat': interval.kind,
+            'name': interval.label,
+            'ts': start,
+            'dur': end - start,
+        }
+        if interval.storage >= 0:
+            event['args'] = {'storage': interval.storage}
+        yield event
 
 
 def _arrows(
     intervals: Sequence[Interval], uses: dict[int, int], process: int
 ) -> Iterator[Event]:
     """Two arrows for each swapped map: out to in, and in to its first use."""
-    copies = {(i.kind, i.storage): i for i in intervals if i.storage >= 0}
+    copies = {(i.kind, i.storage): i for i in intervals if i.storage >= 0 and _shown(i)}
     # They run in host issue order.
     operations = [i for i in intervals if i.kind in OPERATIONS]
     number = 0
@@ -194,25 +207,32 @@ def _arrows(
         if swap_out is None or swap_in is None:
             continue
         pairs = [(swap_out, swap_in)]
-        if 0 <= use < len(operations):
-            pairs.append((swap_in, operations[use]))
+        user = next(filter(_shown, operations[use:] if use >= 0 else ()), None)
+        if user is not None:
+            pairs.append((swap_in, user))
         for source, target in pairs:
-            if source.start_seconds > target.start_seconds:
+            name = f'{process}.{number + 1}'  # ids are shared by all processes
+            start, end = _arrow_end(source, name), _arrow_end(target, name)
+            if start['ts'] > end['ts']:
                 continue  # evicted again after its use: not the copy that was used
             number += 1
-            name = f'{process}.{number}'  # ids are shared by all processes
-            yield {**_arrow_end(source, name), 'ph': 's'}
-            yield {**_arrow_end(target, name), 'ph': 'f', 'bp': 'e'}
+            yield {**start, 'ph': 's'}
+            yield {**end, 'ph': 'f', 'bp': 'e'}
 
 
 def _arrow_end(interval: Interval, name: str) -> Event:
-    """An end at the interval's start binds to that interval, not to the next."""
+    """An end that binds to the interval and to neither of its neighbours.
+
+    It lies a little after the start: chrome://tracing counts milliseconds, and the
+    sum of start and duration of the interval before can round to past the start.
+    """
+    start, end = _ends(interval)
     return {
         'tid': STREAMS[interval.lane],
         'cat': 'swap',
         'name': 'swap',
         'id': name,
-        'ts': _micros(interval.start_seconds),
+        'ts': min(start + 1 / _EIGHTHS, max(start, end - 1 / _EIGHTHS)),
     }
 
 
@@ -248,4 +268,4 @@ def _counter(name: str, values: Iterable[tuple[float, int]]) -> Iterator[Event]:
 
 
 def _micros(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+    return round(seconds * 1e6 * _EIGHTHS) / _EIGHTHS

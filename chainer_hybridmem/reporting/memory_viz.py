@@ -124,7 +124,8 @@ def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]
     for block, nbytes in blocks.items():
         live[block] = space.take(nbytes), nbytes, frames, UNKNOWN
     for event in events:
-        entry: dict[str, Any] = {'size': event.nbytes, 'stream': 0}
+        # Without a time, the viewer is to show none.
+        entry: dict[str, Any] = {'size': event.nbytes, 'stream': 0, 'timestamp': None}
         entry.update(frames=event.frames, category=event.category)
         if event.block > 0:
             address = space.take(event.nbytes)
@@ -149,7 +150,7 @@ def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]
         'addr': 0,
         'size': 0,
         'stream': 0,
-        'frames': [],
+        'frames': [_frame('after', 0, 'the end of the iteration')],
         'category': UNKNOWN,
     }
     return {'segments': [segment], 'device_traces': [[head, *trace, tail]]}
@@ -180,6 +181,7 @@ def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[st
         'requested_size': active,
         'stream': 0,
         'segment_type': 'large',
+        'segment_pool_id': (0, 0),  # torch's default pool
         'frames': [],
         'blocks': blocks,
     }

@@ -51,6 +51,7 @@ def check_snapshot(snapshot):
         assert segment['device'] == 0
         for key in ('address', 'total_size', 'stream'):
             assert type(segment[key]) is int
+        assert segment['segment_pool_id'] == (0, 0)
         _check_frames(segment['frames'])
         sizes = [block['size'] for block in segment['blocks']]
         assert sum(sizes) == segment['total_size']
@@ -67,7 +68,10 @@ def check_snapshot(snapshot):
         assert event['action'] in ACTIONS
         for key in ('addr', 'size', 'stream'):
             assert type(event[key]) is int
+        assert event['frames']  # else the viewer guesses why there are none
         _check_frames(event['frames'])
+        if event['action'] in ('alloc', 'free_requested', 'free_completed'):
+            assert event['timestamp'] is None  # else it shows an invalid date
     _walk_back(segments, trace)
     return _active(segments, trace)
 

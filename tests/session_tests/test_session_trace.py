@@ -129,8 +129,8 @@ def test_the_trace_of_both(traced):
         'memory limit',
         'pool: occupied',
         'pool: free',
-        'pool: allocated from the pool',
-        'pool: allocated from the device API',
+        'pool: from the pool',
+        'pool: from the device API',
     }
 
 
