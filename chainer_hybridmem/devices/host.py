@@ -89,7 +89,7 @@ class HostDevice(Device):
         self._d2h = CopyThread('hybridmem-d2h', link_bandwidth, link_latency_seconds)
         self._h2d = CopyThread('hybridmem-h2d', link_bandwidth, link_latency_seconds)
         self._stall_seconds = 0.0
-        self._segments: tuple[int, ...] = ()
+        self._arena: Arena | None = None
 
     # -- life ---------------------------------------------------------------
     def install(self, reclaim: Callable[[int], None]) -> None:
@@ -294,15 +294,18 @@ class HostDevice(Device):
 
     def set_places(self, arena: Arena) -> bool:
         """See :class:`Device`; there are addresses, unless the system refused them."""
-        self._segments = arena.segments
-        self._counter.expect(arena.entries)
+        if arena is not self._arena:
+            self._arena = arena
+            self._counter.expect(arena.entries)
         return self._counter.arena_bytes >= arena.slab_bytes
 
     def seek(self, k: int) -> None:
         if k < 0:
             self._counter.seek(0, 0)
         else:
-            self._counter.seek(self._segments[k], self._segments[k + 1])
+            assert self._arena is not None
+            first, stop = self._arena.segments[k : k + 2]
+            self._counter.seek(first, stop)
 
     def place_figures(self) -> PlaceFigures:
         return PlaceFigures(*self._counter.placed_figures())

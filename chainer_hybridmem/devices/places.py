@@ -33,11 +33,15 @@ class Slab:
         self._holes = (ctypes.c_int64 * (2 * native.MOST_HOLES))()
         self._words[native.HOLES // 8] = ctypes.addressof(self._holes)
         native.begin(self._slab, pointer.ptr, nbytes)
+        self._arena: Arena | None = None
         self._segments: tuple[int, ...] = ()
         self._entries: Any = None
 
     def expect(self, arena: Arena) -> None:
         """The mallocs of the iterations to come and their places."""
+        if arena is self._arena:
+            return
+        self._arena = arena
         self._segments = arena.segments
         self._entries = (ctypes.c_int64 * max(1, 2 * len(arena.entries)))(
             *itertools.chain.from_iterable(arena.entries)
