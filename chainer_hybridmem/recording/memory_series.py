@@ -8,7 +8,8 @@ itself remembers the highest load in between.
 Note: [bounded time]
     After each sample operations pass unseen for a hundred times as long as the sample
     took. Operations of a millisecond are all sampled; of those that take some
-    microseconds only some are.
+    microseconds only some are, and where the next samples are that far away, the
+    clock is looked at only every few operations.
 
 Note: [bounded log]
     Samples go to one block of memory, taken at the start. When it is full, two
@@ -41,6 +42,7 @@ SERIES = (
     'device_allocated_bytes',
 )
 SHARE = 0.01  # of the time, that sampling may take
+MOST_UNSEEN = 7  # operations that pass without a look at the clock
 _ROW = struct.Struct('=d6q')
 _MOST_LABELS = 4096
 
@@ -94,7 +96,6 @@ class MemoryProfiler(chainer.FunctionHook):
 
     Attributes:
         stride (int): Operations from one sample to the next, if there is time.
-        operations (int): Operations seen.
     """
 
     name = 'hybridmem-memory'
@@ -113,11 +114,15 @@ class MemoryProfiler(chainer.FunctionHook):
         self._open = False
         self._start = 0.0
         self._base = (0, 0)
-        self._skip = 0
         self._pause = 1 / share if share else 0.0
-        self._resume = 0.0
         self.stride = 1
-        self.operations = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """No operation has been seen yet."""
+        self._passed = 0  # operations, up to the last one looked at
+        self._span = self._left = 0  # that pass unseen after it, and those to come
+        self._looked = self._resume = 0.0
 
     def __enter__(self) -> MemoryProfiler:
         if self._open:
@@ -131,8 +136,9 @@ class MemoryProfiler(chainer.FunctionHook):
             raise
         self._pool, self._open = pool, True
         self._log = bytearray(_ROW.size * self._capacity)
-        self._count = self._skip = self.operations = 0
+        self._count = 0
         self.stride = 1
+        self._begin()
         self._labels = {'start': 0}
         first = pool.figures()
         self._base = first.pool_allocated_bytes, first.device_allocated_bytes
@@ -157,26 +163,32 @@ class MemoryProfiler(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
         """A forward function begins."""
-        self.operations += 1
-        if self._skip:
-            self._skip -= 1
-        elif time.perf_counter() >= self._resume:
-            self._operation(function.label)
+        self._left -= 1
+        if self._left < 0:
+            self._look(function, '')
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         """A backward function begins."""
-        self.operations += 1
-        if self._skip:
-            self._skip -= 1
-        elif time.perf_counter() >= self._resume:
-            self._operation(f'backward of {function.label}')
+        self._left -= 1
+        if self._left < 0:
+            self._look(function, 'backward of ')
 
-    def _operation(self, label: str) -> None:
-        start = time.perf_counter()
-        self._skip = self.stride - 1
-        self._sample(label)
-        end = time.perf_counter()
-        self._resume = end + (end - start) * self._pause
+    def _look(self, function: Any, prefix: str) -> None:
+        """Samples if it is time to, and decides how many operations pass unseen."""
+        start = now = time.perf_counter()
+        passed = self._span - self._left
+        self._passed += passed
+        unseen = 0
+        if start >= self._resume:
+            self._sample(prefix + function.label)
+            now = time.perf_counter()
+            self._resume = now + (now - start) * self._pause
+            unseen = self.stride - 1
+        pace = (start - self._looked) / passed  # seconds per operation
+        if pace * MOST_UNSEEN < self._resume - now:
+            unseen = max(unseen, MOST_UNSEEN)
+        self._looked = start
+        self._span = self._left = unseen
 
     def _sample(self, label: str) -> None:
         assert self._pool is not None
@@ -203,9 +215,13 @@ class MemoryProfiler(chainer.FunctionHook):
             _ROW.pack_into(self._log, _ROW.size * i, *second[:-1], peak)
         self._count //= 2
         self.stride *= 2
-        self._skip = self.stride - 1
 
     # -- results --------------------------------------------------------------
+    @property
+    def operations(self) -> int:
+        """Operations seen so far."""
+        return self._passed + self._span - self._left
+
     @property
     def pool(self) -> str:
         """Name of the pool; empty before it is entered."""
