@@ -147,6 +147,9 @@ class Session(chainer.FunctionHook):
         self.model = model
         self.planner = check_name(planner)
         self.planner_options = check_options(planner, options)
+        for name, value in (('improve', improve), ('arena', arena)):
+            if not isinstance(value, bool):
+                raise OptionError(f'{name} is {value!r}; True or False is needed.')
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'

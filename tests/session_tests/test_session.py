@@ -64,6 +64,8 @@ def assert_nothing_installed():
         ({'time_budget': 0}, OptionError, 'time_budget is in seconds'),
         ({'planner': 'exact', 'time_limit': -1}, OptionError, 'time_limit is in sec'),
         ({'planner': 'pooch', 'node_budget': 0}, OptionError, 'node_budget must be'),
+        ({'arena': 'yes'}, OptionError, "arena is 'yes'; True or False"),
+        ({'improve': 1}, OptionError, 'improve is 1; True or False'),
         ({'device': 'tpu'}, UnknownNameError, 'tpu'),
         ({'device': 'cuda'}, OptionError, 'model is on'),
         ({'swap_dir': '/nowhere/at/all'}, SwapStoreError, '/nowhere/at/all'),
