@@ -183,12 +183,12 @@ def _release_largest(place: int) -> int:
     index = slab.largest_held(place)
     if index < 0:
         return 0
-    hole = load(place + slab.HOLES) + 16 * index
-    start, extent = load(hole), load(hole + 8)
-    _release_pages(start, start + extent)
-    store(hole + 8, extent | slab.RELEASED)
-    add(place + slab.HELD, -extent)
-    return extent
+    hole = load(place + slab.HOLES) + slab.HOLE_BYTES * index
+    start, pages = load(hole + slab.HOLE_AT), load(hole + slab.HOLE_HELD)
+    _release_pages(start, start + load(hole + slab.HOLE_SIZE))
+    store(hole + slab.HOLE_HELD, 0)
+    add(place + slab.HELD, -pages)
+    return pages
 
 
 @_native(types.void(_i64))
@@ -206,6 +206,13 @@ def _release_holes(counter: int) -> None:
             if nbytes == 0:
                 break
             excess -= nbytes
+
+
+@_native(types.void(_i64))
+def _keep_limit(counter: int) -> None:
+    """What is in use and what is held never exceed the limit together."""
+    if load(counter + _USED) + _held(counter) > load(counter + _LIMIT):
+        _release_holes(counter)
 
 
 @_native(types.void(_i64, _i64))
@@ -385,8 +392,7 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     if address == 0:
         return 0
     ident = _count(counter, size)
-    if load(counter + _USED) + _held(counter) > load(counter + _LIMIT):
-        _release_holes(counter)  # nothing of the block has been touched yet
+    _keep_limit(counter)  # nothing of the block has been touched yet
     store(address - _HEADER, ident)
     store(address - _HEADER + 8, size)
     if load(counter + _LOGGING) != 0:
@@ -400,6 +406,7 @@ def _give(counter: int, address: int) -> None:
     ident, size = load(address - _HEADER), load(address - _HEADER + 8)
     _uncount(counter, ident, size)
     _free_block(counter, address)
+    _keep_limit(counter)
 
 
 @_native(types.void(_i64, _i64, _i64))
@@ -490,7 +497,9 @@ class Counter:
         self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
         self._set(_LOG, slab.immortal(16 * _FIRST_LOG_ENTRIES))
         for place in (_SIDE, _ARENA):
-            self._set(place + slab.HOLES, slab.immortal(16 * slab.MOST_HOLES))
+            self._set(
+                place + slab.HOLES, slab.immortal(slab.HOLE_BYTES * slab.MOST_HOLES)
+            )
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
         self._previous: Any = None

@@ -30,7 +30,7 @@ class Slab:
         self._words = fields()
         self._slab = ctypes.addressof(self._words)
         self._table = self._slab + native.SLAB_BYTES
-        self._holes = (ctypes.c_int64 * (2 * native.MOST_HOLES))()
+        self._holes = (ctypes.c_int64 * (native.HOLE_BYTES // 8 * native.MOST_HOLES))()
         self._words[native.HOLES // 8] = ctypes.addressof(self._holes)
         native.begin(self._slab, pointer.ptr, nbytes)
         self._arena: Arena | None = None

@@ -10,9 +10,9 @@ word       meaning
 =========  ================================================================
 slab       one piece of memory; blocks are cut from holes, else from above
            the top, which sinks again when the last block goes
-hole       free bytes below the top, with or without physical pages
-held       free bytes that may have pages: of holes, and above the top as
-           far up as it has ever been
+hole       free bytes below the top
+held       free bytes that may have physical pages: of holes, and above the
+           top as far up as it has ever been
 arena      a slab whose blocks have planned places
 table      the mallocs a plan expects, in order: size and offset of each; the
            offset is negative for those that have no place
@@ -42,7 +42,8 @@ from chainer_hybridmem.jit import compiled
 BASE, SIZE, TOP, TOUCHED, BLOCKS = range(0, 40, 8)
 HOLES, HOLE_COUNT, FRESH, EXTENT, HELD = range(40, 80, 8)
 SLAB_BYTES = 80
-RELEASED = 1  # in the bytes of a hole, which are a multiple of 64: no pages
+# Words of a hole: where it begins, its bytes, and how many may have pages at most.
+HOLE_AT, HOLE_SIZE, HOLE_HELD, HOLE_BYTES = 0, 8, 16, 24
 MOST_HOLES = 1 << 13
 LEAST_HOLE = 4096  # smaller remainders go with the block, unless it is planned
 
@@ -107,26 +108,38 @@ def begin(slab: int, base: int, nbytes: int) -> None:
         store(slab + word, 0)
 
 
+@compiled(types.void(_i64, _i64, _i64))
+def _copy_hole(holes: int, source: int, target: int) -> None:
+    for word in (HOLE_AT, HOLE_SIZE, HOLE_HELD):
+        value = load(holes + HOLE_BYTES * source + word)
+        store(holes + HOLE_BYTES * target + word, value)
+
+
 @compiled(types.void(_i64, _i64))
 def _remove_hole(slab: int, index: int) -> None:
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT) - 1
     for i in range(index, count):
-        store(holes + 16 * i, load(holes + 16 * i + 16))
-        store(holes + 16 * i + 8, load(holes + 16 * i + 24))
+        _copy_hole(holes, i + 1, i)
     store(slab + HOLE_COUNT, count)
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64))
-def _insert_hole(slab: int, index: int, address: int, extent: int) -> None:
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+def _set_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -> None:
+    hole = load(slab + HOLES) + HOLE_BYTES * index
+    store(hole + HOLE_AT, address)
+    store(hole + HOLE_SIZE, nbytes)
+    store(hole + HOLE_HELD, pages)
+
+
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+def _insert_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -> None:
     """Adds a hole; lost until the slab goes if there are far too many."""
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
     if count == MOST_HOLES:
         return
     for i in range(count, index, -1):
-        store(holes + 16 * i, load(holes + 16 * i - 16))
-        store(holes + 16 * i + 8, load(holes + 16 * i - 8))
-    store(holes + 16 * index, address)
-    store(holes + 16 * index + 8, extent)
+        _copy_hole(holes, i - 1, i)
+    _set_hole(slab, index, address, nbytes, pages)
     store(slab + HOLE_COUNT, count + 1)
 
 
@@ -137,11 +150,35 @@ def _hole_behind(slab: int, address: int) -> int:
     low, high = 0, load(slab + HOLE_COUNT)
     while low < high:
         middle = (low + high) // 2
-        if load(holes + 16 * middle) < address:
+        if load(holes + HOLE_BYTES * middle) < address:
             low = middle + 1
         else:
             high = middle
     return low
+
+
+@compiled(types.void(_i64, _i64, _i64, _i64))
+def _cut_hole(slab: int, index: int, before: int, total: int) -> None:
+    """Takes ``total`` bytes out of a hole, ``before`` bytes behind its beginning.
+
+    Nobody knows which of its bytes have pages: each remainder may have all of them.
+    """
+    hole = load(slab + HOLES) + HOLE_BYTES * index
+    start, nbytes = load(hole + HOLE_AT), load(hole + HOLE_SIZE)
+    pages = load(hole + HOLE_HELD)
+    behind = nbytes - before - total
+    left, right = min(pages, before), min(pages, behind)
+    if before > 0 and behind > 0:
+        _set_hole(slab, index, start, before, left)
+        _insert_hole(slab, index + 1, start + before + total, behind, right)
+    elif before > 0:
+        _set_hole(slab, index, start, before, left)
+    elif behind > 0:
+        _set_hole(slab, index, start + total, behind, right)
+    else:
+        _remove_hole(slab, index)
+    add(slab + HELD, left + right - pages)
+    store(slab + FRESH, total - min(total, pages))
 
 
 @compiled(types.void(_i64, _i64))
@@ -165,20 +202,14 @@ def cut(slab: int, total: int) -> int:
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
     best, best_bytes = -1, 0
     for i in range(count):
-        nbytes = load(holes + 16 * i + 8) & ~RELEASED
+        nbytes = load(holes + HOLE_BYTES * i + HOLE_SIZE)
         if nbytes >= total and (best < 0 or nbytes < best_bytes):
             best, best_bytes = i, nbytes
     if best >= 0:
-        address = load(holes + 16 * best)
-        released = load(holes + 16 * best + 8) & RELEASED
-        if best_bytes - total >= LEAST_HOLE:
-            store(holes + 16 * best, address + total)
-            store(holes + 16 * best + 8, (best_bytes - total) | released)
-        else:
+        address = load(holes + HOLE_BYTES * best)
+        if best_bytes - total < LEAST_HOLE:
             total = best_bytes
-            _remove_hole(slab, best)
-        store(slab + FRESH, total if released else 0)
-        add(slab + HELD, 0 if released else -total)
+        _cut_hole(slab, best, 0, total)
     else:
         top = load(slab + TOP)
         if top + total > load(slab + SIZE):
@@ -199,35 +230,22 @@ def cut_at(slab: int, address: int, total: int) -> bool:
     if address >= base + top:
         touched = load(slab + TOUCHED)
         if address > base + top:
-            pages = 0 if touched > top else RELEASED
             count, gap = load(slab + HOLE_COUNT), address - base - top
-            _insert_hole(slab, count, base + top, gap | pages)
+            pages = max(0, min(touched - top, gap))
+            _insert_hole(slab, count, base + top, gap, pages)
             _raise_top(slab, address - base)
-            add(slab + HELD, 0 if pages else gap)
+            add(slab + HELD, pages)
         _raise_top(slab, address + total - base)
+        store(slab + FRESH, total - max(0, min(total, touched - (address - base))))
     else:
         index = _hole_behind(slab, address + 1) - 1
         if index < 0:
             return False
-        hole = load(slab + HOLES) + 16 * index
-        start, extent = load(hole), load(hole + 8)
-        released = extent & RELEASED
-        before = address - start
-        behind = (extent & ~RELEASED) - before - total
-        if behind < 0:
+        hole = load(slab + HOLES) + HOLE_BYTES * index
+        before = address - load(hole + HOLE_AT)
+        if before + total > load(hole + HOLE_SIZE):
             return False
-        if before > 0 and behind > 0:
-            store(hole + 8, before | released)
-            _insert_hole(slab, index + 1, address + total, behind | released)
-        elif before > 0:
-            store(hole + 8, before | released)
-        elif behind > 0:
-            store(hole, address + total)
-            store(hole + 8, behind | released)
-        else:
-            _remove_hole(slab, index)
-        store(slab + FRESH, total if released else 0)
-        add(slab + HELD, 0 if released else -total)
+        _cut_hole(slab, index, before, total)
     add(slab + BLOCKS, 1)
     store(slab + EXTENT, total)
     return True
@@ -238,39 +256,40 @@ def join(slab: int, address: int, total: int) -> None:
     """Puts space back and joins it with its neighbours."""
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
     add(slab + BLOCKS, -1)
-    more = total  # what may have pages, or is taken to have some from now on
-    low = _hole_behind(slab, address)
-    if low < count and load(holes + 16 * low) == address + total:
-        extent = load(holes + 16 * low + 8)
-        total += extent & ~RELEASED
-        more += extent & ~RELEASED if extent & RELEASED else 0
-        _remove_hole(slab, low)
-    if low > 0:
-        before = holes + 16 * (low - 1)
-        extent = load(before + 8)
-        if load(before) + (extent & ~RELEASED) == address:
-            address = load(before)
-            total += extent & ~RELEASED
-            more += extent & ~RELEASED if extent & RELEASED else 0
-            low -= 1
-            _remove_hole(slab, low)
-    add(slab + HELD, more)
-    base = load(slab + BASE)
-    if address + total == base + load(slab + TOP):
-        store(slab + TOP, address - base)
+    add(slab + HELD, total)
+    pages = total
+    index = _hole_behind(slab, address)
+    behind = holes + HOLE_BYTES * index
+    if index < count and load(behind + HOLE_AT) == address + total:
+        total += load(behind + HOLE_SIZE)
+        pages += load(behind + HOLE_HELD)
+        _remove_hole(slab, index)
+    if index > 0:
+        before = holes + HOLE_BYTES * (index - 1)
+        if load(before + HOLE_AT) + load(before + HOLE_SIZE) == address:
+            address = load(before + HOLE_AT)
+            total += load(before + HOLE_SIZE)
+            pages += load(before + HOLE_HELD)
+            index -= 1
+            _remove_hole(slab, index)
+    base, top = load(slab + BASE), load(slab + TOP)
+    if address + total < base + top:
+        _insert_hole(slab, index, address, total, pages)
         return
-    _insert_hole(slab, low, address, total)
+    # Above the top all that has ever been touched is held.
+    store(slab + TOP, address - base)
+    add(slab + HELD, total - pages)
 
 
 @compiled(_i64(_i64))
 def largest_held(slab: int) -> int:
-    """Index of the largest hole with pages; -1 if there is none."""
+    """Index of the hole with the most pages; -1 if none has any."""
     holes = load(slab + HOLES)
     largest, most = -1, 0
     for i in range(load(slab + HOLE_COUNT)):
-        extent = load(holes + 16 * i + 8)
-        if extent & RELEASED == 0 and extent > most:
-            largest, most = i, extent
+        pages = load(holes + HOLE_BYTES * i + HOLE_HELD)
+        if pages > most:
+            largest, most = i, pages
     return largest
 
 

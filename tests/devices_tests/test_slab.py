@@ -19,7 +19,7 @@ class Model:
 
     def __init__(self):
         self.words = (ctypes.c_int64 * (slab.SLAB_BYTES // 8))()
-        self.holes = (ctypes.c_int64 * (2 * slab.MOST_HOLES))()
+        self.holes = (ctypes.c_int64 * (3 * slab.MOST_HOLES))()
         self.at = ctypes.addressof(self.words)
         self.words[slab.HOLES // 8] = ctypes.addressof(self.holes)
         slab.begin(self.at, BASE, SIZE)
@@ -40,8 +40,8 @@ class Model:
     def held(self):
         nbytes = max(0, self.word(slab.TOUCHED) - self.word(slab.TOP))
         for i in range(self.word(slab.HOLE_COUNT)):
-            extent = self.holes[2 * i + 1]
-            nbytes += 0 if extent & slab.RELEASED else extent
+            assert 0 <= self.holes[3 * i + 2] <= self.holes[3 * i + 1]
+            nbytes += self.holes[3 * i + 2]
         return nbytes
 
     def took(self, address, total):
