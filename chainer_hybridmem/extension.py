@@ -9,7 +9,7 @@ from chainer.training import extension
 
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.session import Session, optimize
+from chainer_hybridmem.session import Session, check_switches, optimize
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
@@ -67,6 +67,7 @@ class HybridMemory(extension.Extension):
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
+        check_switches(improve=improve, arena=arena)
         parse_bytes(memory_limit, 'memory_limit')
         if link_bandwidth is not None:
             parse_bandwidth(link_bandwidth, 'link_bandwidth')

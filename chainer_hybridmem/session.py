@@ -147,9 +147,7 @@ class Session(chainer.FunctionHook):
         self.model = model
         self.planner = check_name(planner)
         self.planner_options = check_options(planner, options)
-        for name, value in (('improve', improve), ('arena', arena)):
-            if not isinstance(value, bool):
-                raise OptionError(f'{name} is {value!r}; True or False is needed.')
+        check_switches(improve=improve, arena=arena)
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
@@ -812,7 +810,9 @@ class Session(chainer.FunctionHook):
                 'recomputed_bytes': counters.recomputed_bytes,
                 'evictions': counters.evictions,
                 'restores': counters.restores,
-                'footprint_bytes': pool.occupied_bytes + pool.free_bytes,
+                'footprint_bytes': max(
+                    self.device.peak_bytes, pool.occupied_bytes + pool.free_bytes
+                ),
                 'placed': placed.placed - before.placed,
                 'unplaced': sum(placed[1:]) - sum(before[1:]),
             }
@@ -945,6 +945,17 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NumPy's own handler.
     """
     return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
+def check_switches(**values: Any) -> None:
+    """Refuses what is not a bool.
+
+    Raises:
+        OptionError: With name and value.
+    """
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise OptionError(f'{name} is {value!r}; True or False is needed.')
 
 
 def model_arrays(model: chainer.Link) -> list[Any]:

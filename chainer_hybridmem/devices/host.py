@@ -297,6 +297,7 @@ class HostDevice(Device):
         if arena is not self._arena:
             self._arena = arena
             self._counter.expect(arena.entries)
+            self._counter.release_side()  # what it takes over, nobody else needs
         return self._counter.arena_bytes >= arena.slab_bytes
 
     def seek(self, k: int) -> None:

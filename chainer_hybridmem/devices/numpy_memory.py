@@ -578,6 +578,13 @@ class Counter:
         self.seek(0, 0)
         self._set(_TABLE + slab.ENTRIES, ctypes.addressof(self._expected))
 
+    def release_side(self) -> None:
+        """Gives free pages outside of the arena back to the system."""
+        limit = self._get(_LIMIT)
+        self._set(_LIMIT, self._get(_USED) + self._get(_ARENA + slab.HELD))
+        _release_holes(self._address)
+        self._set(_LIMIT, limit)
+
     @property
     def arena_bytes(self) -> int:
         """Addresses for blocks with planned places."""

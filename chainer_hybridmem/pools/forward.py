@@ -90,7 +90,7 @@ def forward_trace(
         blobs_only: Whether workspaces are left out, too.
 
     Raises:
-        OptionError: If the profile is one of training.
+        OptionError: If the profile is one of training, or these are no lifetimes.
     """
     return _Forward(profile, lifetimes).trace(blobs_only)
 
@@ -126,6 +126,10 @@ class _Forward:
     """Lifetimes of the buffers of one forward pass."""
 
     def __init__(self, profile: Profile, lifetimes: Lifetimes) -> None:
+        if not isinstance(lifetimes, Lifetimes):
+            raise OptionError(
+                f'lifetimes is {lifetimes!r}; a member of pools.Lifetimes is needed.'
+            )
         if any(op.phase is not Phase.FORWARD for op in profile.operations):
             raise OptionError(
                 'The profile is one of training; a forward pass without backward is '

@@ -236,6 +236,14 @@ def test_a_profile_of_training_is_refused():
         forward_trace(profile, RUN)
 
 
+@pytest.mark.parametrize('lifetimes', ['run', 'foo', None])
+def test_lifetimes_that_are_none(lifetimes):
+    net = Net(lambda x: F.relu(x))
+    profile = hybridmem.record_inference(net, X)
+    with pytest.raises(OptionError, match='member of pools.Lifetimes'):
+        forward_trace(profile, lifetimes)
+
+
 # -- real networks -----------------------------------------------------------------
 
 

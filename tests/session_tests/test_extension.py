@@ -78,6 +78,8 @@ def test_options_are_checked_when_it_is_made():
         hybridmem.HybridMemory(LIMIT, planner='nobody')
     with pytest.raises(OptionError, match='memory_limit'):
         hybridmem.HybridMemory('much')
+    with pytest.raises(OptionError, match="arena is 'yes'"):
+        hybridmem.HybridMemory(LIMIT, arena='yes')
     with pytest.raises(OptionError, match='link_bandwidth'):
         hybridmem.HybridMemory(LIMIT, link_bandwidth=0)
 
