@@ -427,10 +427,11 @@ class Session(chainer.FunctionHook):
             self._stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(self.device)
             self._stopwatch.enter()
-        if self._trace_next and self._matching and guide.stage is Stage.GUIDED:
+        guided = self._matching and guide.stage is Stage.GUIDED
+        if self._trace_next and guided:
             self._tracer = self._executor.tracer = Tracer(self.device)
             self._tracer.enter()
-        if self._use_arena and self._matching and guide.stage is Stage.GUIDED:
+        if self._use_arena and guided:
             self._begin_placing(guide)
         self.device.reset_peak()
         self._started = True

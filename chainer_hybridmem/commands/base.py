@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem, Timeline
 
 STDOUT = '-'
+SAMPLE_BATCHSIZES = (2, 4)
 
 
 class Command(abc.ABC):
@@ -185,6 +186,32 @@ def add_recording_device(
     """Adds the option that says where the iterations to record are trained."""
     choices = ('auto', 'cpu', 'cuda')
     group.add_argument(name, choices=choices, default=default, help=help)
+
+
+def add_sample_batches(group: Any) -> None:
+    """Adds the option that names the batch sizes to record."""
+    group.add_argument(
+        '--sample-batches',
+        type=positive,
+        nargs=2,
+        default=SAMPLE_BATCHSIZES,
+        metavar='B',
+        help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
+    )
+
+
+def check_ascending(batchsizes: Sequence[int]) -> None:
+    """Checks what ``--sample-batches`` says.
+
+    Raises:
+        OptionError: If the second batch size is not above the first.
+    """
+    first, second = batchsizes
+    if not first < second:
+        raise OptionError(
+            f'The batch sizes to record with are {first} and {second}; name two '
+            f'ascending ones.'
+        )
 
 
 def add_time_budget(parser: argparse.ArgumentParser) -> None:

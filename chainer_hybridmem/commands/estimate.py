@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.estimation import Estimator
     from chainer_hybridmem.simulation import Problem
 
-SAMPLE_BATCHSIZES = (2, 4)
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 HEADERS = (
     'method',
@@ -103,14 +102,7 @@ class EstimateCommand(base.Command):
             '--record-on',
             'default cpu; without --gpu auto: cuda where there is a GPU',
         )
-        group.add_argument(
-            '--sample-batches',
-            type=base.positive,
-            nargs=2,
-            default=SAMPLE_BATCHSIZES,
-            metavar='B',
-            help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
-        )
+        base.add_sample_batches(group)
         group.add_argument(
             '--samples',
             metavar='FILE',

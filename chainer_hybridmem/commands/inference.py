@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base, layout
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.units import format_bytes
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.pools.models import Replay
     from chainer_hybridmem.profile import Profile
 
-SAMPLE_BATCHSIZES = (2, 4)
 LIFETIMES = ('run', 'last-use', 'in-place')
 HEADERS = ('lifetimes', 'blobs', 'saved', 'with workspaces', 'saved')
 
@@ -55,14 +53,7 @@ class InferenceCommand(base.Command):
         )
         layout.add_pools(parser, 'default 512')
         base.add_recording_device(parser, '--record-on', 'default cpu', 'cpu')
-        parser.add_argument(
-            '--sample-batches',
-            type=base.positive,
-            nargs=2,
-            default=SAMPLE_BATCHSIZES,
-            metavar='B',
-            help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
-        )
+        base.add_sample_batches(parser)
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -115,12 +106,7 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
         ProfileMismatchError: If the two passes differ.
         HybridMemoryError: If the network cannot be run.
     """
-    first, second = args.sample_batches
-    if not first < second:
-        raise OptionError(
-            f'The batch sizes to record with are {first} and {second}; name two '
-            f'ascending ones.'
-        )
+    base.check_ascending(args.sample_batches)
     base.import_chainer()
     import numpy as np
 
@@ -131,14 +117,14 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
     insize = args.insize or architectures.insize(args.arch)
     device = recording.choose_device(args.record_on)
     profiles = []
-    for batchsize in (first, second):
+    for batchsize in args.sample_batches:
         print(
             f'hybridmem: recording {args.arch}, batch size {batchsize}', file=progress
         )
         network = recording.Network(args.arch, batchsize, insize, args.n_class)
         with np.errstate(all='ignore'):  # nobody looks at what is computed
             profiles.append(recording.record_inference(network, device))
-    return insize, SamplePair.match(profiles[0], profiles[1], (first, second))
+    return insize, SamplePair.match(profiles[0], profiles[1], args.sample_batches)
 
 
 def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:

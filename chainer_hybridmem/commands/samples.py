@@ -9,7 +9,7 @@ import os
 from typing import Any, TextIO
 
 from chainer_hybridmem import files, library
-from chainer_hybridmem.commands.base import import_chainer
+from chainer_hybridmem.commands.base import check_ascending, import_chainer
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.profile import Profile
@@ -90,11 +90,7 @@ def record(
         ProfileMismatchError: If the two iterations differ.
         HybridMemoryError: If the network cannot be trained.
     """
-    if not batchsizes[0] < batchsizes[1]:
-        raise OptionError(
-            f'The batch sizes to record with are {batchsizes[0]} and {batchsizes[1]}; '
-            f'name two ascending ones.'
-        )
+    check_ascending(batchsizes)
     import_chainer()
     import numpy as np
 

@@ -225,23 +225,18 @@ class CudaDevice(Device):
 
     def _find_block(self, nbytes: int) -> Any:
         """Memory where it is planned to lie, beside the arena, or in a hole of it."""
-        slab = self._slab
-        block: Any = slab.place(nbytes) if slab is not None else None
-        if block is None and self.whole_blocks and nbytes >= _WHOLE_BYTES:
-            block = self._blocks.take(nbytes)
-            if block is None:
-                new = self._new_block(nbytes)
-                if new is not None:
-                    return new
-        elif block is None:
-            pointer = self._pool_pointer(nbytes)
-            if pointer is not None:
-                return pointer
-        if block is None and slab is not None:
-            block = slab.cut(nbytes)
-        if block is not None and self._watching:
+        slab, whole = self._slab, self.whole_blocks and nbytes >= _WHOLE_BYTES
+        held: Any = slab.place(nbytes) if slab is not None else None
+        if held is None and whole:
+            held = self._blocks.take(nbytes)
+        if held is None:
+            new = self._new_block(nbytes) if whole else self._pool_pointer(nbytes)
+            if new is not None or slab is None:
+                return new
+            held = slab.cut(nbytes)
+        if held is not None and self._watching:
             self._from_pool += nbytes
-        return block
+        return held
 
     def _new_block(self, nbytes: int) -> Any:
         """A block of its own from the driver, or None if there is no memory."""
@@ -288,16 +283,12 @@ class CudaDevice(Device):
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
         before = self._pool.total_bytes() if self._watching else 0
-        try:
-            pointer = self._pool.malloc(nbytes)
-        except self._cuda.memory.OutOfMemoryError:
-            if not self._blocks.total_bytes:
-                return None
+        pointer = self._ask_pool(nbytes)
+        if pointer is None and self._blocks.total_bytes:
             self._give_back()
-            try:
-                pointer = self._pool.malloc(nbytes)
-            except self._cuda.memory.OutOfMemoryError:
-                return None
+            pointer = self._ask_pool(nbytes)
+        if pointer is None:
+            return None
         if self._watching:
             # What it held may have shrunk meanwhile: it gives back before it asks.
             if self._pool.total_bytes() > before:
@@ -305,6 +296,12 @@ class CudaDevice(Device):
             else:
                 self._from_pool += nbytes
         return pointer
+
+    def _ask_pool(self, nbytes: int) -> Any:
+        try:
+            return self._pool.malloc(nbytes)
+        except self._cuda.memory.OutOfMemoryError:
+            return None
 
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:
@@ -443,17 +440,15 @@ class CudaDevice(Device):
             if block is None:
                 return False
             self._slab = Slab(block, nbytes)
-        self._slab.expect(arena)
+        self._slab.table.expect(arena)
         return True
 
     def seek(self, k: int) -> None:
         if self._slab is not None:
-            self._slab.seek(k)
+            self._slab.table.seek(k)
 
     def place_figures(self) -> PlaceFigures:
-        return (
-            PlaceFigures(*self._slab.figures()) if self._slab else PlaceFigures(0, 0, 0)
-        )
+        return self._slab.table.figures() if self._slab else PlaceFigures(0, 0, 0)
 
     # -- copies -------------------------------------------------------------
     @property

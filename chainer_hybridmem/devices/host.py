@@ -22,6 +22,7 @@ import numpy
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.copies import CopyThread, HostTransfer
+from chainer_hybridmem.devices.places import Table
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
@@ -89,7 +90,7 @@ class HostDevice(Device):
         self._d2h = CopyThread('hybridmem-d2h', link_bandwidth, link_latency_seconds)
         self._h2d = CopyThread('hybridmem-h2d', link_bandwidth, link_latency_seconds)
         self._stall_seconds = 0.0
-        self._arena: Arena | None = None
+        self._table = Table(self._counter.table_address)
 
     # -- life ---------------------------------------------------------------
     def install(self, reclaim: Callable[[int], None]) -> None:
@@ -294,22 +295,15 @@ class HostDevice(Device):
 
     def set_places(self, arena: Arena) -> bool:
         """See :class:`Device`; there are addresses, unless the system refused them."""
-        if arena is not self._arena:
-            self._arena = arena
-            self._counter.expect(arena.entries)
+        if self._table.expect(arena):
             self._counter.release_side()  # what it takes over, nobody else needs
         return self._counter.arena_bytes >= arena.slab_bytes
 
     def seek(self, k: int) -> None:
-        if k < 0:
-            self._counter.seek(0, 0)
-        else:
-            assert self._arena is not None
-            first, stop = self._arena.segments[k : k + 2]
-            self._counter.seek(first, stop)
+        self._table.seek(k)
 
     def place_figures(self) -> PlaceFigures:
-        return PlaceFigures(*self._counter.placed_figures())
+        return self._table.figures()
 
     # -- copies -------------------------------------------------------------
     @property

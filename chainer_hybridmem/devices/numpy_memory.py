@@ -40,11 +40,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
@@ -84,7 +83,6 @@ _SIDE = 144  # a slab as large as the limit, for what has no planned place
 _ARENA = _SIDE + slab.SLAB_BYTES  # a slab; empty as long as nothing is planned
 _TABLE = _ARENA + slab.SLAB_BYTES
 _FIELDS = (_TABLE + slab.TABLE_BYTES) // 8
-_NEXT, _STOP = (_TABLE + slab.NEXT) // 8, (_TABLE + slab.STOP) // 8
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _RECLAIM_TRIES = 8
 _IN_HEAP, _IN_SIDE, _MAPPED, _IN_ARENA = 0, 1, 2, 3  # where a block lies
@@ -191,13 +189,13 @@ def _release_largest(place: int) -> int:
     return pages
 
 
-@_native(types.void(_i64))
-def _release_holes(counter: int) -> None:
-    """Gives unused pages back until those and what is in use fit the limit.
+@_native(types.void(_i64, _i64))
+def _release_holes(counter: int, most: int) -> None:
+    """Gives unused pages back until at most so many bytes are in use and held.
 
     Holes of the arena go last: they will be needed again.
     """
-    excess = load(counter + _USED) + _held(counter) - load(counter + _LIMIT)
+    excess = load(counter + _USED) + _held(counter) - most
     for place in (counter + _SIDE, counter + _ARENA):
         if excess > 0:
             excess -= _release_tail(place)
@@ -211,8 +209,9 @@ def _release_holes(counter: int) -> None:
 @_native(types.void(_i64))
 def _keep_limit(counter: int) -> None:
     """What is in use and what is held never exceed the limit together."""
-    if load(counter + _USED) + _held(counter) > load(counter + _LIMIT):
-        _release_holes(counter)
+    limit = load(counter + _LIMIT)
+    if load(counter + _USED) + _held(counter) > limit:
+        _release_holes(counter, limit)
 
 
 @_native(types.void(_i64, _i64))
@@ -503,7 +502,6 @@ class Counter:
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
         self._previous: Any = None
-        self._expected: Any = None  # keeps the table's memory
         self._capsule = _make_capsule(_make_handler(address))
         _counters[address] = weakref.ref(self)
 
@@ -566,46 +564,20 @@ class Counter:
         return tuple(self._figures)
 
     # -- places ---------------------------------------------------------------
-    def expect(self, entries: Sequence[tuple[int, int]]) -> None:
-        """Sets the table: ``(bytes, offset)`` of each planned malloc, in order.
-
-        Args:
-            entries: Bytes as :func:`block_bytes` gives them.
-        """
-        self._expected = (ctypes.c_int64 * max(1, 2 * len(entries)))(
-            *itertools.chain.from_iterable(entries)
-        )
-        self.seek(0, 0)
-        self._set(_TABLE + slab.ENTRIES, ctypes.addressof(self._expected))
+    @property
+    def table_address(self) -> int:
+        """Of the words that say where the next blocks are to lie."""
+        return self._address + _TABLE
 
     def release_side(self) -> None:
         """Gives free pages outside of the arena back to the system."""
-        limit = self._get(_LIMIT)
-        self._set(_LIMIT, self._get(_USED) + self._get(_ARENA + slab.HELD))
-        _release_holes(self._address)
-        self._set(_LIMIT, limit)
+        arena_bytes = self._get(_ARENA + slab.HELD)
+        _release_holes(self._address, self._get(_USED) + arena_bytes)
 
     @property
     def arena_bytes(self) -> int:
         """Addresses for blocks with planned places."""
         return self._get(_ARENA + slab.SIZE)
-
-    def seek(self, first: int, stop: int) -> None:
-        """The next mallocs are those from entry ``first`` to entry ``stop``.
-
-        With ``stop`` zero nothing is planned.
-        """
-        words = self._words
-        words[_NEXT] = first
-        words[_STOP] = stop
-
-    def placed_figures(self) -> tuple[int, int, int]:
-        """Blocks so far that got their place, that had none, whose place was taken."""
-        return (
-            self._get(_TABLE + slab.PLACED),
-            self._get(_TABLE + slab.MISSED),
-            self._get(_TABLE + slab.TAKEN),
-        )
 
     def poison_freed(self, poisoned: bool) -> None:
         """Fills large blocks with ones when they are freed: NaN, as numbers."""
@@ -641,10 +613,7 @@ class Counter:
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
         self._set(_LIMITED, 0)
-        limit = self._get(_LIMIT)
-        self._set(_LIMIT, 0)
-        _release_holes(self._address)
-        self._set(_LIMIT, limit)
+        _release_holes(self._address, 0)
         self._set(_TABLE + slab.STOP, 0)
         for place in (_SIDE, _ARENA):
             _drop_slab(self._address, place)

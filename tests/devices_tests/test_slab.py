@@ -116,49 +116,49 @@ class Places:
 @pytest.fixture
 def places():
     made = Slab(Memory(), 2560)
-    made.expect(Places())
+    made.table.expect(Places())
     return made
 
 
 def test_each_malloc_gets_its_place(places):
-    places.seek(0)
+    places.table.seek(0)
     first, second = places.place(640), places.place(1280)
-    places.seek(1)
+    places.table.seek(1)
     assert (first.ptr, second.ptr) == (BASE, BASE + 640)
     assert places.place(640) is None  # expected, and has no place
     third = places.place(640)
     assert third.ptr == BASE + 1920
-    assert places.figures() == (3, 0, 0)
+    assert places.table.figures() == (3, 0, 0)
     assert places.cut(64) is None  # everything is taken
     del second
     assert places.cut(64).ptr == BASE + 640
 
 
 def test_what_does_not_come_is_skipped(places):
-    places.seek(0)
+    places.table.seek(0)
     assert places.place(1280).ptr == BASE + 640
-    assert places.figures() == (1, 0, 0)
+    assert places.table.figures() == (1, 0, 0)
 
 
 def test_what_is_not_expected_has_no_place(places):
-    places.seek(0)
+    places.table.seek(0)
     assert places.place(128) is None
-    assert places.figures() == (0, 1, 0)
+    assert places.table.figures() == (0, 1, 0)
     assert places.place(640).ptr == BASE  # the plan goes on
 
 
 def test_a_place_that_is_taken_is_not_given(places):
     somebody = places.cut(64)
-    places.seek(0)
+    places.table.seek(0)
     assert places.place(640) is None
-    assert places.figures() == (0, 0, 1)
+    assert places.table.figures() == (0, 0, 1)
     del somebody
-    places.seek(0)
+    places.table.seek(0)
     assert places.place(640).ptr == BASE
 
 
 def test_without_an_operation_nothing_is_planned(places):
-    places.seek(0)
-    places.seek(-1)
+    places.table.seek(0)
+    places.table.seek(-1)
     assert places.place(640) is None
-    assert places.figures() == (0, 0, 0)
+    assert places.table.figures() == (0, 0, 0)
