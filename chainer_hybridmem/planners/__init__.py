@@ -1,4 +1,8 @@
-"""Planners: profile and memory limit in, plan out. One file per system."""
+"""Planners: profile and memory limit in, plan out. One file per system.
+
+Other packages add theirs with an entry point in the group
+``chainer_hybridmem.planners``: see "Writing another one" in ``docs/planners.md``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners import third_party
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
@@ -35,24 +40,41 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
 DEFAULT = 'hybrid'
 
 
+def names() -> list[str]:
+    """All planners: ours, then those of other packages."""
+    return list(dict.fromkeys([*PLANNERS, *third_party.found()]))
+
+
+def function_of(planner: str) -> Callable[..., Plan]:
+    """The planner with this name; ours come first.
+
+    Raises:
+        UnknownNameError: If there is none.
+        OptionError: If it is another package's and cannot be imported.
+    """
+    check_name(planner)
+    return PLANNERS.get(planner) or third_party.load(planner)
+
+
 def check_name(planner: str) -> str:
     """Returns the name if a planner has it.
 
     Raises:
         UnknownNameError: Naming the planners there are.
     """
-    if not isinstance(planner, str) or planner not in PLANNERS:
-        close = difflib.get_close_matches(str(planner), PLANNERS, 1)
+    if planner not in PLANNERS and planner not in third_party.found():
+        known = names()
+        close = difflib.get_close_matches(str(planner), known, 1)
         hint = f' Did you mean {close[0]!r}?' if close else ''
         raise UnknownNameError(
-            f'There is no planner {planner!r}.{hint} Planners: {", ".join(PLANNERS)}.'
+            f'There is no planner {planner!r}.{hint} Planners: {", ".join(known)}.'
         )
     return planner
 
 
 def options_of(planner: str) -> list[str]:
     """Names of a planner's options."""
-    return list(inspect.signature(PLANNERS[planner]).parameters)[2:]
+    return list(inspect.signature(function_of(planner)).parameters)[2:]
 
 
 def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +119,7 @@ def make_plan(
         UnknownNameError: If there is no such planner.
         OptionError: If the planner has no such option, or not with this value.
     """
-    function = PLANNERS[check_name(planner)]
+    function = function_of(planner)
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
     problem = profile if isinstance(profile, Problem) else make_problem(profile)

@@ -140,6 +140,16 @@ class Search:
         """Whether plain Chainer stays inside the limit."""
         return self.problem.in_core_peak_bytes <= self.limit_bytes
 
+    def seconds(self, positions: kernel.Work) -> float:
+        """Simulated time with everything at the given positions."""
+        self.simulations += 1
+        return kernel.lanes(
+            self.problem.arrays,
+            self.problem.swap_out_seconds,
+            self.problem.swap_in_seconds,
+            positions,
+        )
+
     def finish(self, planner: str, candidate: Candidate, **options: Any) -> Plan:
         """Turns the chosen candidate into a checked plan.
 
@@ -148,9 +158,37 @@ class Search:
         """
         if not candidate.fits:
             raise infeasible(self.problem, self.limit_bytes, planner, candidate)
-        maps, replays = plan_from_positions(
-            self.problem, candidate.action, self.positions(candidate)
+        positions = self.positions(candidate)
+        return self._plan(
+            planner, candidate.action, positions, candidate.seconds, options
         )
+
+    def finish_at(
+        self, planner: str, action: np.ndarray, positions: kernel.Work, **options: Any
+    ) -> Plan:
+        """Like :meth:`finish`, for positions of the planner's own.
+
+        Args:
+            planner: Name of the planner.
+            action: (M,) KEEP, SWAP or RECOMPUTE.
+            positions: Those of :meth:`positions`, with releases and swap-ins moved.
+            options: What the planner ran with.
+
+        Raises:
+            InfeasibleError: If it does not fit.
+        """
+        seconds = self.seconds(positions)
+        return self._plan(planner, action, positions, seconds, options)
+
+    def _plan(
+        self,
+        planner: str,
+        action: np.ndarray,
+        positions: kernel.Work,
+        seconds: float,
+        options: dict[str, Any],
+    ) -> Plan:
+        maps, replays = plan_from_positions(self.problem, action, positions)
         plan = Plan(
             planner=planner,
             options=options,
@@ -158,15 +196,19 @@ class Search:
             memory_limit_bytes=self.limit_bytes,
             maps=maps,
             replays=replays,
-            predicted_seconds=candidate.seconds,
-            predicted_peak_bytes=int(candidate.peak_bytes),
+            predicted_seconds=seconds,
+            predicted_peak_bytes=0,
             in_core_seconds=self.problem.in_core_seconds,
             lower_bound_seconds=self.problem.in_core_seconds,
             planning_seconds=time.perf_counter() - self.started,
             simulations=self.simulations,
         )
-        loads = check_plan(self.problem.profile, plan, self.limit_bytes)
-        return dataclasses.replace(plan, predicted_peak_bytes=max(loads))
+        loads = check_plan(self.problem.profile, plan)
+        peak_bytes = max(loads)
+        if peak_bytes > self.limit_bytes:
+            worst = loads.index(peak_bytes)
+            raise _too_much(self.problem, self.limit_bytes, planner, peak_bytes, worst)
+        return dataclasses.replace(plan, predicted_peak_bytes=peak_bytes)
 
     def finish_in_core(self, planner: str, **options: Any) -> Plan:
         """The plan that leaves everything to Chainer.
@@ -208,6 +250,18 @@ def infeasible(
     problem: Problem, limit_bytes: int, planner: str, candidate: Candidate | None
 ) -> InfeasibleError:
     """The error for a limit that the planner cannot keep, with numbers."""
+    if candidate is None:
+        return _too_much(
+            problem, limit_bytes, planner, problem.in_core_peak_bytes, None
+        )
+    peak_bytes, worst = int(candidate.peak_bytes), int(candidate.worst)
+    return _too_much(problem, limit_bytes, planner, peak_bytes, worst)
+
+
+def _too_much(
+    problem: Problem, limit_bytes: int, planner: str, needed: int, at: int | None
+) -> InfeasibleError:
+    """The error for a plan whose operation ``at`` needs too much; None: in-core."""
     least, worst = least_memory(problem)
     label = problem.profile.operations[worst].label
     limit = f'{format_bytes(limit_bytes)} ({limit_bytes} bytes)'
@@ -220,13 +274,10 @@ def infeasible(
             'the batch size.'
         )
         return InfeasibleError(message, least, limit_bytes)
-    if candidate is None:
-        needed = problem.in_core_peak_bytes
+    if at is None:
         what = 'plain Chainer, whose graph holds every feature map to its end,'
     else:
-        needed = int(candidate.peak_bytes)
-        worst = int(candidate.worst)
-        what = f'operation {worst} ({problem.profile.operations[worst].label})'
+        what = f'operation {at} ({problem.profile.operations[at].label})'
     message = (
         f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
         f"({needed} bytes), the memory limit is {limit}. Planner 'swap-all' works "

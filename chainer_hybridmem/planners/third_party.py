@@ -1,0 +1,62 @@
+"""Planners of other packages, found by their entry points."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import metadata
+
+from chainer_hybridmem.errors import OptionError, PlanError
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.validation import check_plan
+
+GROUP = 'chainer_hybridmem.planners'
+
+
+@functools.cache
+def found() -> dict[str, metadata.EntryPoint]:
+    """Entry points of the group, by name; of equal names the first one."""
+    result: dict[str, metadata.EntryPoint] = {}
+    for entry in sorted(metadata.entry_points(group=GROUP), key=_order):
+        result.setdefault(entry.name, entry)
+    return result
+
+
+def _order(entry: metadata.EntryPoint) -> tuple[str, str]:
+    return entry.name, entry.value
+
+
+@functools.cache
+def load(name: str) -> Callable[..., Plan]:
+    """The planner behind an entry point, with what it returns checked.
+
+    Raises:
+        OptionError: If it cannot be imported or is no function.
+    """
+    entry = found()[name]
+    try:
+        function = entry.load()
+    except Exception as error:
+        raise OptionError(
+            f'Planner {name!r} is an entry point to {entry.value}, which cannot be '
+            f'imported: {type(error).__name__}: {error}.'
+        ) from error
+    if not callable(function):
+        raise OptionError(
+            f'Planner {name!r} is an entry point to {entry.value}, which is no '
+            f'function of (problem, limit_bytes, **options).'
+        )
+
+    @functools.wraps(function)
+    def checked(problem: Problem, limit_bytes: int, **options: object) -> Plan:
+        plan = function(problem, limit_bytes, **options)
+        if not isinstance(plan, Plan):
+            raise PlanError(
+                f'Planner {name!r} ({entry.value}) returned {plan!r}; a Plan was '
+                f'expected.'
+            )
+        check_plan(problem.profile, plan, limit_bytes)
+        return plan
+
+    return checked
