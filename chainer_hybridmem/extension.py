@@ -10,6 +10,7 @@ from chainer.training import extension
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import Session, check_switches, optimize
+from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
@@ -37,6 +38,7 @@ class HybridMemory(extension.Extension):
         progress: As in :func:`chainer_hybridmem.optimize`.
         improve: As in :func:`chainer_hybridmem.optimize`.
         arena: As in :func:`chainer_hybridmem.optimize`.
+        cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -64,10 +66,12 @@ class HybridMemory(extension.Extension):
         progress: bool | TextIO = False,
         improve: bool = False,
         arena: bool = True,
+        cross_iteration: CrossIteration = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
+        crossing_of(cross_iteration)
         parse_bytes(memory_limit, 'memory_limit')
         if link_bandwidth is not None:
             parse_bandwidth(link_bandwidth, 'link_bandwidth')
@@ -82,6 +86,7 @@ class HybridMemory(extension.Extension):
             'progress': progress,
             'improve': improve,
             'arena': arena,
+            'cross_iteration': cross_iteration,
             **options,
         }
 

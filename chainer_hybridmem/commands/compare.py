@@ -51,6 +51,7 @@ class CompareCommand(base.Command):
             help='planners to compare; default all',
         )
         base.add_time_budget(parser)
+        base.add_cross_iteration(parser)
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -65,7 +66,8 @@ class CompareCommand(base.Command):
         ]
         options = budgets(planners, args.time_budget)
         problems = {
-            path: make_problem(library.load_profile(path)) for path in args.profiles
+            path: make_problem(library.load_profile(path), args.cross_iteration)
+            for path in args.profiles
         }
         rows: list[dict[str, Any]] = []
         parts: list[str] = []
@@ -86,7 +88,7 @@ class CompareCommand(base.Command):
 
 def budgets(
     planners: Sequence[str], seconds: float | None
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """Options for ``--time-budget``, for the planners that have one.
 
     Raises:
@@ -96,7 +98,7 @@ def budgets(
 
     if seconds is None:
         return {}
-    options = {'time_budget': seconds}
+    options: dict[str, Any] = {'time_budget': seconds}
     having = [name for name in planners if 'time_budget' in options_of(name)]
     if not having:
         check_options(planners[0], options)
@@ -107,7 +109,7 @@ def compare_one(
     problem: Problem,
     limit_bytes: int,
     planner: str,
-    options: dict[str, float] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Figures of one planner, whether it fits or not."""
     from chainer_hybridmem.commands import figures
