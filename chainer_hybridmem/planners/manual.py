@@ -2,8 +2,10 @@
 
 A mapping from names to actions. A name is a pattern (``*``, ``?``, ``[...]``) for the
 label of a feature map: the path of its link and the function that makes it, such as
-``/blocks/1/convs/0/Convolution2DFunction``. Of several patterns for the same map the
-last one counts, so that exceptions come after the rule. What no pattern names is kept.
+``/blocks/1/convs/0/Convolution2DFunction``, or for one of several with the same label,
+with ``@`` and the number of the operation that makes it: ``/ReLU@5``. Of several
+patterns for the same map the last one counts, so that exceptions come after the rule.
+What no pattern names is kept.
 Swap-ins start as early as memory allows.
 """
 
@@ -78,13 +80,17 @@ def check_actions(actions: Any) -> dict[str, Action]:
 def _named(problem: Problem, pattern: str) -> np.ndarray:
     """(M,) whether the pattern names each map."""
     labels = [storage.label for storage in problem.maps]
-    named = [fnmatch.fnmatchcase(label, pattern) for label in labels]
+    named = [
+        fnmatch.fnmatchcase(storage.label, pattern)
+        or fnmatch.fnmatchcase(f'{storage.label}@{storage.producer}', pattern)
+        for storage in problem.maps
+    ]
     if not any(named):
         close = difflib.get_close_matches(pattern, sorted(set(labels)), 3, 0.3)
         hint = f' Some there are: {", ".join(close)}.' if close else ''
         raise OptionError(
             f'No feature map of {len(labels)} is called {pattern!r}.{hint} '
-            f'`hybridmem plan PROFILE --maps` lists all of them.'
+            f'`hybridmem plan PROFILE --memory-limit 100% --maps` lists all.'
         )
     return np.array(named, bool)
 
