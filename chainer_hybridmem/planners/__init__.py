@@ -16,9 +16,11 @@ from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import third_party
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
+from chainer_hybridmem.planners.lower_sets import checkpoint_dp, checkpoint_dp_exact
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
 from chainer_hybridmem.planners.superneurons import superneurons
@@ -34,6 +36,10 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'swap-opt': swap_opt,
     'pooch': pooch,
     'superneurons': superneurons,
+    'checkpoint-sqrt': checkpoint_sqrt,
+    'checkpoint-speed': checkpoint_speed,
+    'checkpoint-dp': checkpoint_dp,
+    'checkpoint-dp-exact': checkpoint_dp_exact,
     'exact': exact,
     'hybrid': hybrid,
 }

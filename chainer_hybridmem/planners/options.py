@@ -30,6 +30,8 @@ _RANGES = {
     'tolerance': _Range(False, 0, math.inf, 'must not be negative'),
     'seed': _Range(True, 0, _COUNTED, 'must not be negative'),
     'margin': _Range(False, 0, math.inf, 'must not be negative'),
+    'segments': _Range(True, 1, _COUNTED, 'must be above zero', optional=True),
+    'most_lower_sets': _Range(True, 1, _COUNTED, 'must be above zero'),
     'time_limit': _Range(False, _ABOVE_ZERO, _LONGEST, _SECONDS),
 }
 
