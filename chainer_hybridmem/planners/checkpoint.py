@@ -65,7 +65,7 @@ def checkpoint_sqrt(
     """
     search = Search(problem, limit_bytes)
     cuts = _make_cuts(problem)
-    budgets = _budgets(cuts) if segments is None else [_budget_for(cuts, segments)]
+    budgets = _budgets(cuts) if segments is None else _budgets_for(cuts, segments)
     choices = list(dict.fromkeys(_ends(cuts, budget) for budget in budgets))
     best, made = _least_memory(search, choices, cuts)
     return search.finish('checkpoint-sqrt', best, segments=made)
@@ -180,16 +180,22 @@ def _budgets(cuts: _Cuts) -> list[float]:
     return [0.0, math.inf, *(math.sqrt(kept * largest) * ratios).tolist()]
 
 
-def _budget_for(cuts: _Cuts, segments: int) -> float:
-    """The smallest budget that makes no more segments, to the byte."""
-    low, high = -1, int(cuts.total_bytes[-1])
+def _budgets_for(cuts: _Cuts, segments: int) -> list[float]:
+    """From the first that makes no more segments to where they become fewer."""
+    first, end = (_first_budget(cuts, most) for most in (segments, segments - 1))
+    return np.linspace(first, end, BUDGETS, endpoint=False).tolist()
+
+
+def _first_budget(cuts: _Cuts, most: int) -> int:
+    """The smallest budget that makes no more than so many segments."""
+    low, high = -1, int(cuts.total_bytes[-1]) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if len(_ends(cuts, middle)) < segments:
+        if len(_ends(cuts, middle)) < most:
             high = middle
         else:
             low = middle
-    return float(high)
+    return high
 
 
 def _least_memory(

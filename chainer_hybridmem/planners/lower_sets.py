@@ -25,15 +25,16 @@ lower sets "a node and all it depends on", the exact one has all of them.
 
 Interpreted:
 
-- Seconds are rounded to ``1 / LEVELS`` of one replay of everything. Theirs are small
-  whole numbers by kind of layer.
+- Theirs are small whole seconds by kind of layer. Ours are measured: of the strategies
+  whose sums round to the same level the one that keeps least goes on, with its exact
+  sum. Everything together is 400 levels, less for families of more than 625 sets.
 - Maps that cannot be recomputed stay and are in nobody's budget.
-- Their memory is not our simulator's, so budgets are searched for: the least possible
-  by bisection, even steps from there to where the cheapest strategy needs no more, then
-  even steps around the best. The cheapest strategy of each (time-centric) is simulated
-  with the maps of the last stage recomputed, as in the paper, and kept: backward begins
-  with these. The fastest that fits is the plan. If none fits, the dearest strategies
-  (memory-centric) are tried in the same way.
+- Their memory is not our simulator's, so budgets are searched for: none at all, even
+  steps from the least possible to where the cheapest strategy needs no more, then even
+  steps around the best. Of each, up to 24 strategies are simulated, from the cheapest
+  (time-centric) to the dearest (memory-centric), with the maps of the last stage
+  recomputed, as in the paper, and kept: backward begins with these. The fastest that
+  fits is the plan.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Candidate, Search
 from chainer_hybridmem.planners.replay_graph import ReplayGraph, make_replay_graph
 from chainer_hybridmem.simulation.problem import Problem
 
-LEVELS = 1000
+LEVELS, FEWEST_LEVELS = 400, 100
+ENTRIES = 250_000  # lower sets × levels, for families of many sets
 MOST_LOWER_SETS = 3_000
 HALVINGS = 10
-STEPS = 32
-NEVER = np.iinfo(np.int64).max
+STEPS = 16
+SPREAD = 24
+UNLIMITED = 2**62
 
 
 def checkpoint_dp(problem: Problem, limit_bytes: int) -> Plan:
@@ -94,8 +97,11 @@ def checkpoint_dp_exact(
 
 def _compiled_search(problem: Problem, limit_bytes: int) -> Search:
     """On a fresh installation this compiles, which is not planning."""
-    none = np.zeros(0, np.int64)
-    strategy(make_stages(np.zeros((0, 0), bool), none, none, np.zeros((1, 0), bool)), 0)
+    sizes = np.ones(1, np.int64)
+    stages = make_stages(
+        np.zeros((1, 1), bool), np.ones(1), sizes, np.tri(2, 1, -1, bool)
+    )
+    strategies(stages, UNLIMITED, 1.0, 1, 1)
     return Search(problem, limit_bytes)
 
 
@@ -152,28 +158,26 @@ class Stages(NamedTuple):
     Attributes:
         pointers (ndarray): (F+1,) int64, first stage to each set.
         sources (ndarray): (P,) int64, the smaller set.
-        units (ndarray): (P,) int64, time of ``V_i - boundary(L_i)``.
+        seconds (ndarray): (P,) of ``V_i - boundary(L_i)``.
         kept_bytes (ndarray): (P,) int64, what U grows by.
         used_bytes (ndarray): (P,) int64, what it needs beside U.
-        levels (int): Units of everything.
     """
 
     pointers: np.ndarray
     sources: np.ndarray
-    units: np.ndarray
+    seconds: np.ndarray
     kept_bytes: np.ndarray
     used_bytes: np.ndarray
-    levels: int
 
 
 def make_stages(
-    reads: np.ndarray, units: np.ndarray, nbytes: np.ndarray, family: np.ndarray
+    reads: np.ndarray, seconds: np.ndarray, nbytes: np.ndarray, family: np.ndarray
 ) -> Stages:
     """All stages between the lower sets of a family.
 
     Args:
         reads: (V, V) bool, whether node ``v`` reads ``w``.
-        units: (V,) int64, time of each node.
+        seconds: (V,) of each node.
         nbytes: (V,) int64, size of each node.
         family: (F, V) bool, small ones first.
     """
@@ -182,26 +186,22 @@ def make_stages(
     readers = inside @ link.T > 0
     read_too = readers.astype(np.float64) @ link > 0
     outside_bytes = (~family & readers) @ nbytes + (~family & read_too) @ nbytes
-    sizes, set_bytes, set_units = inside.sum(axis=1), family @ nbytes, family @ units
-    pointers, parts = [0, 0], [np.zeros((4, 0), np.int64)]
-    for j in range(1, len(family)):
+    counts, set_bytes = inside.sum(axis=1), family @ nbytes
+    sources, spent, kept, used = [], [], [], []
+    for j in range(len(family)):
         common = inside[:j] @ inside[j]
-        smaller = np.flatnonzero((common == sizes[:j]) & (sizes[:j] < sizes[j]))
-        fresh = boundary[j] & ~family[smaller]
-        times = set_units[j] - set_units[smaller] - fresh @ units
-        grown = set_bytes[j] - set_bytes[smaller]
-        used_bytes = 2 * grown + outside_bytes[j]
-        parts.append(np.stack([smaller, times, fresh @ nbytes, used_bytes]))
-        pointers.append(pointers[-1] + len(smaller))
-    columns = np.ascontiguousarray(np.concatenate(parts, axis=1), np.int64)
-    sources, times, kept_bytes, used_bytes = columns
+        smaller = np.flatnonzero((common == counts[:j]) & (counts[:j] < counts[j]))
+        fresh = family[j] & ~family[smaller]
+        sources.append(smaller)
+        spent.append((fresh & ~boundary[j]) @ seconds)
+        kept.append((fresh & boundary[j]) @ nbytes)
+        used.append(2 * (set_bytes[j] - set_bytes[smaller]) + outside_bytes[j])
     return Stages(
-        pointers=np.array(pointers, np.int64),
-        sources=sources,
-        units=times,
-        kept_bytes=kept_bytes,
-        used_bytes=used_bytes,
-        levels=int(units.sum()),
+        pointers=np.cumsum([0] + [len(row) for row in sources]),
+        sources=np.concatenate(sources),
+        seconds=np.concatenate(spent),
+        kept_bytes=np.concatenate(kept),
+        used_bytes=np.concatenate(used),
     )
 
 
@@ -211,45 +211,49 @@ def boundaries(reads: np.ndarray, family: np.ndarray) -> np.ndarray:
     return family & (outside @ reads.astype(np.float64) > 0)
 
 
-@compiled()
-def _least_kept(
-    pointers: np.ndarray,
-    sources: np.ndarray,
-    units: np.ndarray,
-    kept_bytes: np.ndarray,
-    used_bytes: np.ndarray,
-    budget: int,
-    dearest: bool,
-    best: np.ndarray,
-    chosen: np.ndarray,
-) -> None:
-    """Fills ``best`` (F, levels+1) with M(U), ``chosen`` with the last stage.
+class Table(NamedTuple):
+    """What the programme knows of each lower set and level; -1 is "no strategy".
 
-    Unless the dearest strategy is asked for, entries with an earlier one that keeps
-    no more are left out: nothing cheap goes on from there.
+    Attributes:
+        kept_bytes (ndarray): (F, levels+1) int64, least M(U).
+        spent (ndarray): (F, levels+1) seconds of the strategy that keeps so little.
+        stage (ndarray): (F, levels+1) int64, its last stage.
+        level (ndarray): (F, levels+1) int64, its level before that stage.
     """
-    count, never = len(best), best[0, 0]
-    least = np.full(count, never)
-    times = np.zeros(best.shape, np.int64)  # of the entries of each set
-    entries = np.zeros(count, np.int64)
-    best[0, 0] = least[0] = 0
-    entries[0] = 1
+
+    kept_bytes: np.ndarray
+    spent: np.ndarray
+    stage: np.ndarray
+    level: np.ndarray
+
+
+@compiled()
+def _fill(stages: Stages, table: Table, budget: int, per_second: float) -> None:
+    """Finds the least M(U) of all sets and levels, small sets first."""
+    kept_bytes, spent, stage, level = table
+    pointers, sources, seconds, stage_bytes, used_bytes = stages
+    count, levels = kept_bytes.shape
+    entries = np.zeros((count, levels), np.int64)  # levels with a strategy
+    filled = np.zeros(count, np.int64)
+    kept_bytes[0, 0] = 0
+    filled[0] = 1
     for j in range(1, count):
         for p in range(pointers[j], pointers[j + 1]):
             i, room = sources[p], budget - used_bytes[p]
-            if least[i] > room:
-                continue
-            for e in range(entries[i]):
-                t = times[i, e]
-                kept = best[i, t] + kept_bytes[p]
-                if best[i, t] <= room and kept < best[j, t + units[p]]:
-                    best[j, t + units[p]] = kept
-                    chosen[j, t + units[p]] = p
-        for t in range(best.shape[1]):
-            if best[j, t] < least[j] or (dearest and best[j, t] < never):
-                least[j] = min(least[j], best[j, t])
-                times[j, entries[j]] = t
-                entries[j] += 1
+            for e in range(filled[i]):
+                t = entries[i, e]
+                if kept_bytes[i, t] > room:
+                    continue
+                kept, time = kept_bytes[i, t] + stage_bytes[p], spent[i, t] + seconds[p]
+                to = int(time * per_second + 0.5)
+                known = kept_bytes[j, to]
+                if known < 0 or kept < known or (kept == known and time < spent[j, to]):
+                    kept_bytes[j, to], spent[j, to] = kept, time
+                    stage[j, to], level[j, to] = p, t
+        for t in range(levels):
+            if kept_bytes[j, t] >= 0:
+                entries[j, filled[j]] = t
+                filled[j] += 1
 
 
 class Strategy(NamedTuple):
@@ -257,55 +261,64 @@ class Strategy(NamedTuple):
 
     Attributes:
         sets (tuple of int): Its lower sets by their place in the family, nothing first.
-        units (int): Time of its replays.
+        seconds (float): Of its replays.
         needed_bytes (int): Of its dearest stage.
     """
 
     sets: tuple[int, ...]
-    units: int
+    seconds: float
     needed_bytes: int
 
 
-def strategy(stages: Stages, budget: int, dearest: bool = False) -> Strategy | None:
-    """The cheapest or the dearest strategy in time under a budget in bytes.
+def strategies(
+    stages: Stages, budget: int, total_seconds: float, levels: int, most: int
+) -> list[Strategy]:
+    """Those that keep least for their time, under a budget.
+
+    Args:
+        stages: Of a family.
+        budget: Bytes that no stage may exceed.
+        total_seconds: Of one replay of everything.
+        levels: How many times are told apart between none and that.
+        most: How many to return, evenly spread if there are more.
 
     Returns:
-        Strategy or None: None if the budget is too small for any.
+        list of Strategy: From the cheapest to the dearest in time.
     """
-    shape = len(stages.pointers) - 1, stages.levels + 1
-    best, chosen = np.full(shape, NEVER), np.full(shape, -1, np.int64)
-    _least_kept(*stages[:5], budget, dearest, best, chosen)
-    times = np.flatnonzero(best[-1] != NEVER)
-    if len(times) == 0:
-        return None
-    return _strategy(stages, best, chosen, int(times[-1 if dearest else 0]))
+    shape = len(stages.pointers) - 1, levels + 1
+    table = Table(np.full(shape, -1), np.zeros(shape), *np.full((2, *shape), -1))
+    per_second = levels / total_seconds if total_seconds > 0 else 0.0
+    _fill(stages, table, budget, per_second)
+    found = np.flatnonzero(table.kept_bytes[-1] >= 0)
+    if len(found) > most:
+        found = found[np.linspace(0, len(found) - 1, most).astype(int)]
+    return [_strategy(stages, table, int(t)) for t in found]
 
 
-def _strategy(
-    stages: Stages, best: np.ndarray, chosen: np.ndarray, units: int
-) -> Strategy:
-    sets, needed_bytes, t = [len(best) - 1], 0, units
+def _strategy(stages: Stages, table: Table, level: int) -> Strategy:
+    sets, needed_bytes = [len(table.spent) - 1], 0
+    seconds = float(table.spent[-1, level])
     while sets[-1] > 0:
-        stage = chosen[sets[-1], t]
-        t -= stages.units[stage]
+        stage = table.stage[sets[-1], level]
+        level = int(table.level[sets[-1], level])
         sets.append(int(stages.sources[stage]))
-        kept_bytes = best[sets[-1], t]
+        kept_bytes = table.kept_bytes[sets[-1], level]
         needed_bytes = max(needed_bytes, int(kept_bytes + stages.used_bytes[stage]))
-    return Strategy(tuple(sets[::-1]), units, needed_bytes)
-
-
-def quantised(seconds: np.ndarray) -> np.ndarray:
-    """(V,) int64: seconds in units of ``1 / LEVELS`` of them all."""
-    return np.rint(seconds * (LEVELS / max(seconds.sum(), 1e-300))).astype(np.int64)
+    return Strategy(tuple(sets[::-1]), seconds, needed_bytes)
 
 
 def _fastest(search: Search, graph: ReplayGraph, family: np.ndarray) -> Candidate:
     """The best candidate of all budgets; if none fits, the one of least peak."""
     trials = _Trials(search, graph, family)
-    trials.search_budgets(dearest=False)
-    if not trials.best().fits:
-        trials.search_budgets(dearest=True)
-    return trials.best()
+    trials.rank(UNLIMITED)
+    most = trials.strategies(UNLIMITED, 1)[0].needed_bytes
+    least = trials.least_budget(most)
+    step = max(1, (most - least) // STEPS)
+    best = min(range(least, most + step, step), key=trials.rank)
+    finer = max(1, 2 * step // STEPS)
+    for budget in range(max(least, best - step), best + step, finer):
+        trials.rank(budget)
+    return min(trials.candidates.values(), key=_rank)
 
 
 class _Trials:
@@ -316,50 +329,34 @@ class _Trials:
         self.node = graph.node
         self.family = family
         self.boundary = boundaries(graph.reads, family)
-        units = quantised(graph.seconds)
-        self.stages = make_stages(graph.reads, units, graph.nbytes, family)
+        self.stages = make_stages(graph.reads, graph.seconds, graph.nbytes, family)
+        self.total_seconds = float(graph.seconds.sum())
+        self.levels = max(FEWEST_LEVELS, min(LEVELS, ENTRIES // len(family)))
         self.candidates: dict[bytes, Candidate] = {}
 
-    def best(self) -> Candidate:
-        """Of all candidates so far."""
-        return min(self.candidates.values(), key=_rank)
+    def strategies(self, budget: int, most: int) -> list[Strategy]:
+        """See :func:`strategies`."""
+        return strategies(self.stages, budget, self.total_seconds, self.levels, most)
 
-    def search_budgets(self, dearest: bool) -> None:
-        """Tries budgets from the least to where more changes nothing."""
-
-        def rank(budget: int) -> tuple[float, int]:
-            return self._rank_of(strategy(self.stages, budget, dearest))
-
-        most = self._most_budget()
-        least = self._least_budget(most)
-        step = max(1, (most - least) // STEPS)
-        best = min(range(least, most + step, step), key=rank)
-        finer = max(1, 2 * step // STEPS)
-        for budget in range(max(least, best - step), best + step, finer):
-            rank(budget)
-
-    def _most_budget(self) -> int:
-        """What the cheapest strategy of all needs."""
-        cheapest = strategy(self.stages, NEVER)
-        return cheapest.needed_bytes if cheapest else 0
-
-    def _least_budget(self, most: int) -> int:
+    def least_budget(self, most: int) -> int:
         """The smallest one with a strategy, to a small part of the largest."""
         low, high = -1, most
         for _ in range(HALVINGS):
             middle = (low + high) // 2
-            if strategy(self.stages, middle):
+            if self.strategies(middle, 1):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _rank_of(self, found: Strategy | None) -> tuple[float, int]:
+    def rank(self, budget: int) -> tuple[float, int]:
+        """Seconds and peak of the best candidate of a budget that has one."""
+        return min(self._rank_of(s) for s in self.strategies(budget, SPREAD))
+
+    def _rank_of(self, strategy: Strategy) -> tuple[float, int]:
         """Seconds and peak of a strategy, its last stage recomputed or kept."""
-        if found is None:
-            return np.inf, NEVER
-        kept = np.any(self.boundary[list(found.sets)], axis=0, keepdims=True)[0]
-        last_stage = ~self.family[found.sets[max(0, len(found.sets) - 2)]]
+        kept = np.any(self.boundary[list(strategy.sets)], axis=0, keepdims=True)[0]
+        last_stage = ~self.family[strategy.sets[max(0, len(strategy.sets) - 2)]]
         return min(_rank(self._simulate(k)) for k in (kept, kept | last_stage))
 
     def _simulate(self, kept: np.ndarray) -> Candidate:
