@@ -185,23 +185,23 @@ def make_stages(
     boundary = boundaries(reads, family)
     readers = inside @ link.T > 0
     read_too = readers.astype(np.float64) @ link > 0
-    outside_bytes = (~family & readers) @ nbytes + (~family & read_too) @ nbytes
-    counts, set_bytes = inside.sum(axis=1), family @ nbytes
-    sources, spent, kept, used = [], [], [], []
-    for j in range(len(family)):
+    around = (~family & readers) @ nbytes + (~family & read_too) @ nbytes
+    counts, outside = inside.sum(axis=1), 1 - inside
+    pointers, parts = [0], [np.zeros((0, 4))]
+    for j, (here, edge) in enumerate(zip(family, boundary, strict=True)):
         common = inside[:j] @ inside[j]
         smaller = np.flatnonzero((common == counts[:j]) & (counts[:j] < counts[j]))
-        fresh = family[j] & ~family[smaller]
-        sources.append(smaller)
-        spent.append((fresh & ~boundary[j]) @ seconds)
-        kept.append((fresh & boundary[j]) @ nbytes)
-        used.append(2 * (set_bytes[j] - set_bytes[smaller]) + outside_bytes[j])
+        weights = [seconds * (here & ~edge), nbytes * (here & edge), 2 * nbytes * here]
+        grown = (outside[:j] @ np.stack(weights, axis=1))[smaller] + [0, 0, around[j]]
+        parts.append(np.column_stack([smaller, grown]))
+        pointers.append(pointers[-1] + len(smaller))
+    sources, spent, kept_bytes, used_bytes = np.concatenate(parts).T
     return Stages(
-        pointers=np.cumsum([0] + [len(row) for row in sources]),
-        sources=np.concatenate(sources),
-        seconds=np.concatenate(spent),
-        kept_bytes=np.concatenate(kept),
-        used_bytes=np.concatenate(used),
+        pointers=np.array(pointers, np.int64),
+        sources=sources.astype(np.int64),
+        seconds=spent.copy(),
+        kept_bytes=kept_bytes.astype(np.int64),
+        used_bytes=used_bytes.astype(np.int64),
     )
 
 
@@ -235,11 +235,14 @@ def _fill(stages: Stages, table: Table, budget: int, per_second: float) -> None:
     count, levels = kept_bytes.shape
     entries = np.zeros((count, levels), np.int64)  # levels with a strategy
     filled = np.zeros(count, np.int64)
-    kept_bytes[0, 0] = 0
+    least = np.full(count, budget)  # M(U) of any level
+    kept_bytes[0, 0] = least[0] = 0
     filled[0] = 1
     for j in range(1, count):
         for p in range(pointers[j], pointers[j + 1]):
             i, room = sources[p], budget - used_bytes[p]
+            if least[i] > room:
+                continue
             for e in range(filled[i]):
                 t = entries[i, e]
                 if kept_bytes[i, t] > room:
@@ -252,6 +255,7 @@ def _fill(stages: Stages, table: Table, budget: int, per_second: float) -> None:
                     stage[j, to], level[j, to] = p, t
         for t in range(levels):
             if kept_bytes[j, t] >= 0:
+                least[j] = min(least[j], kept_bytes[j, t])
                 entries[j, filled[j]] = t
                 filled[j] += 1
 
