@@ -19,9 +19,9 @@ M(S)       bytes of the nodes of S
 A strategy costs ``sum_i T(V_i - boundary(L_i))``, and stage i needs ``M(U_{i-1}) +
 2 M(V_i) + M(G_i) + M(D_i)``: what is kept, the stage's values and gradients, gradients
 of the nodes outside L_i that read it (G_i), and values outside L_i that these read
-too (D_i). ``best[L, t]`` is the least M(U) of all strategies up to L that cost t and
-need no more than a budget at any stage. The approximate programme has only the
-lower sets "a node and all it depends on", the exact one has all of them.
+too (D_i). For each L and each time the programme finds the least M(U) of all strategies
+up to L that cost this time and need no more than a budget at any stage. The approximate
+programme has only the lower sets "a node and all it depends on", the exact one has all.
 
 Interpreted:
 
@@ -53,9 +53,9 @@ from chainer_hybridmem.simulation.problem import Problem
 LEVELS, FEWEST_LEVELS = 400, 100
 ENTRIES = 250_000  # lower sets × levels, for families of many sets
 MOST_LOWER_SETS = 3_000
-HALVINGS = 10
-STEPS = 16
-SPREAD = 24
+HALVINGS = 10  # to find the least budget
+STEPS = 16  # budgets, twice
+SPREAD = 24  # strategies of each
 UNLIMITED = 2**62
 
 
@@ -359,7 +359,7 @@ class _Trials:
 
     def _rank_of(self, strategy: Strategy) -> tuple[float, int]:
         """Seconds and peak of a strategy, its last stage recomputed or kept."""
-        kept = np.any(self.boundary[list(strategy.sets)], axis=0, keepdims=True)[0]
+        kept = np.logical_or.reduce(self.boundary[list(strategy.sets)])
         last_stage = ~self.family[strategy.sets[max(0, len(strategy.sets) - 2)]]
         return min(_rank(self._simulate(k)) for k in (kept, kept | last_stage))
 

@@ -63,10 +63,10 @@ def replay_reads(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def make_replay_graph(problem: Problem) -> ReplayGraph:
     """The graph of a problem's replays."""
-    arrays, n_maps = problem.arrays, len(problem.maps)
+    arrays, able = problem.arrays, problem.recomputable
     replayed, items, readers = replay_reads(problem)
     makers = arrays.producer[items]
-    component = _components(replayed, makers, readers, items >= n_maps)
+    component = _components(replayed, makers, readers, items >= len(able))
     count = int(component.max(initial=-1)) + 1
     reads = np.zeros((count, count), bool)
     reads[component[readers], component[makers]] = True
@@ -74,18 +74,13 @@ def make_replay_graph(problem: Problem) -> ReplayGraph:
     order = _topological(reads)
     place = np.full(count + 1, -1, np.int64)  # the last one is of no node
     place[order] = np.arange(count)
-    node = np.where(
-        problem.recomputable, place[component[arrays.producer[:n_maps]]], -1
-    )
-    of_operation = place[component[replayed]]
-    replay_seconds = arrays.recipe_seconds[replayed]
-    able = problem.recomputable
-    sizes = arrays.size[:n_maps][able]
+    node = np.where(able, place[component[arrays.producer[: len(able)]]], -1)
     nbytes = np.zeros(count, np.int64)
-    np.add.at(nbytes, node[able], sizes)
+    np.add.at(nbytes, node[able], arrays.size[: len(able)][able])
+    replay_seconds = arrays.recipe_seconds[replayed]
     return ReplayGraph(
         reads=reads[np.ix_(order, order)],
-        seconds=np.bincount(of_operation, replay_seconds, count),
+        seconds=np.bincount(place[component[replayed]], replay_seconds, count),
         nbytes=nbytes,
         node=node,
     )
