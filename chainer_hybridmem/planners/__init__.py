@@ -23,9 +23,11 @@ from chainer_hybridmem.planners.autoswap import (
     autoswap_wdoa,
 )
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
+from chainer_hybridmem.planners.lower_sets import checkpoint_dp, checkpoint_dp_exact
 from chainer_hybridmem.planners.manual import manual
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
@@ -45,6 +47,10 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'superneurons': superneurons,
     'vdnn-all': vdnn_all,
     'vdnn-conv': vdnn_conv,
+    'checkpoint-sqrt': checkpoint_sqrt,
+    'checkpoint-speed': checkpoint_speed,
+    'checkpoint-dp': checkpoint_dp,
+    'checkpoint-dp-exact': checkpoint_dp_exact,
     'autoswap-doa': autoswap_doa,
     'autoswap-aoa': autoswap_aoa,
     'autoswap-wdoa': autoswap_wdoa,
