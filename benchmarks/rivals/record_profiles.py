@@ -5,11 +5,13 @@
                                                 [--output FOLDER]
 
 ``*-host``: recorded on this machine's CPU, copies throttled to 72 MB/s as in
-README.md, Figures. ``*-estimated``: extrapolated from two small recordings onto the
-model of a GPU. With ``--gpu``, instead: recorded on the GPU of this machine, as
-``*-LABEL`` (default ``h200``). What is recorded, is recorded in several rounds; the
-shortest time of each operation counts, for machines are shared. Times have six
-significant digits.
+README.md, Figures. The shipped ones were made with OPENBLAS_NUM_THREADS=1: on a busy
+machine the threads of BLAS wait for each other. ``*-estimated``: extrapolated from two
+small recordings onto the model of a GPU. With ``--gpu``, instead: recorded on the GPU
+of this machine, as ``*-LABEL`` (default ``h200``).
+
+What is recorded is recorded in several rounds; the shortest time of each operation
+counts. Times have six significant digits.
 """
 
 from __future__ import annotations
@@ -176,6 +178,7 @@ def write(profile: Profile, source: Source, path: str) -> int:
         'insize': architectures.insize(source.arch),
         'chainer': environment['chainer'],
         'numba': environment['numba'],
+        'blas_threads': environment['blas_threads'],
         'commit': environment['commit'],
     }
     text = json.dumps(body, separators=(',', ':'))

@@ -14,7 +14,7 @@ import chainer.links as L
 class LSTM(chainer.Chain):
     """Two layers of LSTM over the rows of a picture."""
 
-    insize = 32
+    insize = 28
 
     def __init__(self, n_class: int = 1000, units: int = 512) -> None:
         super().__init__()
