@@ -108,9 +108,9 @@ def chosen(options: argparse.Namespace) -> dict[str, Source]:
     known = {**HOST, **ESTIMATED}
     if options.gpu is not None:
         known = {f'{name}-{options.gpu}': source for name, source in GPU.items()}
-    unknown = set(options.names) - set(known)
+    unknown = sorted(set(options.names) - set(known))
     if unknown:
-        raise SystemExit(f'{unknown} are not among {", ".join(known)}.')
+        raise SystemExit(f'{", ".join(unknown)}: not among {", ".join(known)}.')
     return {name: known[name] for name in options.names or known}
 
 

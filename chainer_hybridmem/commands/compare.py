@@ -81,9 +81,9 @@ class CompareCommand(base.Command):
         progress = Progress(len(cases) * len(planners), sys.stderr)
         found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
+        base.publish(text(cases, found), published(rows), args.json)
         if args.output is not None:
             draw(rows, problems, args.output)
-        base.publish(text(cases, found), published(rows), args.json)
         return 0
 
 

@@ -9,15 +9,18 @@ from typing import Any
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.comparison import Row, bound_seconds, by_case
 
+# One of each, so that many planners are told apart; their lengths share no factor.
 COLOURS = (
     *('#3b7dd8', '#e6a117', '#4c9f70', '#d64545', '#7d53de', '#8c6239', '#d873b4'),
     *('#6b7280', '#8fa32a', '#17a3b8', '#1b3a6b'),
 )
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>')
+LINES = ('-', '--', '-.')
 THIN = {'linewidth': 1.2, 'markersize': 5, 'zorder': 3}
 # Thick and below the others, so that both are seen where lines meet.
 EMPHASIS = {'color': '#111827', 'linewidth': 4.0, 'markersize': 9, 'zorder': 2}
 BOUND_COLOUR = '#d9dde2'
+BOUND = {'color': '#5a6470', 'marker': '_', 'linestyle': ':'}
 # Overheads from nothing to several times: percent, logarithmic above the first.
 LINEAR_PERCENT = 1.0
 TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -64,8 +67,13 @@ def draw(
 
 
 def _style(index: int, emphasised: bool) -> dict[str, Any]:
-    marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
-    return {'marker': marker, 'color': colour, **(EMPHASIS if emphasised else THIN)}
+    turn, place = divmod(index, len(COLOURS))
+    return {
+        'color': COLOURS[place],
+        'marker': MARKERS[index % len(MARKERS)],
+        'linestyle': LINES[turn % len(LINES)],
+        **(EMPHASIS if emphasised else THIN),
+    }
 
 
 def _draw_panel(
@@ -77,8 +85,11 @@ def _draw_panel(
     unit, size = canvas.unit_of(max(*limits, peak_bytes))
     places = [limit / size for limit in limits]
     bounds = [_bound_percent(found) for _, found in cases]
-    axes.fill_between(places, bounds, -1, color=BOUND_COLOUR, label='proven impossible')
-    axes.plot(places, bounds, color='#5a6470', marker='_', linestyle=':', label='bound')
+    # What is proven for a limit holds for all below it, hence steps to the left.
+    axes.fill_between(
+        places, bounds, -1, step='pre', color=BOUND_COLOUR, label='proven impossible'
+    )
+    axes.plot(places, bounds, drawstyle='steps-pre', **BOUND, label='bound')
     columns = _columns([found for _, found in cases])
     for planner, percents in columns.items():
         axes.plot(places, percents, label=planner, **styles[planner])
