@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # These need to be told something; they are compared where they are named.
 NOT_BY_DEFAULT = ('manual',)
 FEWEST_LIMITS = 2
+NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
 class CompareCommand(base.Command):
@@ -30,6 +31,7 @@ class CompareCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
+        self._parser = parser
         parser.add_argument(
             'profiles',
             nargs='*',
@@ -69,7 +71,11 @@ class CompareCommand(base.Command):
             rows = shipped.figures()
             base.publish(shipped.listing(rows), rows, args.json)
             return 0
-        _check_files(args)
+        if not args.profiles:
+            self._parser.error(NO_PROFILE)
+        base.check_outputs(args.output, args.json, inputs=args.profiles)
+        if args.output is not None:
+            canvas.check(args.output)
         planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
         problems = read_problems(args.profiles)
@@ -112,17 +118,6 @@ def several(text: str) -> int:
             f'{text} limit has no two ends; sweep {FEWEST_LIMITS} or more'
         )
     return number
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    if not args.profiles:
-        raise OptionError(
-            'Which iteration? Name a recorded one, or one of: hybridmem compare '
-            '--list-profiles'
-        )
-    base.check_outputs(args.output, args.json, inputs=args.profiles)
-    if args.output is not None:
-        canvas.check(args.output)
 
 
 def choose_planners(named: Sequence[str] | None) -> list[str]:

@@ -18,11 +18,7 @@ SUFFIX = '.json.gz'
 
 
 def shipped_profiles() -> list[str]:
-    """Names that :func:`chainer_hybridmem.load_profile` takes instead of a file.
-
-    >>> shipped_profiles()[0]
-    'shipped:alexnet-b1920-v100-estimated'
-    """
+    """Names that :func:`chainer_hybridmem.load_profile` takes instead of a file."""
     files = resources.files(__name__).iterdir()
     found = (file.name for file in files if file.name.endswith(SUFFIX))
     return sorted(PREFIX + name.removesuffix(SUFFIX) for name in found)

@@ -49,8 +49,8 @@ def draw(
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
     """
-    columns = min(len(peaks), MOST_COLUMNS)
-    lines = math.ceil(len(peaks) / columns)
+    lines = math.ceil(len(peaks) / MOST_COLUMNS)
+    columns = math.ceil(len(peaks) / lines)
     width, height = PANEL_INCHES
     figure = canvas.make(columns * width + LEGEND_INCHES, lines * height)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()

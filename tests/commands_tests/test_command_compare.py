@@ -252,8 +252,10 @@ def test_a_shipped_profile(folder, hybridmem):
     assert [row['fits'] for row in rows] == [False, True]
 
 
-def test_no_profile(folder, refused):
-    assert '--list-profiles' in refused('compare', *LIMIT)
+def test_no_profile(folder, hybridmem):
+    status, _, err = hybridmem('compare', *LIMIT)
+    assert status == 2
+    assert 'name a PROFILE' in err
 
 
 def test_a_long_run_tells_how_far_it_is(monkeypatch):
