@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.library import load_plan, load_profile
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.profiles import shipped_profiles
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
@@ -46,6 +47,7 @@ __all__ = [
     'optimize',
     'profile_memory',
     'record_inference',
+    'shipped_profiles',
     'simulate',
 ]
 
@@ -61,6 +63,7 @@ _HOMES = {
     'optimize': 'session',
     'profile_memory': 'memory_profile',
     'record_inference': 'inference',
+    'shipped_profiles': 'profiles',
     'simulate': 'simulation',
 }
 _NEED_CHAINER = frozenset(

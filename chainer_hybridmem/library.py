@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from chainer_hybridmem import files
+from chainer_hybridmem import files, profiles
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.plan import Plan
@@ -17,11 +17,17 @@ Item = TypeVar('Item', Profile, Plan, Measured)
 
 
 def load_profile(path: str) -> Profile:
-    """Reads a profile that :func:`save` has written.
+    """Reads a profile that :func:`save` has written, or one that is shipped.
+
+    Args:
+        path: A file, or one of :func:`chainer_hybridmem.shipped_profiles`.
 
     Raises:
         FormatError: If the file is missing, damaged or of another version.
+        UnknownNameError: If no profile is shipped with this name.
     """
+    if profiles.is_shipped(path):
+        return _parsed(path, profiles.read_text(path), Profile.from_json)
     return _read(path, Profile.from_json)
 
 
@@ -45,7 +51,10 @@ def load_timeline(path: str) -> Measured:
 
 def _read(path: str, parse: Callable[[str], Item]) -> Item:
     """What a file holds; errors name the file."""
-    text = files.read_text(path)
+    return _parsed(path, files.read_text(path), parse)
+
+
+def _parsed(path: str, text: str, parse: Callable[[str], Item]) -> Item:
     with files.named(path):
         return parse(text)
 

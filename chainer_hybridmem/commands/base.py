@@ -159,7 +159,10 @@ def add_network(group: Any) -> None:
 
 
 def add_limit(
-    group: Any, kind: Callable[[str], Any] = Limit, default: str | None = None
+    group: Any,
+    kind: Callable[[str], Any] = Limit,
+    default: str | None = None,
+    nargs: str | None = None,
 ) -> None:
     """Adds ``--memory-limit``.
 
@@ -167,6 +170,7 @@ def add_limit(
         group: Parser, or group of its arguments.
         kind: :class:`Limit`, or :func:`size` where there is no in-core peak yet.
         default: What counts where it is not given; None if it must be.
+        nargs: ``'+'`` for several limits, or other ways to name them in the group.
     """
     forms = 'such as 16GB (10^9), 16GiB (2^30)'
     if kind is Limit:
@@ -174,7 +178,8 @@ def add_limit(
     group.add_argument(
         '--memory-limit',
         type=kind,
-        required=default is None,
+        nargs=nargs,
+        required=default is None and nargs is None,
         metavar='SIZE',
         help=forms if default is None else f'{forms}; default {default}',
     )

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainer_hybridmem import library
-from chainer_hybridmem.commands import base
-from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.commands import base, shipped
+from chainer_hybridmem.commands.progress import Progress
+from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
+from chainer_hybridmem.reporting import canvas, comparison_plot
+from chainer_hybridmem.reporting.comparison import comparison, summary
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
-HEADERS = (
-    'planner',
-    's / iteration',
-    'overhead',
-    'bound',
-    'gap',
-    'peak',
-    'host',
-    'keep',
-    'swap',
-    'recompute',
-    'planning',
-    'simulations',
-)
+# These need to be told something; they are compared where they are named.
+NOT_BY_DEFAULT = ('manual',)
+FEWEST_LIMITS = 2
+NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
 class CompareCommand(base.Command):
@@ -39,10 +31,24 @@ class CompareCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
+        self._parser = parser
         parser.add_argument(
-            'profiles', nargs='+', metavar='PROFILE', help='recorded iteration'
+            'profiles',
+            nargs='*',
+            metavar='PROFILE',
+            help='recorded iteration: a file, or the name of a shipped one',
         )
-        base.add_limit(parser)
+        what = parser.add_mutually_exclusive_group(required=True)
+        base.add_limit(what, nargs='+')
+        what.add_argument(
+            '--sweep',
+            type=several,
+            metavar='N',
+            help='N limits, from the least memory of any plan to the in-core peak',
+        )
+        what.add_argument(
+            '--list-profiles', action='store_true', help='list the shipped profiles'
+        )
         parser.add_argument(
             '--planner',
             nargs='+',
@@ -52,38 +58,116 @@ class CompareCommand(base.Command):
         )
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
+        parser.add_argument(
+            '-o',
+            '--output',
+            metavar='FILE',
+            help='picture to write: overhead against limit, for every planner',
+        )
         base.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        from chainer_hybridmem.commands import figures
-        from chainer_hybridmem.planners import PLANNERS, check_name
-        from chainer_hybridmem.simulation import make_problem
-
-        base.check_outputs(None, args.json, inputs=args.profiles)
-        planners = [
-            check_name(name) for name in dict.fromkeys(args.planner or PLANNERS)
-        ]
+        if args.list_profiles:
+            rows = shipped.figures()
+            base.publish(shipped.listing(rows), rows, args.json)
+            return 0
+        if not args.profiles:
+            self._parser.error(NO_PROFILE)
+        base.check_outputs(args.output, args.json, inputs=args.profiles)
+        if args.output is not None:
+            canvas.check(args.output)
+        planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
-        problems = {
-            path: make_problem(library.load_profile(path), args.cross_iteration)
-            for path in args.profiles
-        }
-        rows: list[dict[str, Any]] = []
-        parts: list[str] = []
-        for path, problem in problems.items():
-            figures.load_kernels(problem)
-            limit_bytes = args.memory_limit.bytes_for(problem)
-            found = [
-                compare_one(problem, limit_bytes, name, options.get(name))
-                for name in planners
-            ]
-            title = f'{path}: {args.memory_limit.describe(problem)}'
-            parts.append(f'{title}\n\n{comparison(found)}')
-            several = {'profile': path} if len(problems) > 1 else {}
-            rows.extend({**several, **row} for row in found)
-        base.publish('\n\n'.join(parts), rows, args.json)
+        problems = read_problems(args.profiles, args.cross_iteration)
+        cases = [
+            Case(path, problem, limit)
+            for path, problem in problems.items()
+            for limit in choose_limits(problem, args.memory_limit, args.sweep)
+        ]
+        progress = Progress(len(cases) * len(planners), sys.stderr)
+        found = [compare_all(case, planners, options, progress) for case in cases]
+        rows = [row for rows in found for row in rows]
+        base.publish(text(cases, found), published(rows), args.json)
+        if args.output is not None:
+            draw(rows, problems, args.output)
         return 0
+
+
+class Case(NamedTuple):
+    """A profile under a limit.
+
+    Attributes:
+        path (str): Of the profile.
+        problem (Problem): Made of it.
+        limit (Limit): For one iteration of it.
+    """
+
+    path: str
+    problem: Problem
+    limit: base.Limit
+
+    def __str__(self) -> str:
+        return f'{self.path}: {self.limit.describe(self.problem)}'
+
+
+def several(text: str) -> int:
+    """Turns an argument into an integer above one."""
+    number = base.positive(text)
+    if number < FEWEST_LIMITS:
+        raise argparse.ArgumentTypeError(
+            f'{text} limit has no two ends; sweep {FEWEST_LIMITS} or more'
+        )
+    return number
+
+
+def choose_planners(named: Sequence[str] | None) -> list[str]:
+    """Those that are named, once each; else all that need not be told anything.
+
+    Raises:
+        UnknownNameError: If there is no such planner.
+    """
+    from chainer_hybridmem.planners import check_name, names
+
+    if named:
+        return [check_name(name) for name in dict.fromkeys(named)]
+    return [name for name in names() if name not in NOT_BY_DEFAULT]
+
+
+def read_problems(
+    paths: Sequence[str], cross_iteration: bool | str = False
+) -> dict[str, Problem]:
+    """The profiles, ready to be planned without compiling anything.
+
+    Raises:
+        FormatError: If one cannot be read.
+        UnknownNameError: If no profile is shipped with this name.
+    """
+    from chainer_hybridmem.commands import figures
+    from chainer_hybridmem.simulation import make_problem
+
+    problems = {
+        path: make_problem(library.load_profile(path), cross_iteration)
+        for path in paths
+    }
+    for problem in problems.values():
+        figures.load_kernels(problem)
+    return problems
+
+
+def choose_limits(
+    problem: Problem, named: Sequence[base.Limit] | None, sweep: int | None
+) -> list[base.Limit]:
+    """The limits that are named, or those of a sweep; none of them twice."""
+    from chainer_hybridmem.planners.base import least_memory
+
+    limits = list(named or ())
+    if sweep is not None:
+        least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+        span = max(most - least, 0)
+        steps = (least + span * i // (sweep - 1) for i in range(sweep))
+        limits = [base.Limit(str(step)) for step in steps]
+    return list({limit.bytes_for(problem): limit for limit in limits}.values())
 
 
 def budgets(
@@ -94,15 +178,40 @@ def budgets(
     Raises:
         OptionError: If none of them has.
     """
-    from chainer_hybridmem.planners import check_options, options_of
+    from chainer_hybridmem.planners import check_options
 
     if seconds is None:
         return {}
     options: dict[str, Any] = {'time_budget': seconds}
-    having = [name for name in planners if 'time_budget' in options_of(name)]
+    having = [name for name in planners if _has_budget(name)]
     if not having:
         check_options(planners[0], options)
     return dict.fromkeys(having, options)
+
+
+def _has_budget(planner: str) -> bool:
+    from chainer_hybridmem.planners import options_of
+
+    try:
+        return 'time_budget' in options_of(planner)
+    except OptionError:  # it cannot be imported, which its rows will say
+        return False
+
+
+def compare_all(
+    case: Case,
+    planners: Sequence[str],
+    options: dict[str, dict[str, Any]],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Figures of several planners, with the profile and the limit they are for."""
+    limit_bytes = case.limit.bytes_for(case.problem)
+    rows = []
+    for name in planners:
+        progress.step(f'{name}, {case}')
+        row = compare_one(case.problem, limit_bytes, name, options.get(name))
+        rows.append({'profile': case.path, 'memory_limit_bytes': limit_bytes, **row})
+    return rows
 
 
 def compare_one(
@@ -119,29 +228,35 @@ def compare_one(
         plan = make_plan(problem, limit_bytes, planner, **(options or {}))
     except InfeasibleError as error:
         return figures.misfit_figures(problem, planner, str(error))
+    except HybridMemoryError as error:
+        reason = f'Planner {planner!r} failed: {error}'
+        return figures.misfit_figures(problem, planner, reason)
     return figures.plan_figures(problem, plan)
 
 
-def comparison(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of planners, and below it why some do not fit."""
-    reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
-    return '\n'.join([table(HEADERS, [_cells(row) for row in rows]), *reasons])
+def draw(
+    rows: Sequence[dict[str, Any]], problems: dict[str, Problem], path: str
+) -> None:
+    """Draws the comparison to a file."""
+    from chainer_hybridmem.planners import DEFAULT, names
+
+    peaks = {name: problem.in_core_peak_bytes for name, problem in problems.items()}
+    comparison_plot.draw(rows, path, peaks, names(), DEFAULT)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    if not row['fits']:
-        return [row['planner'], 'does not fit', *[UNKNOWN] * (len(HEADERS) - 2)]
-    return [
-        row['planner'],
-        format_seconds(row['iteration_seconds']),
-        f'{row["overhead"]:+.1%}',
-        format_seconds(row['lower_bound_seconds']),
-        f'{row["gap"]:.1%}',
-        format_bytes(row['peak_bytes']),
-        format_bytes(row['host_bytes']),
-        str(row['keep']),
-        str(row['swap']),
-        str(row['recompute']),
-        format_seconds(row['planning_seconds']),
-        str(row['simulations']),
+def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:
+    """A table for each case, and one over all of them if there are several."""
+    parts = [
+        f'{case}\n\n{comparison(rows)}' for case, rows in zip(cases, found, strict=True)
     ]
+    if len(cases) > 1:
+        over_all = summary([row for rows in found for row in rows])
+        parts.append(f'over all {len(cases)}, best first\n\n{over_all}')
+    return '\n\n'.join(parts)
+
+
+def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as JSON has them: only several profiles are named."""
+    if len({row['profile'] for row in rows}) > 1:
+        return list(rows)
+    return [{k: v for k, v in row.items() if k != 'profile'} for row in rows]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem import library
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import base, maps
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -36,6 +37,15 @@ class PlanCommand(base.Command):
             metavar='KEY=VALUE',
             help='option of the planner; may be given several times',
         )
+        parser.add_argument(
+            '--manual',
+            metavar='FILE',
+            help='planner manual, with the actions of this file: JSON, an object with '
+            'keep, swap or recompute for each pattern of names',
+        )
+        parser.add_argument(
+            '--maps', action='store_true', help='list every feature map, too'
+        )
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
@@ -52,12 +62,19 @@ class PlanCommand(base.Command):
         )
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or DEFAULT)
+        planner = check_name(args.planner or ('manual' if args.manual else DEFAULT))
         options = read_options(args.option)
+        if args.manual is not None:
+            if planner != 'manual':
+                raise OptionError(
+                    f'--manual is for planner manual, not {planner}; leave one out.'
+                )
+            options['actions'] = maps.read_actions(args.manual)
         if args.time_budget is not None:
             options['time_budget'] = args.time_budget
         check_options(planner, options)
-        base.check_outputs(args.output, args.json, inputs=[args.profile])
+        inputs = [path for path in (args.profile, args.manual) if path is not None]
+        base.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
         problem = make_problem(profile, args.cross_iteration)
         figures.load_kernels(problem)
@@ -68,7 +85,11 @@ class PlanCommand(base.Command):
             library.save(plan, args.output)
         summary = summarise(problem, plan)
         title = f'{planner}: {args.memory_limit.describe(problem)}'
-        base.publish(named_values(title, values(summary)), summary, args.json)
+        parts = [named_values(title, values(summary))]
+        if args.maps:
+            summary['feature_maps'] = maps.map_figures(problem, plan)
+            parts.append(maps.map_table(summary['feature_maps']))
+        base.publish('\n\n'.join(parts), summary, args.json)
         return 0
 
 

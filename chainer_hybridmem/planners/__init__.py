@@ -15,14 +15,25 @@ from typing import Any
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import third_party
+from chainer_hybridmem.planners.autoswap import (
+    autoswap_aoa,
+    autoswap_bo,
+    autoswap_doa,
+    autoswap_swdoa,
+    autoswap_wdoa,
+)
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
+from chainer_hybridmem.planners.lower_sets import checkpoint_dp, checkpoint_dp_exact
+from chainer_hybridmem.planners.manual import manual
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
+from chainer_hybridmem.planners.vdnn import vdnn_all, vdnn_conv
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,
@@ -39,6 +50,18 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'swap-opt': swap_opt,
     'pooch': pooch,
     'superneurons': superneurons,
+    'vdnn-all': vdnn_all,
+    'vdnn-conv': vdnn_conv,
+    'checkpoint-sqrt': checkpoint_sqrt,
+    'checkpoint-speed': checkpoint_speed,
+    'checkpoint-dp': checkpoint_dp,
+    'checkpoint-dp-exact': checkpoint_dp_exact,
+    'autoswap-doa': autoswap_doa,
+    'autoswap-aoa': autoswap_aoa,
+    'autoswap-wdoa': autoswap_wdoa,
+    'autoswap-swdoa': autoswap_swdoa,
+    'autoswap-bo': autoswap_bo,
+    'manual': manual,
     'exact': exact,
     'hybrid': hybrid,
 }

@@ -28,8 +28,12 @@ _RANGES = {
     'steps': _Range(True, 0, _COUNTED, 'must not be negative', optional=True),
     'time_budget': _Range(False, _ABOVE_ZERO, _LONGEST, _SECONDS, optional=True),
     'tolerance': _Range(False, 0, math.inf, 'must not be negative'),
+    'smallest_bytes': _Range(True, 0, _COUNTED, 'must not be negative'),
+    'evaluations': _Range(True, 1, 10_000, 'must be above zero'),
     'seed': _Range(True, 0, _COUNTED, 'must not be negative'),
     'margin': _Range(False, 0, math.inf, 'must not be negative'),
+    'segments': _Range(True, 1, _COUNTED, 'must be above zero', optional=True),
+    'most_lower_sets': _Range(True, 1, _COUNTED, 'must be above zero'),
     'time_limit': _Range(False, _ABOVE_ZERO, _LONGEST, _SECONDS),
 }
 

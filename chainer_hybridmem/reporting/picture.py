@@ -5,13 +5,12 @@ With a measured iteration its load lies over the predicted one, and its lanes be
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.measured import OPERATIONS, Measured
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.simulation.timeline import Timeline
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 from chainer_hybridmem.validation import _Walk
@@ -34,7 +33,6 @@ _REST_COLOUR = '#d9dde2'
 _MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}
 _NAMES = ('h2d\n(swap-in)', 'd2h\n(swap-out)', 'compute')
-_UNITS = (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10))
 
 
 def draw(
@@ -57,18 +55,9 @@ def draw(
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise OptionError(
-            "Pictures need matplotlib: pip install 'chainer_hybridmem[plot]'."
-        ) from error
-    if not os.path.splitext(path)[1]:
-        raise OptionError(
-            f'{path} does not say which kind of picture it is; name it {path}.png.'
-        )
+    canvas.check(path)
     rows = [timeline] if measured is None else [timeline, measured.timeline]
-    figure = Figure(figsize=(11, 5 + 1.6 * (len(rows) - 1)), layout='constrained')
+    figure = canvas.make(11, 5 + 1.6 * (len(rows) - 1))
     heights = (3.4, *(2 for _ in rows))
     load, *lanes = figure.subplots(1 + len(rows), 1, sharex=True, height_ratios=heights)
     end = max(row.total_seconds for row in rows)
@@ -80,10 +69,7 @@ def draw(
             axes.set_ylabel(title)
     lanes[-1].set_xlabel('seconds')
     _draw_legend(lanes[-1], rows)
-    try:
-        figure.savefig(path, dpi=110)
-    except ValueError as error:
-        raise OptionError(f'{path} cannot be drawn: {error}.') from error
+    canvas.save(figure, path)
 
 
 def resident_bytes(profile: Profile, plan: Plan) -> dict[Action, list[int]]:
@@ -126,7 +112,7 @@ def _draw_load(
     starts = [i.start_seconds for i in compute] + [timeline.total_seconds]
     limit = plan.memory_limit_bytes
     highest = max(limit, timeline.peak_bytes)
-    unit, size = next((u for u in _UNITS if highest >= u[1]), _UNITS[-1])
+    unit, size = canvas.unit_of(highest)
     loads = [nbytes / size for nbytes in timeline.load_bytes]
     stacks = {} if profile is None else resident_bytes(profile, plan)
     below = list(loads)

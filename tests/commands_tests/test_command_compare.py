@@ -1,16 +1,23 @@
 """``hybridmem compare``."""
 
+import io
+import itertools
 import json
+import sys
 
 import pytest
 import toys
 
-from chainer_hybridmem import library
+from chainer_hybridmem import library, shipped_profiles
+from chainer_hybridmem.commands import progress
+from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import format_seconds
 
 KEYS = {
+    'memory_limit_bytes',
     'planner',
     'fits',
     'iteration_seconds',
@@ -30,14 +37,14 @@ LIMIT = ('--memory-limit', '60%')
 
 
 def compare(hybridmem, *arguments):
-    status, out, err = hybridmem('compare', *arguments, '--json', '-')
-    assert (status, err) == (0, '')
+    status, out, _ = hybridmem('compare', *arguments, '--json', '-')
+    assert status == 0
     return json.loads(out)
 
 
 def test_all_planners_by_default(profile, hybridmem):
     rows = compare(hybridmem, 'p.json', *LIMIT)
-    assert [row['planner'] for row in rows] == list(PLANNERS)
+    assert [row['planner'] for row in rows] == [n for n in PLANNERS if n != 'manual']
     for row in rows:
         assert set(row) == KEYS | (set() if row['fits'] else {'reason'})
 
@@ -135,3 +142,127 @@ def test_time_budget_is_for_planners_that_have_one(profile, hybridmem, refused):
 def test_one_bad_profile_stops_it(folder, profile, refused):
     (folder / 'q.json').write_text('{}')
     assert 'was expected' in refused('compare', 'p.json', 'q.json', *LIMIT)
+
+
+QUICK = ('--planner', 'in-core', 'swap-all')
+
+
+def test_several_limits(profile, hybridmem):
+    peak = make_problem(profile).in_core_peak_bytes
+    limits = ('--memory-limit', '80%', '60%', '60MiB', '80%')
+    rows = compare(hybridmem, 'p.json', *limits, *QUICK)
+    expected = [int(peak * 0.8), int(peak * 0.6), 60 * toys.MIB]
+    assert [row['memory_limit_bytes'] for row in rows[::2]] == expected
+    _, out, _ = hybridmem('compare', 'p.json', *limits, *QUICK)
+    assert out.count('of the in-core peak') == 3
+    assert 'over all 3, best first' in out
+
+
+def test_a_sweep_goes_from_the_least_memory_to_the_in_core_peak(profile, hybridmem):
+    problem = make_problem(profile)
+    rows = compare(hybridmem, 'p.json', '--sweep', '4', '--planner', 'swap-all')
+    limits = [row['memory_limit_bytes'] for row in rows]
+    assert limits[0] == least_memory(problem)[0]
+    assert limits[-1] == problem.in_core_peak_bytes
+    assert len({b - a for a, b in itertools.pairwise(limits)}) <= 2
+    assert all(row['fits'] for row in rows)
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ('p.json',),
+        ('p.json', '--sweep', '1'),
+        ('p.json', '--sweep', '3', '--memory-limit', '50%'),
+    ],
+)
+def test_limits_that_make_no_sense(profile, hybridmem, arguments):
+    status, _, err = hybridmem('compare', *arguments)
+    assert status == 2
+    assert '--sweep' in err
+
+
+def test_over_all_the_best_comes_first(profile, hybridmem):
+    library.save(toys.random_graph(3), 'q.json')
+    names = ('--planner', 'in-core', 'swap-all', 'hybrid')
+    _, out, _ = hybridmem('compare', 'p.json', 'q.json', '--sweep', '3', *names)
+    table = out.partition('over all 6, best first')[2].split('\n')
+    lines = [line.split() for line in table if ' of 6' in line]
+    assert [line[0] for line in lines] == ['hybrid', 'swap-all', 'in-core']
+    assert [line[1] for line in lines] == ['6', '6', '2']
+    assert lines[0][5] == '6'  # the fastest everywhere
+
+
+def test_one_case_has_no_table_over_all(profile, hybridmem):
+    _, out, _ = hybridmem('compare', 'p.json', *LIMIT, *QUICK)
+    assert 'over all' not in out
+
+
+def test_a_planner_that_fails_is_a_row(profile, hybridmem, monkeypatch):
+    def wrong(problem, limit_bytes):
+        raise PlanError('map 3 is swapped in before it is out')
+
+    monkeypatch.setitem(PLANNERS, 'swap-all', wrong)
+    in_core, swap_all = compare(hybridmem, 'p.json', '--memory-limit', '1GB', *QUICK)
+    assert in_core['fits'] and not swap_all['fits']
+    reason = "Planner 'swap-all' failed: map 3 is swapped in before it is out"
+    assert swap_all['reason'] == reason
+
+
+def test_what_must_be_told_something_is_left_out(profile, hybridmem, monkeypatch):
+    monkeypatch.setitem(PLANNERS, 'manual', PLANNERS['swap-all'])
+    assert 'manual' not in {r['planner'] for r in compare(hybridmem, 'p.json', *LIMIT)}
+    rows = compare(hybridmem, 'p.json', *LIMIT, '--planner', 'manual')
+    assert len(rows) == 1
+
+
+@pytest.mark.parametrize('ending', ['png', 'pdf', 'svg'])
+def test_a_picture(folder, profile, hybridmem, ending):
+    library.save(toys.random_graph(3), 'q.json')
+    line = ('p.json', 'q.json', '--sweep', '3', *QUICK, '-o', f'c.{ending}')
+    status, _, _ = hybridmem('compare', *line)
+    assert status == 0
+    assert (folder / f'c.{ending}').stat().st_size > 1000
+
+
+def test_a_picture_that_cannot_be_drawn_stops_it_at_once(profile, refused, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError('something was planned')
+
+    monkeypatch.setitem(PLANNERS, 'swap-all', never)
+    line = ('compare', 'p.json', *LIMIT, '--planner', 'swap-all', '-o')
+    assert 'name it picture.png' in refused(*line, 'picture')
+    assert '.quark is none of' in refused(*line, 'picture.quark')
+    assert 'it is what the command reads' in refused(*line, 'p.json')
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert 'pip install' in refused(*line, 'picture.png')
+
+
+def test_shipped_profiles_are_listed(folder, hybridmem):
+    status, out, _ = hybridmem('compare', '--list-profiles', '--json', 'l.json')
+    assert status == 0
+    rows = json.loads((folder / 'l.json').read_text())
+    assert [row['profile'] for row in rows] == shipped_profiles()
+    assert all(name in out for name in shipped_profiles())
+
+
+def test_a_shipped_profile(folder, hybridmem):
+    name = 'shipped:alexnet-b1920-v100-estimated'
+    rows = compare(hybridmem, name, '--memory-limit', '16GB', *QUICK)
+    assert [row['fits'] for row in rows] == [False, True]
+
+
+def test_no_profile(folder, hybridmem):
+    status, _, err = hybridmem('compare', *LIMIT)
+    assert status == 2
+    assert 'name a PROFILE' in err
+
+
+def test_a_long_run_tells_how_far_it_is(monkeypatch):
+    clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    stream = io.StringIO()
+    steps = progress.Progress(4, stream)
+    for name in 'abcd':
+        steps.step(name)
+    assert stream.getvalue() == 'hybridmem: 2 of 4: b\nhybridmem: 4 of 4: d\n'

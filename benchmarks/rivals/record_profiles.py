@@ -1,0 +1,202 @@
+"""Makes the profiles that the package ships, ``chainer_hybridmem/profiles``.
+
+    python benchmarks/rivals/record_profiles.py [NAME ...] [--samples FOLDER]
+                                                [--gpu [LABEL]] [--rounds N]
+                                                [--output FOLDER]
+
+``*-host``: recorded on this machine's CPU, copies throttled to 72 MB/s as in
+README.md, Figures. The shipped ones were made with OPENBLAS_NUM_THREADS=1: on a busy
+machine the threads of BLAS wait for each other. ``*-estimated``: extrapolated from two
+small recordings onto the model of a GPU. With ``--gpu``, instead: recorded on the GPU
+of this machine, as ``*-LABEL`` (default ``h200``).
+
+What is recorded is recorded in several rounds; the shortest time of each operation
+counts. Times have six significant digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gzip
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import common
+
+from chainer_hybridmem import architectures, profiles
+from chainer_hybridmem.commands import recording, samples
+from chainer_hybridmem.estimation import Estimator, load_device_model
+from chainer_hybridmem.profile import Profile
+
+HOST_BANDWIDTH = 72e6
+DIGITS = 6
+ROUNDS = 2
+SAMPLE_BATCHES = (2, 4)
+# The paper's V100 trains ResNet-50 in-core at this speed (README.md).
+V100, V100_SPEED, V100_BATCH = 'v100-16gb-pcie3', 316.0, 128
+
+
+class Source(NamedTuple):
+    """Which iteration a profile is of.
+
+    Attributes:
+        arch (str): Name of the architecture, or ``module:Class``.
+        batchsize (int): Pictures in it.
+        gpu (str or None): Device model; None if it is recorded.
+    """
+
+    arch: str
+    batchsize: int
+    gpu: str | None = None
+
+
+HOST = {
+    'resnet50-b8-host': Source('resnet50', 8),
+    'googlenet-b16-host': Source('googlenet', 16),
+    'alexnet-b32-host': Source('alexnet', 32),
+    'lstm-b128-host': Source('sequences:LSTM', 128),
+    'transformer-b8-host': Source('sequences:Transformer', 8),
+}
+ESTIMATED = {
+    'resnet50-b640-v100-estimated': Source('resnet50', 640, V100),
+    'googlenet-b1024-v100-estimated': Source('googlenet', 1024, V100),
+    'alexnet-b1920-v100-estimated': Source('alexnet', 1920, V100),
+    'resnet50-b184-gtx1080ti-estimated': Source('resnet50', 184, 'gtx1080ti'),
+}
+GPU = {
+    'resnet50-b256': Source('resnet50', 256),
+    'googlenet-b512': Source('googlenet', 512),
+    'alexnet-b1024': Source('alexnet', 1024),
+    'lstm-b1024': Source('sequences:LSTM', 1024),
+    'transformer-b256': Source('sequences:Transformer', 256),
+}
+
+
+def main() -> None:
+    options = parse()
+    for name, source in chosen(options).items():
+        print(f'{name}: {source.batchsize} pictures', file=sys.stderr)
+        profile = make(source, options)
+        path = os.path.join(options.output, name + profiles.SUFFIX)
+        nbytes = write(profile, source, path)
+        print(f'{name}: {nbytes / 1e3:.0f} kB', file=sys.stderr)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('names', nargs='*', metavar='NAME', help='default all')
+    parser.add_argument('--samples', metavar='FOLDER', help='keeps small recordings')
+    parser.add_argument('--rounds', type=int, default=ROUNDS, metavar='N')
+    parser.add_argument('--gpu', nargs='?', const='h200', metavar='LABEL')
+    parser.add_argument(
+        '--output', default=os.path.dirname(profiles.__file__), metavar='FOLDER'
+    )
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> dict[str, Source]:
+    """The profiles to make, by name."""
+    known = {**HOST, **ESTIMATED}
+    if options.gpu is not None:
+        known = {f'{name}-{options.gpu}': source for name, source in GPU.items()}
+    unknown = sorted(set(options.names) - set(known))
+    if unknown:
+        raise SystemExit(f'{", ".join(unknown)}: not among {", ".join(known)}.')
+    return {name: known[name] for name in options.names or known}
+
+
+def make(source: Source, options: argparse.Namespace) -> Profile:
+    if source.gpu is not None:
+        return estimate(source, options.samples)
+    memory = recording.Memory(samples.NO_LIMIT_BYTES, 'cpu', HOST_BANDWIDTH)
+    if options.gpu is not None:
+        memory = recording.Memory(samples.NO_LIMIT_BYTES, 'cuda')
+    network = recording.Network(source.arch, source.batchsize)
+    rounds = (
+        recording.record(network, memory, samples.ITERATIONS, sys.stderr)
+        for _ in range(options.rounds)
+    )
+    return quickest([recorded.problem.profile for recorded in rounds])
+
+
+def quickest(rounds: list[Profile]) -> Profile:
+    """The same iteration, recorded several times, with its shortest times."""
+    if len({profile.fingerprint() for profile in rounds}) > 1:
+        raise SystemExit('Two rounds have recorded different iterations.')
+    times = ('device_seconds', 'host_seconds')
+    return dataclasses.replace(
+        rounds[0],
+        operations=shortest([p.operations for p in rounds], times),
+        recipes=shortest([p.recipes for p in rounds], ('seconds',)),
+    )
+
+
+def shortest(rounds: list[tuple[Any, ...]], fields: tuple[str, ...]) -> tuple[Any, ...]:
+    """The items of the first round, each field with the least value of all rounds."""
+    return tuple(
+        dataclasses.replace(
+            found[0], **{name: min(getattr(f, name) for f in found) for name in fields}
+        )
+        for found in zip(*rounds, strict=True)
+    )
+
+
+def estimate(source: Source, folder: str | None) -> Profile:
+    """The profile of a batch on the model of a GPU; a V100 is calibrated."""
+    model = load_device_model(source.gpu)
+    estimator = Estimator.make(small_recordings(source.arch, folder), model)
+    if source.gpu == V100:
+        reference = Estimator.make(small_recordings('resnet50', folder), model)
+        calibrated = reference.calibrated(V100_SPEED, V100_BATCH)
+        estimator = estimator.with_factor_of(calibrated)
+    return estimator.profile(source.batchsize)
+
+
+def small_recordings(arch: str, folder: str | None) -> samples.SamplePair:
+    path = os.path.join(folder, f'{arch}.json') if folder else None
+    found = samples.obtain(arch, None, 1000, SAMPLE_BATCHES, 'cpu', path, sys.stderr)
+    return found.pair
+
+
+def write(profile: Profile, source: Source, path: str) -> int:
+    """Writes it small, with what was recorded when; returns the bytes it takes."""
+    body = rounded(json.loads(profile.to_json()))
+    environment = common.environment()
+    body['device'] |= {
+        'date': datetime.date.today().isoformat(),
+        'arch': source.arch.rpartition(':')[2],
+        'batchsize': source.batchsize,
+        'insize': architectures.insize(source.arch),
+        'chainer': environment['chainer'],
+        'numba': environment['numba'],
+        'blas_threads': environment['blas_threads'],
+        'commit': environment['commit'],
+    }
+    text = json.dumps(body, separators=(',', ':'))
+    Profile.from_json(text)  # or it would be of no use to anybody
+    contents = gzip.compress(text.encode(), 9, mtime=0)
+    pathlib.Path(path).write_bytes(contents)
+    return len(contents)
+
+
+def rounded(value: Any) -> Any:
+    """JSON values with fewer digits."""
+    kinds: dict[type, Callable[[Any], Any]] = {
+        float: lambda number: float(f'{number:.{DIGITS}g}'),
+        list: lambda items: [rounded(item) for item in items],
+        dict: lambda items: {key: rounded(item) for key, item in items.items()},
+    }
+    return kinds.get(type(value), lambda other: other)(value)
+
+
+if __name__ == '__main__':
+    main()

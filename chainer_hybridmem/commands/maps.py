@@ -1,0 +1,73 @@
+"""Feature maps one by one: as a table, and as people say what to do with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem import files
+from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.reporting.tables import table
+from chainer_hybridmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.plan import Plan
+    from chainer_hybridmem.simulation import Problem
+
+HEADERS = ('feature map', 'size', 'made', 'read in backward', 'recompute', 'action')
+
+
+def read_actions(path: str) -> dict[str, str]:
+    """A JSON file with an action for each pattern, for planner ``manual``.
+
+    Raises:
+        FormatError: If the file is missing or holds something else.
+    """
+    text = files.read_text(path)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f'{path} is not JSON: {error}.') from error
+    if not isinstance(body, dict):
+        raise FormatError(
+            f'{path} holds {type(body).__name__}; an object with an action for each '
+            f'pattern was expected, such as {{"*Convolution2DFunction": "swap"}}.'
+        )
+    return body
+
+
+def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
+    """What there is to know about each feature map, in order of production."""
+    return [
+        {
+            'storage': storage.id,
+            'label': storage.label,
+            'bytes': storage.nbytes,
+            'producer': storage.producer,
+            'backward_uses': list(storage.backward_uses),
+            'recomputable': bool(recomputable),
+            'action': entry.action.value,
+        }
+        for storage, recomputable, entry in zip(
+            problem.maps, problem.recomputable, plan.maps, strict=True
+        )
+    ]
+
+
+def map_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The figures for people; operations are numbers."""
+    return table(
+        HEADERS,
+        [
+            [
+                row['label'],
+                format_bytes(row['bytes']),
+                str(row['producer']),
+                ', '.join(str(k) for k in row['backward_uses']),
+                'yes' if row['recomputable'] else 'no',
+                row['action'],
+            ]
+            for row in rows
+        ],
+    )

@@ -1,0 +1,86 @@
+"""vDNN (Rhu et al. 2016): every layer's input leaves, or only that of convolutions.
+
+Offload: an input leaves once its last reader in forward has run; compute and copy
+meet again at the end of the layer beside which the copy runs. Prefetch: each layer of
+backward starts bringing back what one earlier layer needs, the next one that lacks
+something, and looks no further than past one convolution; they meet again at its end.
+
+Where ours is other than the paper: there the copy starts together with the last reader,
+here after it, because only then the graph's reference can be taken away; so it runs
+beside the operation that follows. Layers are functions of Chainer's graph, so that a
+function with several inputs fetches all of them at once. There is no choice of
+convolution algorithms: Chainer makes that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.base import KEEP, SWAP, Search
+from chainer_hybridmem.planners.superneurons import is_convolution
+from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.problem import Problem
+
+
+def vdnn_all(problem: Problem, limit_bytes: int) -> Plan:
+    """Swaps every feature map."""
+    return _offload('vdnn-all', problem, limit_bytes, np.ones(len(problem.maps), bool))
+
+
+def vdnn_conv(problem: Problem, limit_bytes: int) -> Plan:
+    """Swaps what convolutions read in backward."""
+    reads = _convolutions(problem.profile)
+    read = [any(reads[k] for k in s.backward_uses) for s in problem.maps]
+    return _offload('vdnn-conv', problem, limit_bytes, np.array(read, bool))
+
+
+def _offload(
+    planner: str, problem: Problem, limit_bytes: int, leaves: np.ndarray
+) -> Plan:
+    search = Search(problem, limit_bytes)
+    action = np.where(leaves, SWAP, KEEP)
+    positions = search.positions(search.evaluate(action))
+    _meet_after_offload(problem, leaves, positions)
+    _prefetch(problem, leaves, positions)
+    return search.finish_at(planner, action, positions)
+
+
+def _meet_after_offload(
+    problem: Problem, leaves: np.ndarray, positions: kernel.Work
+) -> None:
+    """Memory is free when the operation beside the copy has ended."""
+    a = problem.arrays
+    meet = np.minimum(a.copy_from + 1, a.first_backward)
+    release = np.maximum(meet, a.release_from)
+    positions.release[leaves] = np.minimum(release, a.first_use)[leaves]
+
+
+def _prefetch(problem: Problem, leaves: np.ndarray, positions: kernel.Work) -> None:
+    """Each operation fetches what the next one that lacks something needs."""
+    a, convolution = problem.arrays, _convolutions(problem.profile)
+    needs: dict[int, list[int]] = {}
+    for m in np.flatnonzero(leaves).tolist():
+        needs.setdefault(int(a.first_use[m]), []).append(m)
+    for k in range(a.first_backward, len(a.seconds)):
+        _bring(needs.pop(k, []), k, k, positions)  # nobody has fetched it
+        for other in range(k + 1, len(a.seconds)):
+            if other in needs:
+                _bring(needs.pop(other), k, k + 1, positions)
+                break
+            if convolution[other]:
+                break
+
+
+def _bring(maps: list[int], start: int, meet: int, positions: kernel.Work) -> None:
+    for m in maps:
+        positions.swap_in[m] = max(start, positions.release[m])
+        positions.needed[m] = max(meet, positions.swap_in[m])
+
+
+def _convolutions(profile: Profile) -> list[bool]:
+    """For each operation whether it is the backward of a convolution."""
+    return [
+        op.forward >= 0 and is_convolution(op.function) for op in profile.operations
+    ]

@@ -1,0 +1,131 @@
+"""Planners side by side, as tables.
+
+A row is a dict as :func:`chainer_hybridmem.commands.compare.compare_one` makes it,
+with ``profile`` and ``memory_limit_bytes``. A case is a profile under a limit.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+Row = dict[str, Any]
+Case = tuple[str, int]
+
+HEADERS = (
+    'planner',
+    's / iteration',
+    'overhead',
+    'bound',
+    'gap',
+    'peak',
+    'host',
+    'keep',
+    'swap',
+    'recompute',
+    'planning',
+    'simulations',
+)
+SUMMARY_HEADERS = ('planner', 'fits', 'time / bound', 'fastest', 'longest planning')
+# Plans this close count as equally fast: searches stop at such a gap to the bound.
+TIE = 1e-4
+
+
+def comparison(rows: Sequence[Row]) -> str:
+    """A table of planners, and below it why some do not fit."""
+    reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
+    return '\n'.join([table(HEADERS, [_cells(row) for row in rows]), *reasons])
+
+
+def by_case(rows: Sequence[Row]) -> dict[Case, list[Row]]:
+    """The rows of each profile and limit."""
+    cases: dict[Case, list[Row]] = {}
+    for row in rows:
+        cases.setdefault((row['profile'], row['memory_limit_bytes']), []).append(row)
+    return cases
+
+
+def bound_seconds(rows: Sequence[Row]) -> float | None:
+    """The highest bound proven in one case; None where nothing fits."""
+    return max(
+        (row['lower_bound_seconds'] for row in rows if row['fits']), default=None
+    )
+
+
+class _Standing(NamedTuple):
+    """One planner over all cases."""
+
+    planner: str
+    fits: int
+    ratio: float
+    fastest: int
+    planning_seconds: float
+
+    def order(self) -> tuple[int, float, int, str]:
+        """Most that fit first, then least time, then most often the fastest."""
+        return -self.fits, self.ratio, -self.fastest, self.planner
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A table over all cases, the best planner first.
+
+    ``time / bound`` is a geometric mean over the cases that the planner fits.
+    """
+    cases = list(by_case(rows).values())
+    planners = dict.fromkeys(row['planner'] for row in rows)
+    standings = [_standing(planner, cases) for planner in planners]
+    standings.sort(key=_Standing.order)
+    cells = [_summary_cells(standing, len(cases)) for standing in standings]
+    return table(SUMMARY_HEADERS, cells)
+
+
+def _standing(planner: str, cases: Sequence[Sequence[Row]]) -> _Standing:
+    ratios, planning, wins = [], [0.0], 0
+    for rows in cases:
+        fitting = {row['planner']: row for row in rows if row['fits']}
+        row = fitting.get(planner)
+        if row is None:
+            continue
+        seconds = row['iteration_seconds']
+        ratios.append(seconds / bound_seconds(rows))
+        planning.append(row['planning_seconds'])
+        best = min(other['iteration_seconds'] for other in fitting.values())
+        wins += seconds <= best * (1 + TIE)
+    mean = statistics.geometric_mean(ratios) if ratios else math.inf
+    return _Standing(planner, len(ratios), mean, wins, max(planning))
+
+
+def _summary_cells(standing: _Standing, cases: int) -> list[str]:
+    if not standing.fits:
+        return [standing.planner, f'0 of {cases}', *[UNKNOWN] * 3]
+    return [
+        standing.planner,
+        f'{standing.fits} of {cases}',
+        f'{standing.ratio:.3f}',
+        str(standing.fastest),
+        format_seconds(standing.planning_seconds),
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    if not row['fits']:
+        return [row['planner'], 'does not fit', *[UNKNOWN] * (len(HEADERS) - 2)]
+    return [
+        row['planner'],
+        format_seconds(row['iteration_seconds']),
+        f'{row["overhead"]:+.1%}',
+        format_seconds(row['lower_bound_seconds']),
+        f'{row["gap"]:.1%}',
+        format_bytes(row['peak_bytes']),
+        format_bytes(row['host_bytes']),
+        str(row['keep']),
+        str(row['swap']),
+        str(row['recompute']),
+        format_seconds(row['planning_seconds']),
+        str(row['simulations']),
+    ]

@@ -1,0 +1,207 @@
+"""Planners of other packages: found, used, and never in the way of ours."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import toys
+
+from chainer_hybridmem import commands, library
+from chainer_hybridmem.errors import OptionError, PlanError, UnknownNameError
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners import (
+    PLANNERS,
+    check_name,
+    function_of,
+    make_plan,
+    names,
+    options_of,
+    third_party,
+)
+
+Install = Callable[..., None]
+
+LIMIT = 51 * toys.MIB
+DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'planners.md'
+WORKING = """
+from chainer_hybridmem.planners.base import SWAP, Search
+
+def lazy(problem, limit_bytes, patience=1):
+    search = Search(problem, limit_bytes)
+    candidate = search.evaluate(search.fill(SWAP))
+    return search.finish('lazy', candidate, patience=patience)
+"""
+# Believes that it has twice the memory.
+TOO_LARGE = """
+from chainer_hybridmem.planners import make_plan
+
+def lazy(problem, limit_bytes):
+    return make_plan(problem, 2 * limit_bytes, 'in-core')
+"""
+NONSENSE = 'def lazy(problem, limit_bytes):\n    return "keep everything"\n'
+ODD = 'def lazy(problem, limit_bytes):\n    raise ZeroDivisionError("odd")\n'
+
+
+@pytest.fixture
+def install(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Install]:
+    """Puts a package on the path: a module, and the entry points it declares."""
+
+    def make(source: str, module: str = 'foo_planner', **entries: str) -> None:
+        (tmp_path / f'{module}.py').write_text(source)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        folder = tmp_path / f'{module}-1.0.dist-info'
+        folder.mkdir()
+        (folder / 'METADATA').write_text(f'Name: {module}\nVersion: 1.0\n')
+        lines = [f'{name} = {value}' for name, value in entries.items()]
+        text = '\n'.join([f'[{third_party.GROUP}]', *lines])
+        (folder / 'entry_points.txt').write_text(text)
+        forget()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield make
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    importlib.invalidate_caches()
+    third_party.found.cache_clear()
+    third_party.load.cache_clear()
+
+
+def compared(tmp_path: pathlib.Path, *planners: str) -> list[dict[str, object]]:
+    library.save(toys.chain(), str(tmp_path / 'p.json'))
+    named = ('--planner', *planners) if planners else ()
+    figures = str(tmp_path / 'c.json')
+    line = ['compare', str(tmp_path / 'p.json'), '--memory-limit', '60%', *named]
+    assert commands.main([*line, '--json', figures]) == 0
+    return json.loads(pathlib.Path(figures).read_text())
+
+
+def test_it_is_found_after_ours(install: Install) -> None:
+    install(WORKING, lazy='foo_planner:lazy')
+    assert names() == [*PLANNERS, 'lazy']
+    assert check_name('lazy') == 'lazy'
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'lazy'\?.*, lazy\."):
+        check_name('lasy')
+
+
+def test_it_plans_and_its_plan_has_the_bound(install: Install) -> None:
+    install(WORKING, lazy='foo_planner:lazy')
+    plan = make_plan(toys.chain(), LIMIT, 'lazy')
+    ours = make_plan(toys.chain(), LIMIT, 'swap-all')
+    assert (plan.planner, plan.options) == ('lazy', {'patience': 1})
+    assert plan.predicted_seconds == ours.predicted_seconds
+    assert plan.lower_bound_seconds == ours.lower_bound_seconds
+
+
+def test_its_options_are_checked(install: Install) -> None:
+    install(WORKING, lazy='foo_planner:lazy')
+    assert options_of('lazy') == ['patience']
+    plan = make_plan(toys.chain(), LIMIT, 'lazy', patience=3)
+    assert plan.options == {'patience': 3}
+    with pytest.raises(OptionError, match="'lazy' has no option 'steps'; it has pati"):
+        make_plan(toys.chain(), LIMIT, 'lazy', steps=3)
+
+
+def test_the_command_line_knows_it(install: Install, tmp_path: pathlib.Path) -> None:
+    install(WORKING, lazy='foo_planner:lazy')
+    rows = compared(tmp_path)
+    assert [row['planner'] for row in rows][-1] == 'lazy'
+    plan_path = str(tmp_path / 'plan.json')
+    line = ['plan', str(tmp_path / 'p.json'), '--memory-limit', '60%']
+    line += ['--planner', 'lazy', '--option', 'patience=2', '-o', plan_path]
+    assert commands.main(line) == 0
+    plan = library.load_plan(plan_path)
+    assert (plan.planner, plan.options) == ('lazy', {'patience': 2})
+
+
+def test_a_broken_import_matters_only_when_it_is_used(
+    install: Install, tmp_path: pathlib.Path
+) -> None:
+    install('import no_such_module', lazy='foo_planner:lazy')
+    assert 'lazy' in names()
+    assert isinstance(make_plan(toys.chain(), LIMIT, 'swap-all'), Plan)
+    why = "'lazy' is an entry point to foo_planner:lazy, which cannot be imported"
+    with pytest.raises(OptionError, match=f'{why}: ModuleNotFoundError: .*module'):
+        make_plan(toys.chain(), LIMIT, 'lazy')
+    ours, lazy = compared(tmp_path, 'swap-all', 'lazy')
+    assert ours['fits'] and not lazy['fits']
+    assert why in str(lazy['reason'])
+
+
+def test_a_broken_import_does_not_stop_a_time_budget(
+    install: Install, tmp_path: pathlib.Path
+) -> None:
+    install('import no_such_module', lazy='foo_planner:lazy')
+    rows = compared(tmp_path, 'lazy', 'hybrid', '--time-budget', '1')
+    assert [row['fits'] for row in rows] == [False, True]
+
+
+def test_what_is_no_function_is_refused(install: Install) -> None:
+    install('lazy = 3', lazy='foo_planner:lazy')
+    with pytest.raises(OptionError, match='foo_planner:lazy, which is no function'):
+        function_of('lazy')
+
+
+@pytest.mark.parametrize(
+    ('source', 'message'),
+    [
+        (NONSENSE, "returned 'keep everything'; a Plan was expected"),
+        (TOO_LARGE, 'limit'),
+    ],
+)
+def test_what_it_returns_is_checked(
+    install: Install, tmp_path: pathlib.Path, source: str, message: str
+) -> None:
+    install(source, lazy='foo_planner:lazy')
+    with pytest.raises(PlanError, match=message):
+        make_plan(toys.chain(), LIMIT, 'lazy')
+    lazy, ours = compared(tmp_path, 'lazy', 'swap-all')
+    assert ours['fits'] and not lazy['fits']
+    assert str(lazy['reason']).startswith("Planner 'lazy' failed: ")
+
+
+def test_its_bugs_are_not_hidden(install: Install, tmp_path: pathlib.Path) -> None:
+    install(ODD, lazy='foo_planner:lazy')
+    with pytest.raises(ZeroDivisionError, match='odd'):
+        compared(tmp_path, 'lazy')
+
+
+def test_ours_stay_what_they_are(install: Install) -> None:
+    install(NONSENSE, hybrid='foo_planner:lazy')
+    assert names() == list(PLANNERS)
+    assert function_of('hybrid') is PLANNERS['hybrid']
+
+
+def test_of_two_with_one_name_the_first_is_taken(install: Install) -> None:
+    install(NONSENSE, module='z_planner', lazy='z_planner:lazy')
+    install(WORKING, module='a_planner', lazy='a_planner:lazy')
+    assert make_plan(toys.chain(), LIMIT, 'lazy').planner == 'lazy'
+
+
+def test_the_example_of_the_documentation_runs(install: Install) -> None:
+    section = DOCS.read_text().partition('## Writing another one')[2]
+    blocks = dict(re.findall(r'```(\w+)\n(.*?)```', section, re.DOTALL))
+    setup = configparser.ConfigParser()
+    setup.read_string(blocks['ini'])
+    declared = setup['options.entry_points'][third_party.GROUP]
+    name, value = declared.strip().split(' = ')
+    install(blocks['python'], setup['options']['py_modules'], **{name: value})
+    for seed in range(3):
+        profile = toys.random_graph(seed)
+        plan = make_plan(profile, '1GiB', name)
+        assert plan.overhead == 0
+    plan = make_plan(toys.chain(), LIMIT, name, rounds=3)
+    swapped = make_plan(toys.chain(), LIMIT, 'swap-all')
+    assert plan.options == {'rounds': 3}
+    assert plan.predicted_seconds < swapped.predicted_seconds

@@ -1,0 +1,97 @@
+"""Planners side by side: the table over all cases, and the picture."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from chainer_hybridmem.reporting import canvas, comparison, comparison_plot
+
+PLANNERS = ('fast', 'slow', 'picky')
+
+
+def row(planner, limit, seconds, bound=1.0, profile='p'):
+    fits = seconds is not None
+    return {
+        'profile': profile,
+        'memory_limit_bytes': limit,
+        'planner': planner,
+        'fits': fits,
+        'iteration_seconds': seconds,
+        'in_core_seconds': 1.0,
+        'overhead': seconds - 1 if fits else None,
+        'lower_bound_seconds': bound if fits else None,
+        'planning_seconds': limit / 100 if fits else None,
+        'reason': None if fits else 'too small',
+    }
+
+
+ROWS = [
+    row('fast', 300, 1.0),
+    row('slow', 300, 4.0),
+    row('picky', 300, 1.00005),
+    row('fast', 100, 1.5, 1.25),
+    row('slow', 100, 3.0, 1.2),
+    row('picky', 100, None),
+]
+
+
+@pytest.fixture
+def panels(monkeypatch):
+    """The panels of the figure that is drawn."""
+    drawn = []
+    monkeypatch.setattr(canvas, 'save', lambda figure, path: drawn.append(figure))
+
+    def draw(rows, peaks):
+        comparison_plot.draw(rows, 'c.png', peaks, PLANNERS, 'fast')
+        return drawn[-1].axes
+
+    return draw
+
+
+def lines(panel):
+    return {line.get_label(): line for line in panel.get_lines()}
+
+
+def test_over_all():
+    table = [line.split('  ') for line in comparison.summary(ROWS).split('\n')]
+    cells = [[cell.strip() for cell in line if cell] for line in table[2:]]
+    assert cells == [
+        ['fast', '2 of 2', '1.095', '2', '3.000 s'],  # sqrt(1.5 / 1.25)
+        ['slow', '2 of 2', '3.098', '0', '3.000 s'],
+        ['picky', '1 of 2', '1.000', '1', '3.000 s'],
+    ]
+
+
+def test_a_planner_that_never_fits_is_the_last():
+    table = comparison.summary([row('never', 100, None), row('slow', 100, 9.0)])
+    assert table.split('\n')[-1].split() == ['never', '0', 'of', '1', '-', '-', '-']
+
+
+def test_the_highest_bound_counts_for_all():
+    assert comparison.bound_seconds(ROWS[3:]) == 1.25
+    assert comparison.bound_seconds(ROWS[5:]) is None
+
+
+def test_lines_go_from_the_least_limit_on_and_have_gaps(panels):
+    found = lines(panels(ROWS, {'p': 2**20})[0])
+    assert list(found['fast'].get_ydata()) == [50.0, 0.0]
+    assert list(found['bound'].get_ydata()) == [25.0, 0.0]
+    picky = found['picky'].get_ydata()
+    assert math.isnan(picky[0]) and picky[1] == pytest.approx(0.005)
+
+
+def test_the_default_is_emphasised_and_styles_do_not_depend_on_who_is_drawn(panels):
+    everyone = lines(panels(ROWS, {'p': 2**20})[0])
+    some = lines(panels([r for r in ROWS if r['planner'] != 'slow'], {'p': 2**20})[0])
+    assert everyone['picky'].get_color() == some['picky'].get_color()
+    assert everyone['picky'].get_marker() == some['picky'].get_marker()
+    assert everyone['fast'].get_linewidth() > 2 * everyone['slow'].get_linewidth()
+
+
+def test_a_panel_for_each_profile(panels):
+    names = [f'p{i}' for i in range(5)]
+    rows = [row('fast', 100, None, profile=name) for name in names]
+    drawn = panels(rows, dict.fromkeys(names, 200))
+    assert [panel.get_title() for panel in drawn] == names

@@ -1,0 +1,92 @@
+"""Every planner on networks of many shapes: the same bits as without us."""
+
+from __future__ import annotations
+
+import hashlib
+
+import networks
+import numpy as np
+import pytest
+import zoo
+
+# isort: split
+import chainer
+
+import chainer_hybridmem
+from chainer_hybridmem import planners
+from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.simulation import make_problem
+
+ITERATIONS = 3  # under each planner
+OPTIONS = {  # it is execution that is tried here, not the search
+    'exact': {'time_limit': 0.2},
+    'hybrid': {'steps': 1000},
+    'pooch': {'node_budget': 300},
+    'swap-opt': {'node_budget': 300},
+    'autoswap-bo': {'evaluations': 6},
+}
+PLANNERS = [name for name in planners.PLANNERS if name != 'in-core']
+
+
+class Training:
+    """One iteration after the other, from a fixed seed."""
+
+    def __init__(self, network: zoo.Network) -> None:
+        np.random.seed(0)
+        self.network = network
+        self.model = network.make()
+        self.optimizer = chainer.optimizers.Adam().setup(self.model)
+        self.data = np.random.RandomState(1)
+        self.losses: list[float] = []
+
+    def step(self) -> str:
+        """Trains once; a digest of everything that must be equal."""
+        loss = self.model(*self.network.batch(self.data))
+        self.model.cleargrads()
+        loss.backward()
+        self.losses.append(float(loss.array))
+        del loss
+        self.optimizer.update()
+        digest = hashlib.sha256()
+        for name, array in networks.outcome(self.model, self.losses).items():
+            digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
+
+
+def middle_limit(network: zoo.Network) -> int:
+    """Between what single operations need and what plain Chainer needs."""
+    training = Training(network)
+    with chainer_hybridmem.optimize(
+        training.model, '1GB', planner='in-core'
+    ) as session:
+        while session.profile is None:
+            training.step()
+    problem = make_problem(session.profile)
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    return least + (most - least) // 2
+
+
+@pytest.mark.parametrize('name', list(zoo.NETWORKS))
+def test_every_planner_gives_the_same_bits(name):
+    network = zoo.NETWORKS[name]
+    limit = middle_limit(network)
+    training = Training(network)
+    steps: list[tuple[str, str]] = []  # planner and digest
+    with chainer_hybridmem.optimize(
+        training.model, limit, planner='swap-all', link_bandwidth='1GB/s'
+    ) as session:
+        while session.profile is None:
+            steps.append(('no plan yet', training.step()))
+        for planner in PLANNERS:
+            try:
+                session.replan(planner, **OPTIONS.get(planner, {}))
+            except chainer_hybridmem.InfeasibleError:
+                continue
+            steps += [(planner, training.step()) for _ in range(ITERATIONS)]
+            figures = session.statistics()
+            assert figures['deviations'] == figures['restores'] == 0, planner
+            assert figures['peak_bytes'] <= limit, planner
+    plain = Training(network)  # they share NumPy's generator: one after the other
+    for planner, digest in steps:
+        assert plain.step() == digest, planner
+    assert len({planner for planner, _ in steps}) > len(PLANNERS) // 2
