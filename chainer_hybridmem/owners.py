@@ -80,7 +80,7 @@ class Owner:
         """The array is there to stay."""
         away = self._holder.__dict__.get(_AWAY, {})
         if away.pop(self.label, None) is not None and not away:
-            self._holder.__class__ = type(self._holder).__base__
+            self._holder.__class__ = type(self._holder).__bases__[0]
             del self._holder.__dict__[_AWAY]
 
 
