@@ -30,7 +30,7 @@ from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
-from chainer_hybridmem.owners import Owner, owners_of
+from chainer_hybridmem.owners import Owner, StateOwner, owners_of
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
@@ -435,6 +435,9 @@ class Session(chainer.FunctionHook):
                 draft=guide.stage is Stage.WARM_UP,
             )
             self._recorder.enter()
+            if self._cross_iteration:
+                kept = self._owners().values()
+                self._executor.park(o for o in kept if isinstance(o, StateOwner))
         elif guide.wants_times:
             self._stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(self.device)

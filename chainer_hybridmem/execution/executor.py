@@ -12,7 +12,8 @@ Note: [bounded replays]
 Note: [crossing]
     Parameters and optimizer states leave and return inside one iteration, the last
     ones in the hook behind the last backward function: no hook runs before the update.
-    Whatever ends an iteration brings home what is not there.
+    Whatever ends an iteration brings home what is not there. Recorded iterations park
+    states: what is freed and allocated for that is no part of the recording.
 
 Note: [iterations that change]
     Maps stay known as long as any part of the graph that uses them lives, so a
@@ -83,6 +84,7 @@ class Executor:
         self.tracer: Tracer | None = None
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
+        self.parked: set[int] = set()  # allocations before and after they were away
         self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
         self._by_allocation: dict[int, LiveMap] = {}
@@ -130,6 +132,7 @@ class Executor:
         self._by_storage = {}
         self._functions = {}
         self.pinned.clear()
+        self.parked.clear()
         for owner in holders:
             storage = -1 if table is None else table.crossing.get(owner.label, -1)
             self._expect(owner, storage)
@@ -145,12 +148,35 @@ class Executor:
         if owner.node is not None:
             self._parameters[owner.node] = live
 
+    def park(self, holders: Iterable[owners.Owner]) -> None:
+        """Moves arrays out for an iteration that is recorded, as far as they may.
+
+        They come home before the update if a table says where it is, else when the
+        update asks for them.
+        """
+        for owner in holders:
+            array = owner.get()
+            if array is None or array.nbytes < self.minimum_map_bytes:
+                continue
+            live = PersistentMap(self.device, owner, array, self._recall)
+            self.parked.add(live.allocation)
+            self._crossing.append(live)
+            live.start_swap_out()
+        array = None  # nothing but its owner has the last one
+        for live in self._crossing:
+            live.release()
+
     def _recall(self, live: PersistentMap) -> None:
         """Brings an array home because somebody asks for it, or time is up."""
         live.stay()
         if live.state is not State.RESIDENT:
             self._restore(live)
             self.permanent.add(live.allocation)
+        if live.storage < 0:  # parked: no plan owns the copy
+            self.parked.add(live.allocation)
+            if live.copy is not None:
+                live.copy.close()
+                live.copy = None
 
     def _bring_home(self) -> None:
         """Everything that crosses iterations is where its owner expects it."""
@@ -278,8 +304,10 @@ class Executor:
         if table is None:
             return
         self._drop(k + 1)
-        if table.crossing and k + 1 == table.update:
-            self._act(k + 1)  # see [crossing]
+        if self._crossing and k + 1 == table.update:  # see [crossing]
+            self._act(k + 1)
+            for live in self._crossing:
+                self._recall(live)
 
     def maps_of(self, function: Any) -> list[LiveMap]:
         """Feature maps that a function's backward reads."""

@@ -62,11 +62,11 @@ class PersistentMap(LiveMap):
         """Waits for the copy and frees the memory, unless somebody else has it."""
         if self.state is not State.LEAVING:
             return
-        root = weakref.ref(self._resident_root())
+        held = _memory_of(self._device, self._owner.get())
         super().release()
-        held = root()
-        if held is not None:
-            self._arrived(held)
+        root = held()
+        if root is not None:
+            self._arrived(root)
 
     def stay(self) -> None:
         """Calls a copy off: the array may change from here on."""
@@ -92,3 +92,17 @@ class PersistentMap(LiveMap):
     def _leave(self, state: State) -> None:
         super()._leave(state)
         self._owner.put(None)
+
+
+def _memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
+    """Tells the allocation of an array for as long as somebody has it."""
+    try:
+        return weakref.ref(device.root(array))
+    except TypeError:  # CuPy's memory; there, views refer to the array they are of
+        reference = weakref.ref(array)
+
+    def root() -> Root | None:
+        alive = reference()
+        return None if alive is None else device.root(alive)
+
+    return root

@@ -90,7 +90,8 @@ def check_name(planner: str) -> str:
     Raises:
         UnknownNameError: Naming the planners there are.
     """
-    if planner not in PLANNERS and planner not in third_party.found():
+    text = isinstance(planner, str)
+    if not text or (planner not in PLANNERS and planner not in third_party.found()):
         known = names()
         close = difflib.get_close_matches(str(planner), known, 1)
         hint = f' Did you mean {close[0]!r}?' if close else ''

@@ -357,8 +357,8 @@ class _Builder:
         )
 
     def _sort_events(self) -> None:
-        """Leaves out what the hooks themselves have allocated."""
-        managed: set[int] = set()
+        """Leaves out what the hooks themselves have allocated, and what they park."""
+        managed: set[int] = set(self.recorder.executor.parked)
         for hook in self.hooks:
             for event in self.raw[hook.first_event : hook.end_event]:
                 if event > 0:
@@ -372,7 +372,7 @@ class _Builder:
             self.index.setdefault(abs(self.raw[position]), len(self.index))
         named = (*self.recorder._slots, *self._read_ids(), *self.owners)
         for allocation in named:
-            if allocation and allocation not in managed:
+            if allocation in self.owners or (allocation and allocation not in managed):
                 self.index.setdefault(allocation, len(self.index))
         self.events = [
             (1 if self.raw[p] > 0 else -1) * (self.index[abs(self.raw[p])] + 1)

@@ -25,7 +25,7 @@ from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import executor
 from chainer_hybridmem.execution.feature_maps import State
-from chainer_hybridmem.execution.persistent import PersistentMap
+from chainer_hybridmem.execution.persistent import PersistentMap, _memory_of
 from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.planners.hybrid import hybrid
@@ -91,8 +91,9 @@ class Run:
         return result
 
     def session(self, **options):
-        standard = {'planner': 'swap-all', 'cross_iteration': 'all'}
-        return hybridmem.optimize(self.model, '1GB', **{**standard, **options})
+        standard = {'memory_limit': '1GB', 'planner': 'swap-all'}
+        standard['cross_iteration'] = 'all'
+        return hybridmem.optimize(self.model, **{**standard, **options})
 
 
 @functools.cache
@@ -173,6 +174,38 @@ def test_a_weight_that_is_viewed_by_the_graph_stays():
 def test_a_plan_needs_less():
     least = least_bytes('momentum')
     assert least['all'] < least['states'] < least[False]
+
+
+@pytest.mark.parametrize('crossing', ['states', 'all'])
+def test_states_leave_in_recorded_iterations_too(crossing):
+    """The limit is less than anything needs that leaves them where they are."""
+    least = least_bytes('momentum')
+    limit = (least['states'] + least[False]) // 2
+    run = Run()
+    options = {'memory_limit': limit, 'planner': 'hybrid', 'arena': False}
+    with run.session(cross_iteration=crossing, **options) as session:
+        run.train()
+    networks.assert_same(in_core(), run.outcome())
+    figures = session.statistics()
+    assert figures['guided_iterations'] == ITERATIONS - 3
+    assert figures['peak_bytes'] <= limit
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['predicted_peak_bytes'], rel=0.01
+    )
+
+
+def test_what_leaves_while_recording_is_recorded_as_if_it_stayed():
+    profiles = []
+    for crossing in (False, 'all'):
+        run = Run('adam')
+        with run.session(cross_iteration=crossing) as session:
+            run.train(4)
+        profiles.append(session.profile)
+    one, other = profiles
+    assert one.storages == other.storages
+    assert one.events == other.events
+    assert one.initial_bytes == other.initial_bytes
+    assert one.graph_end_event == other.graph_end_event
 
 
 @pytest.fixture
@@ -368,6 +401,21 @@ def test_an_array_that_somebody_holds_stays_the_same_one():
         assert np.shares_memory(held, run.model.one.W.array)
     networks.assert_same(in_core(), run.outcome())
     assert '/one/W' in moved(session)
+
+
+def test_memory_to_which_there_are_no_weak_references():
+    """As on CUDA: the array tells whether anybody has its memory."""
+
+    class Device:
+        def root(self, array):
+            return (array.ctypes.data,)
+
+    array = np.zeros(3)
+    address = array.ctypes.data
+    held = _memory_of(Device(), array)
+    assert held() == (address,)
+    del array
+    assert held() is None
 
 
 def test_a_changed_parameter_is_not_brought_back_as_it_was():
