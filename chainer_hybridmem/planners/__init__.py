@@ -16,6 +16,7 @@ from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import third_party
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
@@ -34,6 +35,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'swap-opt': swap_opt,
     'pooch': pooch,
     'superneurons': superneurons,
+    'capuchin': capuchin,
     'exact': exact,
     'hybrid': hybrid,
 }
