@@ -12,31 +12,63 @@ are in front of it and would begin later, and stops behind one that cannot move.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.problem import Problem, make_problem
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 from chainer_hybridmem.validation import check_plan
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
+LEAST = 0.01  # of a copy's time: who is late by less is not late
+LINK_CHANGE = 0.1  # of its speed: by less, a link is as fast as it was
+
+
+class Feedback:
+    """Late swap-ins of a plan's iterations, and what cannot be done about them.
+
+    A single wait may be chance. What counts is late in two iterations in a row, by the
+    shorter time.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, float] = {}
+        self._settled: set[int] = set()
+
+    def take(self, late: Mapping[int, float]) -> dict[int, float]:
+        """Takes in an iteration; returns what was late in the one before it, too.
+
+        Args:
+            late: Seconds that compute waited for a swap-in, by storage.
+        """
+        before, self._before = self._before, dict(late)
+        return {
+            storage: min(seconds, before[storage])
+            for storage, seconds in late.items()
+            if storage in before and storage not in self._settled
+        }
+
+    def settle(self, storages: Iterable[int]) -> None:
+        """Nothing more can be done for these swap-ins under this plan."""
+        self._settled.update(storages)
 
 
 def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Plan:
     """Moves the triggers of swap-ins that were late.
 
     Each begins earlier by the time it was late, at least by :data:`STEP` of its copy
-    and by one operation, as far as the loads under the plan's own limit allow and
+    and by one operation, as far as the loads under the plan's own limit allow, and
     never before its release or before backward.
 
     Args:
         problem: What the plan is for.
         plan: Any plan that can be executed.
-        late: Seconds that compute waited for a swap-in, by storage. Storages that
-            the plan does not swap do not count.
+        late: Seconds that compute waited for a swap-in, by storage. What the plan
+            does not swap does not count.
 
     Returns:
         Plan: Simulated anew; ``plan`` itself if nothing can move.
@@ -44,18 +76,91 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
     Raises:
         PlanError: If the plan is for another profile or cannot be executed.
     """
-    work = positions_from_plan(problem, plan)
-    _seconds(problem, work)
+    start = _simulated(problem, plan)[1].start
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
         if entry.storage in late and entry.action is Action.SWAP:
-            least = STEP * float(problem.swap_in_seconds[m])
-            step = max(least, late[entry.storage])
             at = entry.swap_in_before
-            moment = work.start[at] - step
-            before = int(np.searchsorted(work.start, moment, 'right')) - 1
+            least = STEP * float(problem.swap_in_seconds[m])
+            moment = start[at] - max(least, late[entry.storage])
+            before = int(np.searchsorted(start, moment, 'right')) - 1
             wanted[entry.storage] = min(before, at - 1)
     return with_swap_ins(problem, plan, reachable(problem, plan, wanted))
+
+
+def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
+    """The plan that feedback makes of another in simulated iterations.
+
+    Args:
+        problem: What the plan is for.
+        plan: Any plan that can be executed.
+        iterations: How many at most; they end when nothing can move.
+
+    Returns:
+        Plan: The fastest on the way.
+    """
+    best = plan
+    for _ in range(iterations):
+        stall = _simulated(problem, plan)[1].need_stall
+        late = {s.id: stall[m] for m, s in enumerate(problem.maps)}
+        moved = moved_earlier(problem, plan, noticeable(problem, late))
+        if moved is plan:
+            break
+        plan = moved
+        if plan.predicted_seconds < best.predicted_seconds:
+            best = plan
+    return best
+
+
+def noticeable(problem: Problem, late: Mapping[int, float]) -> dict[int, float]:
+    """Who was late by more than :data:`LEAST` of its copy; the others were not."""
+    copy_seconds = {
+        s.id: problem.swap_in_seconds[m] for m, s in enumerate(problem.maps)
+    }
+    return {
+        storage: seconds
+        for storage, seconds in late.items()
+        if seconds > LEAST * copy_seconds.get(storage, np.inf)
+    }
+
+
+def with_measured_link(
+    problem: Problem,
+    plan: Plan,
+    out_seconds: Mapping[int, float],
+    in_seconds: Mapping[int, float],
+) -> Problem:
+    """The problem on a link as fast as the copies of an iteration say.
+
+    Args:
+        problem: What the plan is for.
+        plan: What the iteration has followed.
+        out_seconds: How long its swap-outs took, by storage.
+        in_seconds: Likewise its swap-ins.
+
+    Returns:
+        Problem: ``problem`` itself if neither direction is :data:`LINK_CHANGE` faster or
+        slower than simulated, in the median over the copies.
+    """
+    _, work = _simulated(problem, plan)
+    slower = []
+    for lane, measured in enumerate((out_seconds, in_seconds)):
+        simulated = work.ended[lane] - work.began[lane]
+        ratios = [
+            measured[entry.storage] / simulated[m]
+            for m, entry in enumerate(plan.maps)
+            if entry.action is Action.SWAP and entry.storage in measured
+        ]
+        slower.append(statistics.median(ratios) if ratios else 1.0)
+    if all(abs(ratio - 1) < LINK_CHANGE for ratio in slower):
+        return problem
+    link = problem.profile.link
+    link = dataclasses.replace(
+        link,
+        d2h_bytes_per_second=link.d2h_bytes_per_second / slower[0],
+        h2d_bytes_per_second=link.h2d_bytes_per_second / slower[1],
+    )
+    return make_problem(dataclasses.replace(problem.profile, link=link))
 
 
 def reachable(
@@ -120,16 +225,18 @@ def with_swap_ins(problem: Problem, plan: Plan, positions: Mapping[int, int]) ->
     )
     if maps == plan.maps:
         return plan
-    moved = dataclasses.replace(plan, maps=maps)
-    limit = plan.memory_limit_bytes
+    plan = dataclasses.replace(plan, maps=maps)
+    peak_bytes = max(check_plan(problem.profile, plan, plan.memory_limit_bytes))
+    seconds, _ = _simulated(problem, plan)
     return dataclasses.replace(
-        moved,
-        predicted_seconds=_seconds(problem, positions_from_plan(problem, moved)),
-        predicted_peak_bytes=max(check_plan(problem.profile, moved, limit)),
+        plan, predicted_seconds=seconds, predicted_peak_bytes=peak_bytes
     )
 
 
-def _seconds(problem: Problem, work: kernel.Work) -> float:
-    return kernel.lanes(
+def _simulated(problem: Problem, plan: Plan) -> tuple[float, kernel.Work]:
+    """Seconds of a plan's iteration, and when everything happens in it."""
+    work = positions_from_plan(problem, plan)
+    seconds = kernel.lanes(
         problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
+    return seconds, work

@@ -29,6 +29,7 @@ _RANGES = {
     'time_budget': _Range(False, _ABOVE_ZERO, _LONGEST, _SECONDS, optional=True),
     'tolerance': _Range(False, 0, math.inf, 'must not be negative'),
     'seed': _Range(True, 0, _COUNTED, 'must not be negative'),
+    'rehearsals': _Range(True, 0, _COUNTED, 'must not be negative'),
     'margin': _Range(False, 0, math.inf, 'must not be negative'),
     'time_limit': _Range(False, _ABOVE_ZERO, _LONGEST, _SECONDS),
 }
