@@ -62,6 +62,7 @@ _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
 IMPROVABLE = 'hybrid'
 FED_BACK = 'capuchin'  # its swap-ins move by default
+FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
@@ -691,14 +692,12 @@ class Session(chainer.FunctionHook):
     def _moved_earlier(
         self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
     ) -> Plan:
-        """Moves as many late swap-ins as the arena lets, those late by most first."""
-        order = sorted(late, key=lambda storage: (-late[storage], storage))
-        while order:
-            chosen = {storage: late[storage] for storage in order}
-            moved = moved_earlier(problem, plan, chosen)
+        """The plan with triggers as much earlier as the arena lets them be."""
+        for share in FEEDBACK_SHARES:
+            part = {storage: share * seconds for storage, seconds in late.items()}
+            moved = moved_earlier(problem, plan, part)
             if moved is plan or self._arena_fits(guide, problem, moved):
                 return moved
-            order = order[: len(order) // 2]
         return plan
 
     # -- arena ----------------------------------------------------------------
