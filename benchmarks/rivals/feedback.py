@@ -1,0 +1,191 @@
+"""Capuchin's run-time feedback on a link that gets slower while training runs.
+
+Sessions with planner ``capuchin``, with and without feedback, in turns. After some
+iterations the link loses 30 % of its bandwidth. Recorded are the seconds that compute
+waits for copies in every iteration. The same change is made in the simulator, with the
+first session's profile: there feedback takes the lateness as its step, or the paper's
+5 % of a copy's time.
+
+The link moves half of all feature maps, each way, in the time of one in-core iteration;
+two thirds of what lies above parameters, gradients and optimizer state are inside the
+limit. Without ``--arena`` sessions have none, so that nothing but triggers changes.
+
+    python benchmarks/rivals/feedback.py [--rounds 2] [--arena]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import common  # noqa: E402
+
+# isort: split
+import chainer  # noqa: E402
+import cifar  # noqa: E402
+import numpy as np  # noqa: E402
+
+import chainer_hybridmem as hybridmem  # noqa: E402
+from chainer_hybridmem.plan import Action, Plan  # noqa: E402
+from chainer_hybridmem.planners.feedback import moved_earlier  # noqa: E402
+from chainer_hybridmem.profile import Profile  # noqa: E402
+from chainer_hybridmem.simulation import make_problem, simulate  # noqa: E402
+
+ARCH, BATCHSIZE = 'ResNet50', 2
+PART = 0.65  # of what lies above parameters, gradients and optimizer state
+LINK = 0.5  # of all feature maps per in-core iteration
+SLOWER = 0.7
+SLOW_FROM, ITERATIONS = 10, 22
+SETTLED = 6  # iterations at the end that medians are over
+COLUMNS = {
+    'feedback': str,
+    'before': '{:.3f}'.format,
+    'after': '{:.3f}'.format,
+    'settled': '{:.3f}'.format,
+    'seconds': '{:.3f}'.format,
+    'operations_earlier': str,
+}
+
+
+class Training(common.Training):
+    """A small residual network on pictures of 32x32."""
+
+    def __init__(self) -> None:
+        np.random.seed(0)
+        self.model = getattr(cifar, ARCH)()
+        rng = np.random.RandomState(1)
+        x = rng.rand(BATCHSIZE, 3, 32, 32).astype(np.float32)
+        self.batch = (x, rng.randint(0, 10, BATCHSIZE).astype(np.int32))
+        self.optimizer = chainer.optimizers.MomentumSGD(0.002).setup(self.model)
+        self.losses: list[float] = []
+
+
+def conditions() -> dict[str, Any]:
+    """Limit and bandwidth, from an in-core session."""
+    training = Training()
+    with hybridmem.optimize(training.model, '1TB', planner='in-core') as session:
+        for _ in range(6):
+            training.step()
+        fixed = training.fixed_bytes()
+    figures = session.statistics()
+    maps = sum(s.nbytes for s in make_problem(session.profile).maps)
+    peak, seconds = figures['guided_peak_bytes'], figures['iteration_seconds']
+    return {
+        'in_core_peak_bytes': peak,
+        'in_core_seconds': seconds,
+        'limit_bytes': int(fixed + (peak - fixed) * PART),
+        'bandwidth': LINK * maps / seconds,
+    }
+
+
+def run(given: dict[str, Any], feedback: bool, arena: bool) -> tuple[dict, Any]:
+    """One session; its row, and the plan and profile before the link changes."""
+    training = Training()
+    bandwidth = given['bandwidth']
+    with hybridmem.optimize(
+        training.model,
+        given['limit_bytes'],
+        planner='capuchin',
+        link_bandwidth=bandwidth,
+        arena=arena,
+        feedback=feedback,
+    ) as session:
+        figures = []
+        for i in range(ITERATIONS):
+            if i == SLOW_FROM:
+                before = session.plan, session.profile
+                session.device.throttle(bandwidth * SLOWER)
+            training.step()
+            session.finish_iteration()
+            figures.append(session.last_iteration())
+    stalls = [f['stall_seconds'] for f in figures]
+    last = figures[-SETTLED:]
+    row = {
+        'feedback': feedback,
+        'before': statistics.median(stalls[SLOW_FROM - 4 : SLOW_FROM]),
+        'after': statistics.median(stalls[SLOW_FROM : SLOW_FROM + 2]),
+        'settled': statistics.median(stalls[-SETTLED:]),
+        'seconds': statistics.median(f['seconds'] for f in last),
+        'operations_earlier': operations_earlier(before[0], session.plan),
+        'stall_seconds': stalls,
+        'iteration_seconds': [f['seconds'] for f in figures],
+        'swap': session.plan.count(Action.SWAP),
+        'recompute': session.plan.count(Action.RECOMPUTE),
+        'peak_bytes': session.statistics()['guided_peak_bytes'],
+        'last_loss': training.losses[-1],
+    }
+    return row, before
+
+
+def operations_earlier(before: Plan, after: Plan) -> int:
+    """By how many operations all triggers have moved together."""
+    return sum(
+        old.swap_in_before - new.swap_in_before
+        for old, new in zip(before.maps, after.maps, strict=True)
+    )
+
+
+def rehearse(profile: Profile, plan: Plan, by_lateness: bool) -> dict[str, Any]:
+    """Simulated iterations on the slower link until nothing moves any more."""
+    link = dataclasses.replace(
+        profile.link,
+        d2h_bytes_per_second=profile.link.d2h_bytes_per_second * SLOWER,
+        h2d_bytes_per_second=profile.link.h2d_bytes_per_second * SLOWER,
+    )
+    problem = make_problem(dataclasses.replace(profile, link=link))
+    stalls: list[float] = []
+    while True:
+        late = {
+            i.storage: i.end_seconds - i.start_seconds if by_lateness else 0.0
+            for i in simulate(problem, plan).intervals
+            if i.kind == 'stall' and 'swap-in' in i.label
+        }
+        stalls.append(simulate(problem, plan).stall_seconds)
+        moved = moved_earlier(problem, plan, late)
+        if moved is plan:
+            return {'by_lateness': by_lateness, 'stall_seconds': stalls}
+        plan = moved
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--rounds', type=int, default=2)
+    parser.add_argument(
+        '--arena', action='store_true', help='as sessions have by default'
+    )
+    parser.add_argument('--name', default='rivals_feedback', help='of the result file')
+    options = parser.parse_args()
+    given = conditions()
+    rows, simulated = [], []
+    for turn in range(2 * options.rounds):
+        row, (plan, profile) = run(given, turn % 2 == 0, options.arena)
+        rows.append(row)
+        if turn == 0:
+            simulated = [rehearse(profile, plan, step) for step in (True, False)]
+        print(common.table([row], COLUMNS), flush=True)
+    body = {
+        'network': f'{ARCH} b{BATCHSIZE}, 32x32',
+        'arena': options.arena,
+        'slower': SLOWER,
+        'slow_from': SLOW_FROM,
+        **given,
+        'rows': rows,
+        'simulated': simulated,
+    }
+    common.save(options.name, body)
+    print(common.table(rows, COLUMNS))
+    for run_ in simulated:
+        stalls = run_['stall_seconds']
+        print(run_['by_lateness'], len(stalls), stalls[0], stalls[-1])
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
