@@ -1,16 +1,16 @@
 """Capuchin's run-time feedback on a link that gets slower while training runs.
 
-Sessions with planner ``capuchin``, with and without feedback, in turns. After some
-iterations the link loses 30 % of its bandwidth. Recorded are the seconds that compute
-waits for copies in every iteration. The same change is made in the simulator, with the
-first session's profile: there feedback takes the lateness as its step, or the paper's
-5 % of a copy's time.
+Sessions with planner ``capuchin`` whose link loses 30 % of its bandwidth after some
+iterations. Some iterations later feedback is switched on in every other session.
+Recorded are the seconds that compute waits for copies in every iteration. The same
+change is made in the simulator, with the profile and plan of each session: there
+feedback takes the lateness as its step, or the paper's 5 % of a copy's time.
 
 The link moves half of all feature maps, each way, in the time of one in-core iteration;
 two thirds of what lies above parameters, gradients and optimizer state are inside the
 limit. Without ``--arena`` sessions have none, so that nothing but triggers changes.
 
-    python benchmarks/rivals/feedback.py [--rounds 2] [--arena]
+    python benchmarks/rivals/feedback.py [--rounds 1] [--arena]
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ from chainer_hybridmem.planners.feedback import moved_earlier  # noqa: E402
 from chainer_hybridmem.profile import Profile  # noqa: E402
 from chainer_hybridmem.simulation import make_problem, simulate  # noqa: E402
 
-ARCH, BATCHSIZE = 'ResNet50', 2
+ARCH, BATCHSIZE = 'ResNet50', 4
 PART = 0.65  # of what lies above parameters, gradients and optimizer state
 LINK = 0.5  # of all feature maps per in-core iteration
 SLOWER = 0.7
-SLOW_FROM, ITERATIONS = 10, 22
-SETTLED = 6  # iterations at the end that medians are over
+SLOW_FROM, FEEDBACK_FROM, ITERATIONS = 10, 15, 24
+MEDIAN_OF = 5  # iterations before each change
 COLUMNS = {
     'feedback': str,
     'before': '{:.3f}'.format,
-    'after': '{:.3f}'.format,
-    'settled': '{:.3f}'.format,
-    'seconds': '{:.3f}'.format,
+    'slower': '{:.3f}'.format,
+    'at_last': '{:.3f}'.format,
     'operations_earlier': str,
 }
 
@@ -85,43 +84,46 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def run(given: dict[str, Any], feedback: bool, arena: bool) -> tuple[dict, Any]:
-    """One session; its row, and the plan and profile before the link changes."""
+def run(given: dict[str, Any], feedback: bool, arena: bool) -> dict[str, Any]:
+    """One session."""
     training = Training()
-    bandwidth = given['bandwidth']
+    figures = []
     with hybridmem.optimize(
         training.model,
         given['limit_bytes'],
         planner='capuchin',
-        link_bandwidth=bandwidth,
+        link_bandwidth=given['bandwidth'],
         arena=arena,
-        feedback=feedback,
+        feedback=False,
     ) as session:
-        figures = []
         for i in range(ITERATIONS):
             if i == SLOW_FROM:
-                before = session.plan, session.profile
-                session.device.throttle(bandwidth * SLOWER)
+                session.device.throttle(given['bandwidth'] * SLOWER)
+            if i == FEEDBACK_FROM:
+                session._feedback = feedback
+                plan, profile = session.plan, session.profile
             training.step()
             session.finish_iteration()
             figures.append(session.last_iteration())
     stalls = [f['stall_seconds'] for f in figures]
-    last = figures[-SETTLED:]
-    row = {
+
+    def median_before(end: int) -> float:
+        return statistics.median(stalls[end - MEDIAN_OF : end])
+
+    return {
         'feedback': feedback,
-        'before': statistics.median(stalls[SLOW_FROM - 4 : SLOW_FROM]),
-        'after': statistics.median(stalls[SLOW_FROM : SLOW_FROM + 2]),
-        'settled': statistics.median(stalls[-SETTLED:]),
-        'seconds': statistics.median(f['seconds'] for f in last),
-        'operations_earlier': operations_earlier(before[0], session.plan),
+        'before': median_before(SLOW_FROM),
+        'slower': median_before(FEEDBACK_FROM),
+        'at_last': median_before(ITERATIONS),
+        'operations_earlier': operations_earlier(plan, session.plan),
         'stall_seconds': stalls,
         'iteration_seconds': [f['seconds'] for f in figures],
         'swap': session.plan.count(Action.SWAP),
         'recompute': session.plan.count(Action.RECOMPUTE),
         'peak_bytes': session.statistics()['guided_peak_bytes'],
         'last_loss': training.losses[-1],
+        'simulated': [rehearse(profile, plan, step) for step in (True, False)],
     }
-    return row, before
 
 
 def operations_earlier(before: Plan, after: Plan) -> int:
@@ -142,12 +144,13 @@ def rehearse(profile: Profile, plan: Plan, by_lateness: bool) -> dict[str, Any]:
     problem = make_problem(dataclasses.replace(profile, link=link))
     stalls: list[float] = []
     while True:
+        timeline = simulate(problem, plan)
+        stalls.append(timeline.stall_seconds)
         late = {
             i.storage: i.end_seconds - i.start_seconds if by_lateness else 0.0
-            for i in simulate(problem, plan).intervals
+            for i in timeline.intervals
             if i.kind == 'stall' and 'swap-in' in i.label
         }
-        stalls.append(simulate(problem, plan).stall_seconds)
         moved = moved_earlier(problem, plan, late)
         if moved is plan:
             return {'by_lateness': by_lateness, 'stall_seconds': stalls}
@@ -156,34 +159,31 @@ def rehearse(profile: Profile, plan: Plan, by_lateness: bool) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('--rounds', type=int, default=2)
-    parser.add_argument(
-        '--arena', action='store_true', help='as sessions have by default'
-    )
+    parser.add_argument('--rounds', type=int, default=1)
+    parser.add_argument('--arena', action='store_true', help='as sessions have it')
     parser.add_argument('--name', default='rivals_feedback', help='of the result file')
     options = parser.parse_args()
-    given = conditions()
-    rows, simulated = [], []
+    given, rows = conditions(), []
     for turn in range(2 * options.rounds):
-        row, (plan, profile) = run(given, turn % 2 == 0, options.arena)
-        rows.append(row)
-        if turn == 0:
-            simulated = [rehearse(profile, plan, step) for step in (True, False)]
-        print(common.table([row], COLUMNS), flush=True)
+        rows.append(run(given, turn % 2 == 0, options.arena))
+        print(common.table(rows[-1:], COLUMNS), flush=True)
     body = {
         'network': f'{ARCH} b{BATCHSIZE}, 32x32',
         'arena': options.arena,
         'slower': SLOWER,
         'slow_from': SLOW_FROM,
+        'feedback_from': FEEDBACK_FROM,
         **given,
         'rows': rows,
-        'simulated': simulated,
     }
     common.save(options.name, body)
     print(common.table(rows, COLUMNS))
-    for run_ in simulated:
-        stalls = run_['stall_seconds']
-        print(run_['by_lateness'], len(stalls), stalls[0], stalls[-1])
+    for row in rows:
+        for steps in row['simulated']:
+            stalls = steps['stall_seconds']
+            step = 'lateness' if steps['by_lateness'] else '5 %'
+            print(f'step {step}: {stalls[0]:.3f} to {stalls[-1]:.3f} s', end=', ')
+            print(f'{len(stalls) - 1} iterations')
     return 0
 
 

@@ -14,31 +14,31 @@ out and in.
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
 - Run-time feedback: :mod:`chainer_hybridmem.planners.feedback`.
-- Swaps are decoupled (nobody waits until memory is asked for), recomputes collective:
-  both are the simulator's.
+- Swaps are decoupled: nobody waits until memory is asked for. Recomputes are
+  collective. Both are the simulator's.
 
 What is interpreted:
 
-- Accesses are operations, and a map is away once, between the phases: its evicted access
-  is the last use in forward, its back access the first in backward, sooner if a replay
-  reads it.
+- Accesses are operations, and a map is away once, between the phases: its evicted
+  access is the last use in forward, its back access the first in backward, sooner if a
+  replay reads it.
 - Chainer's graph holds every map to its own end, which would put most of backward
   inside peak usage. Here a map's in-core load ends with its last use, as in the
   frameworks of the paper and in every plan of ours.
-- Peak usage may have gaps. A trigger comes after the last such operation before the back
-  access; if that is the one just before it, the copy begins when it is needed.
-- *Exposed* is what compute waits for the copies of all maps chosen so far, one after the
-  other in each direction, with a map more than without it, if every swap-in begins as
-  early as its trigger may be. A map whose FreeTime is not negative but that is exposed
-  is not swapped for free. Without this the rule swaps everything on a slow link: every
-  copy alone would be hidden.
+- Peak usage may have gaps. A trigger comes after the last such operation before the
+  back access; if that is the one just before it, the copy begins when it is needed.
+- *Exposed* is what compute waits for the copies of all maps chosen so far, one after
+  the other in each direction, with a map more than without it, if every swap-in begins
+  as early as its trigger may be. A map whose FreeTime is not negative but that is
+  exposed is not swapped for free. Without this the rule swaps everything on a slow
+  link: every copy alone would be hidden.
 - What cannot be recomputed has no MSPS and comes last, longest FreeTime first.
 - Triggers that do not fit into memory together move later; the first needed is served
   first. Copies keep the order of need: one with an early trigger takes those in front
   of it along.
-- Bytes saved at the peak are not the load at every moment, and replays need memory. While
-  the simulator says that the choice does not fit, choosing goes on by the same rule. If
-  no candidate is left, recomputes are given up as in
+- Bytes saved at the peak are not the load at every moment, and replays need memory.
+  While the simulator says that the choice does not fit, choosing goes on by the same
+  rule. If no candidate is left, recomputes are given up as in
   :mod:`chainer_hybridmem.planners.superneurons`; the plan's options say how many.
 - A prediction should be what training will come to. So the feedback is rehearsed: it
   acts on ``rehearsals`` simulated iterations before the plan is handed over.

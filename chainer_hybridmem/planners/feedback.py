@@ -139,8 +139,8 @@ def with_measured_link(
         in_seconds: Likewise its swap-ins.
 
     Returns:
-        Problem: ``problem`` itself if neither direction is :data:`LINK_CHANGE` faster or
-        slower than simulated, in the median over the copies.
+        Problem: ``problem`` itself if neither direction is :data:`LINK_CHANGE` faster
+        or slower than simulated, in the median over the copies.
     """
     _, work = _simulated(problem, plan)
     slower = []
@@ -151,7 +151,8 @@ def with_measured_link(
             for m, entry in enumerate(plan.maps)
             if entry.action is Action.SWAP and entry.storage in measured
         ]
-        slower.append(statistics.median(ratios) if ratios else 1.0)
+        # Where nothing was copied, or the clock is too coarse: as fast as it was.
+        slower.append(statistics.median(ratios or [1.0]) or 1.0)
     if all(abs(ratio - 1) < LINK_CHANGE for ratio in slower):
         return problem
     link = problem.profile.link
