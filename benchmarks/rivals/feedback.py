@@ -6,7 +6,7 @@ Recorded are the seconds that compute waits for copies in every iteration. The s
 change is made in the simulator, with the profile and plan of each session: there
 feedback takes the lateness as its step, or the paper's 5 % of a copy's time.
 
-The link moves half of all feature maps, each way, in the time of one in-core iteration;
+The link moves a third of all feature maps, each way, in the time of one in-core iteration;
 two thirds of what lies above parameters, gradients and optimizer state are inside the
 limit. Without ``--arena`` sessions have none, so that nothing but triggers changes.
 
@@ -40,7 +40,7 @@ from chainer_hybridmem.simulation import make_problem, simulate  # noqa: E402
 
 ARCH, BATCHSIZE = 'ResNet50', 4
 PART = 0.65  # of what lies above parameters, gradients and optimizer state
-LINK = 0.5  # of all feature maps per in-core iteration
+LINK = 0.35  # of all feature maps per in-core iteration
 SLOWER = 0.7
 SLOW_FROM, FEEDBACK_FROM, ITERATIONS = 10, 15, 24
 MEDIAN_OF = 5  # iterations before each change
