@@ -9,7 +9,12 @@ from chainer.training import extension
 
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.session import Session, check_switches, optimize
+from chainer_hybridmem.session import (
+    Session,
+    check_feedback,
+    check_switches,
+    optimize,
+)
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
@@ -37,6 +42,7 @@ class HybridMemory(extension.Extension):
         progress: As in :func:`chainer_hybridmem.optimize`.
         improve: As in :func:`chainer_hybridmem.optimize`.
         arena: As in :func:`chainer_hybridmem.optimize`.
+        feedback: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -64,10 +70,12 @@ class HybridMemory(extension.Extension):
         progress: bool | TextIO = False,
         improve: bool = False,
         arena: bool = True,
+        feedback: bool | None = None,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
+        check_feedback(feedback)
         parse_bytes(memory_limit, 'memory_limit')
         if link_bandwidth is not None:
             parse_bandwidth(link_bandwidth, 'link_bandwidth')
@@ -82,6 +90,7 @@ class HybridMemory(extension.Extension):
             'progress': progress,
             'improve': improve,
             'arena': arena,
+            'feedback': feedback,
             **options,
         }
 

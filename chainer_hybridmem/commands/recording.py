@@ -127,6 +127,7 @@ def open_session(
         progress or False,
         improve=False,
         arena=False,
+        feedback=False,
         options={},
     )
 

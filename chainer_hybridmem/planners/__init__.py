@@ -23,6 +23,7 @@ from chainer_hybridmem.planners.autoswap import (
     autoswap_wdoa,
 )
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
@@ -56,6 +57,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'autoswap-wdoa': autoswap_wdoa,
     'autoswap-swdoa': autoswap_swdoa,
     'autoswap-bo': autoswap_bo,
+    'capuchin': capuchin,
     'manual': manual,
     'exact': exact,
     'hybrid': hybrid,
