@@ -15,6 +15,7 @@ from chainer_hybridmem.session import (
     check_switches,
     optimize,
 )
+from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
@@ -43,6 +44,7 @@ class HybridMemory(extension.Extension):
         improve: As in :func:`chainer_hybridmem.optimize`.
         arena: As in :func:`chainer_hybridmem.optimize`.
         feedback: As in :func:`chainer_hybridmem.optimize`.
+        cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -71,11 +73,13 @@ class HybridMemory(extension.Extension):
         improve: bool = False,
         arena: bool = True,
         feedback: bool | None = None,
+        cross_iteration: CrossIteration = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
+        crossing_of(cross_iteration)
         parse_bytes(memory_limit, 'memory_limit')
         if link_bandwidth is not None:
             parse_bandwidth(link_bandwidth, 'link_bandwidth')
@@ -91,6 +95,7 @@ class HybridMemory(extension.Extension):
             'improve': improve,
             'arena': arena,
             'feedback': feedback,
+            'cross_iteration': cross_iteration,
             **options,
         }
 

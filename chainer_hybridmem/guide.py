@@ -22,7 +22,12 @@ from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.verification import SHORT_SECONDS
-from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
+    Problem,
+    decided_by,
+    make_problem,
+)
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 
 Key = tuple[Any, ...]  # what one operation looks like
@@ -119,11 +124,14 @@ class Guide:
         """Whether enough has been recorded for a plan."""
         return len(self.runs) >= PROFILING_RUNS
 
-    def make_problem(self) -> Problem:
+    def make_problem(self, cross_iteration: CrossIteration = False) -> Problem:
         """The profile with the best times of all runs, as a problem.
 
         The fastest of several runs is the one least disturbed by other users
         of the machine.
+
+        Args:
+            cross_iteration: As in :func:`.simulation.make_problem`.
         """
         base = self.runs[0]
         rows = zip(*(run.operations for run in self.runs), strict=True)
@@ -148,7 +156,8 @@ class Guide:
             for recipe in base.recipes
         )
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
-        self.problem = _undisturbed(profile, swap_everything(profile))
+        plan = swap_everything(profile)
+        self.problem = _undisturbed(profile, plan, cross_iteration)
         return self.problem
 
     def make_timed_problem(self) -> Problem:
@@ -166,7 +175,8 @@ class Guide:
             )
         )
         profile = dataclasses.replace(profile, operations=operations)
-        self.problem = _undisturbed(profile, self.plan)
+        crossing = self.problem.cross_iteration
+        self.problem = _undisturbed(profile, self.plan, crossing)
         return self.problem
 
     def follow(self, problem: Problem, plan: Plan) -> None:
@@ -191,9 +201,12 @@ def _actions(plan: Plan) -> tuple[Any, ...]:
     return plan.maps, plan.replays
 
 
-def _undisturbed(profile: Profile, plan: Plan) -> Problem:
+def _undisturbed(
+    profile: Profile, plan: Plan, cross_iteration: CrossIteration
+) -> Problem:
     """The problem without what the copies of the recorded plan cost compute."""
-    problem = make_problem(profile)
+    crossed = decided_by(profile, plan)
+    problem = make_problem(profile, crossed)
     decided = {storage.id for storage in problem.maps}
     followed = tuple(entry for entry in plan.maps if entry.storage in decided)
     plan = dataclasses.replace(plan, maps=followed)
@@ -203,9 +216,10 @@ def _undisturbed(profile: Profile, plan: Plan) -> Problem:
             profile.operations, undisturbed_seconds(problem, plan), strict=True
         )
     )
-    if operations == profile.operations:
+    if operations == profile.operations and crossed == cross_iteration:
         return problem
-    return make_problem(dataclasses.replace(profile, operations=operations))
+    profile = dataclasses.replace(profile, operations=operations)
+    return make_problem(profile, cross_iteration)
 
 
 def swap_everything(profile: Profile) -> Plan:

@@ -8,6 +8,8 @@ operation      one forward function, one backward function, or the
                until the next iteration's first forward function)
 storage        one allocation, however many arrays view it
 feature map    a storage that forward leaves behind for backward
+persistent     a parameter or optimizer state: there before and after the
+               iteration, whatever happens to it in between
 event          one malloc or free, in host issue order
 recipe         how to run a forward operation again
 =============  =====================================================
@@ -50,6 +52,9 @@ class Category(enum.Enum):
     FEATURE_MAP = 'feature map'
     WORKSPACE = 'workspace'
     INPUT = 'input'
+
+
+PERSISTENT = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE})
 
 
 class SlotKind(enum.Enum):
@@ -123,7 +128,7 @@ class Storage:
         id (int): Position in :attr:`Profile.storages`.
         nbytes (int): Size.
         category (Category): What it holds.
-        label (str): Name of what produced it.
+        label (str): Name of what produced it; of a persistent storage its own.
         producer (int): Operation that allocated it; -1 if it was there before
             the iteration.
         allocated_at (int): Index of its malloc event; -1 if it was there
@@ -132,7 +137,7 @@ class Storage:
             iteration; -1 if it outlives the iteration.
         forward_uses (tuple of int): Forward operations that read it.
         backward_uses (tuple of int): Backward operations that read it,
-            ascending.
+            ascending; of a persistent storage also the update, which writes it.
         releasable_from (int): Before this operation the graph's references
             are the only ones, so that dropping them frees the memory. -1 if
             the user holds it: such a storage is never planned for.
@@ -158,6 +163,17 @@ class Storage:
             self.category is Category.FEATURE_MAP
             and self.releasable_from >= 0
             and self.producer >= 0
+            and bool(self.backward_uses)
+        )
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a plan may move it out after forward and back for the update."""
+        return (
+            self.category in PERSISTENT
+            and self.releasable_from >= 0
+            and self.producer < 0
+            and self.freed_at < 0
             and bool(self.backward_uses)
         )
 
@@ -275,6 +291,10 @@ class Profile:
     def feature_maps(self) -> list[Storage]:
         """Storages a plan decides about, in order of their production."""
         return [s for s in self.storages if s.plannable]
+
+    def persistent_storages(self) -> list[Storage]:
+        """Parameters and optimizer states that a plan may decide about as well."""
+        return [s for s in self.storages if s.persistent]
 
     def fingerprint(self) -> str:
         """Identifies operations, sizes and dependencies, not times."""
@@ -407,6 +427,19 @@ def _check_storages(profile: Profile) -> None:
             raise files.broken('profile', f'storage {index} is {storage}')
         if not all(0 <= slot.operation < n_ops for slot in storage.slots):
             raise files.broken('profile', f'storage {index} has slots {storage.slots}')
+        if storage.persistent and storage.backward_uses[-1] != n_ops - 1:
+            raise files.broken(
+                'profile',
+                f'storage {index} ({storage.category.value}) is used last by operation '
+                f'{storage.backward_uses[-1]}, the update is operation {n_ops - 1}',
+            )
+    persistent_bytes = sum(s.nbytes for s in profile.persistent_storages())
+    if persistent_bytes > profile.initial_bytes:
+        raise files.broken(
+            'profile',
+            f'it starts with {profile.initial_bytes} bytes, its parameters and '
+            f'optimizer states alone have {persistent_bytes}',
+        )
 
 
 def _check_events(profile: Profile) -> None:

@@ -30,6 +30,7 @@ from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
+from chainer_hybridmem.owners import Owner, owners_of
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
@@ -50,6 +51,7 @@ from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem, simulate
+from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -78,6 +80,7 @@ def optimize(
     improve: bool = False,
     arena: bool = True,
     feedback: bool | None = None,
+    cross_iteration: CrossIteration = False,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -100,6 +103,9 @@ def optimize(
             that nothing is lost to fragmentation; see docs/memory.md.
         feedback: Whether swap-ins that were late begin earlier in later iterations,
             as far as the plan's memory allows; None: with planner ``capuchin``.
+        cross_iteration: Whether optimizer states (``'states'``) or these and
+            parameters (``'all'`` or True) may leave between their uses, too; see
+            docs/memory.md, What crosses iterations.
         options: Options of the planner.
 
     Returns:
@@ -120,6 +126,7 @@ def optimize(
         improve,
         arena,
         feedback,
+        cross_iteration,
         options,
     )
 
@@ -152,6 +159,7 @@ class Session(chainer.FunctionHook):
         improve: bool,
         arena: bool,
         feedback: bool | None,
+        cross_iteration: CrossIteration,
         options: dict[str, Any],
     ) -> None:
         if not isinstance(model, chainer.Link):
@@ -170,6 +178,8 @@ class Session(chainer.FunctionHook):
         self._improve = improve
         self._use_arena = arena
         self._feedback = feedback
+        crossing_of(cross_iteration)  # or it cannot be
+        self._cross_iteration = cross_iteration
         self._improvements: list[Improvement] = []
         self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         bandwidth = (
@@ -430,7 +440,9 @@ class Session(chainer.FunctionHook):
         self._matching = guide.table is not None
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
-        self._executor.begin(guide.table, guide.copies)
+        moves = guide.table is not None and bool(guide.table.crossing)
+        holders = self._owners().values() if moves else ()
+        self._executor.begin(guide.table, guide.copies, holders)
         self.device.whole_blocks = self._use_arena and guide.wants_arena
         if guide.stage is not Stage.GUIDED:
             self._recorder = Recorder(
@@ -494,7 +506,9 @@ class Session(chainer.FunctionHook):
         self.device.synchronize()
         link = self._measured_link()
         kinds = {**self._kinds, **self._permanent_kinds()}
-        profile = _uncounted(recorder.build, link, self.device.describe(), kinds)
+        profile = _uncounted(
+            recorder.build, link, self.device.describe(), kinds, self._owners()
+        )
         known = next((g for g in self._guides if g.keys == self._keys), guide)
         if known is guide:
             _uncounted(guide.learn, profile, self._keys)
@@ -602,7 +616,7 @@ class Session(chainer.FunctionHook):
             self._executor.forget_dead()
 
     def _plan(self, guide: Guide) -> None:
-        problem = guide.make_problem()
+        problem = guide.make_problem(self._cross_iteration)
         self.observe_problem(problem)
         guide.begin_placing()
         plan = self._make_plan(guide, problem, self.planner, self.planner_options)
@@ -831,6 +845,18 @@ class Session(chainer.FunctionHook):
             for category, array in permanent_arrays(self.model)
             if owns(array)
         }
+
+    def _owners(self) -> dict[int, Owner]:
+        """Who holds parameters and optimizer states, by allocation id.
+
+        Arrays that share an allocation are left out: one of them cannot leave alone.
+        """
+        found: dict[int, list[Owner]] = {}
+        for owner in owners_of(self.model):
+            array = owner.get()
+            allocation = self.device.allocation_id(array) if array is not None else 0
+            found.setdefault(allocation, []).append(owner)
+        return {a: owners[0] for a, owners in found.items() if a and len(owners) == 1}
 
     # -- results --------------------------------------------------------------
     @property

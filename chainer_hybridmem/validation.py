@@ -51,8 +51,10 @@ def _check_order(profile: Profile, plan: Plan) -> None:
         if not 0 <= entry.storage < len(profile.storages):
             raise PlanError(f'The plan names storage {entry.storage}: not there.')
         storage = profile.storages[entry.storage]
-        if not storage.plannable:
+        if not (storage.plannable or storage.persistent):
             raise PlanError(f'Storage {entry.storage} is not a feature map to plan.')
+        if storage.persistent:
+            _check_persistent(entry, n)
         if entry.storage in decided:
             raise PlanError(f'The plan decides twice about storage {entry.storage}.')
         decided.add(entry.storage)
@@ -85,6 +87,17 @@ def _check_order(profile: Profile, plan: Plan) -> None:
                     f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
                     f'after {right} ({b + 1}).'
                 )
+
+
+def _check_persistent(entry: MapPlan, n: int) -> None:
+    """What crosses iterations is neither made again nor dropped."""
+    if entry.action is Action.RECOMPUTE:
+        raise PlanError(f'Storage {entry.storage} is recomputed, but nothing makes it.')
+    if entry.drop_before not in (-1, n):
+        raise PlanError(
+            f'Storage {entry.storage} is dropped before operation {entry.drop_before}, '
+            f'but the next iteration needs it; {n} was expected.'
+        )
 
 
 def _unused_fields(action: Action) -> tuple[str, ...]:
@@ -131,8 +144,11 @@ class _Walk:
         self.recipes = {recipe.operation: recipe for recipe in profile.recipes}
         self.first_backward = profile.first_backward
         self._index(plan)
-        self.present: set[int] = set()  # planned maps with memory on the device
-        self.complete: set[int] = set()  # ... whose contents are there
+        self.persistent = {
+            s for s in self.entries if profile.storages[s].persistent
+        }  # there from the start, and counted with it
+        self.present = set(self.persistent)  # planned maps with memory on the device
+        self.complete = set(self.persistent)  # ... whose contents are there
         self.passing: set[int] = set()  # made by a replay, to be freed soon
         self.load = profile.initial_bytes
         self.gone: set[int] = set()
@@ -301,7 +317,7 @@ class _Walk:
         return bool(item.backward_uses) and last < b0 <= min(item.backward_uses)
 
     def _graph_dies(self) -> None:
-        for storage in list(self.present):
+        for storage in self.present - self.persistent:
             if self.entries[storage].drop_before < 0:
                 self._leave(storage)
         for storage in self.graph_held:

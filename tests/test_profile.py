@@ -338,3 +338,25 @@ def test_whatever_stands_in_a_file_it_is_read_or_refused(data: st.DataObject) ->
     except FormatError:
         return
     check_profile(profile)
+
+
+def test_what_crosses_iterations_survives_a_file() -> None:
+    profile = toys.with_persistent(toys.chain(), 1)
+    assert len(profile.persistent_storages()) > 1
+    assert Profile.from_json(profile.to_json()) == profile
+    assert profile.fingerprint() == toys.chain().fingerprint()
+
+
+def test_parameters_beyond_what_the_iteration_starts_with() -> None:
+    profile = toys.with_persistent(toys.chain(), 1)
+    broken = dataclasses.replace(profile, initial_bytes=toys.MIB)
+    with pytest.raises(FormatError, match='starts with 1048576 bytes'):
+        check_profile(broken)
+
+
+def test_a_parameter_that_the_update_does_not_use() -> None:
+    profile = toys.with_persistent(toys.chain(), 1)
+    state = dataclasses.replace(profile.storages[-1], backward_uses=(8,))
+    broken = dataclasses.replace(profile, storages=(*profile.storages[:-1], state))
+    with pytest.raises(FormatError, match='operation 8, the update is operation 12'):
+        check_profile(broken)

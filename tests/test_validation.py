@@ -337,6 +337,50 @@ def test_a_map_nobody_decides_about_stays_until_the_graph_dies(
         simulate(profile, undecided)
 
 
+@pytest.fixture
+def crossing() -> tuple[Profile, Plan]:
+    """A chain whose parameters and states are all swapped, and one index of them."""
+    profile = toys.with_persistent(toys.chain(), 1)
+    plan = make_plan(profile, 2**40, 'swap-all', cross_iteration=True)
+    return profile, plan
+
+
+@pytest.mark.parametrize('position', [0, 7, 12])
+def test_what_crosses_is_not_dropped(
+    crossing: tuple[Profile, Plan], position: int
+) -> None:
+    profile, plan = crossing
+    with pytest.raises(PlanError, match='the next iteration needs it; 13 was'):
+        check_plan(profile, changed(plan, -1, drop_before=position))
+
+
+def test_what_crosses_is_not_recomputed(crossing: tuple[Profile, Plan]) -> None:
+    profile, plan = crossing
+    fields = {'swap_out_before': -1, 'swap_in_before': -1}
+    again = changed(plan, -1, action=Action.RECOMPUTE, **fields)
+    with pytest.raises(PlanError, match='recomputed, but nothing makes it'):
+        check_plan(profile, again)
+
+
+def test_what_crosses_is_back_for_the_update(crossing: tuple[Profile, Plan]) -> None:
+    profile, plan = crossing
+    with pytest.raises(PlanError, match='must not come after first backward use'):
+        check_plan(profile, changed(plan, -1, needed_before=13))
+
+
+def test_a_replay_needs_its_parameter(crossing: tuple[Profile, Plan]) -> None:
+    profile, _ = crossing
+    plan = make_plan(profile, 2**40, 'swap-all', cross_iteration=True)
+    (recipe,) = (r for r in profile.recipes if r.operation == 0)
+    parameter = next(s for s in recipe.inputs if profile.storages[s].persistent)
+    entry = next(e for e in plan.maps if e.storage == parameter)
+    replay = Replay(6, 0, frees=(0,))
+    assert entry.release_before <= 6 < entry.needed_before
+    kept = changed(plan, 0, action=Action.KEEP, **dict.fromkeys(FIELDS, -1))
+    with pytest.raises(PlanError, match=f'needs storage {parameter}, which is not'):
+        check_plan(profile, with_replays(kept, replay))
+
+
 def test_a_plan_for_another_profile(swapped: Plan) -> None:
     other = toys.chain(nbytes=9 * MIB)
     with pytest.raises(PlanError, match='was made for profile'):

@@ -230,6 +230,17 @@ def add_time_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cross_iteration(parser: Any) -> None:
+    """Adds ``--cross-iteration`` of the commands that plan."""
+    parser.add_argument(
+        '--cross-iteration',
+        choices=('states', 'all'),
+        default=False,
+        help='optimizer states, or these and parameters (all), may leave between '
+        'their uses, too; default: they stay',
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds ``--json`` of the commands that print a table."""
     parser.add_argument(

@@ -57,6 +57,7 @@ class CompareCommand(base.Command):
             help='planners to compare; default all',
         )
         base.add_time_budget(parser)
+        base.add_cross_iteration(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -78,7 +79,7 @@ class CompareCommand(base.Command):
             canvas.check(args.output)
         planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
-        problems = read_problems(args.profiles)
+        problems = read_problems(args.profiles, args.cross_iteration)
         cases = [
             Case(path, problem, limit)
             for path, problem in problems.items()
@@ -133,7 +134,9 @@ def choose_planners(named: Sequence[str] | None) -> list[str]:
     return [name for name in names() if name not in NOT_BY_DEFAULT]
 
 
-def read_problems(paths: Sequence[str]) -> dict[str, Problem]:
+def read_problems(
+    paths: Sequence[str], cross_iteration: bool | str = False
+) -> dict[str, Problem]:
     """The profiles, ready to be planned without compiling anything.
 
     Raises:
@@ -143,7 +146,10 @@ def read_problems(paths: Sequence[str]) -> dict[str, Problem]:
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.simulation import make_problem
 
-    problems = {path: make_problem(library.load_profile(path)) for path in paths}
+    problems = {
+        path: make_problem(library.load_profile(path), cross_iteration)
+        for path in paths
+    }
     for problem in problems.values():
         figures.load_kernels(problem)
     return problems
@@ -166,7 +172,7 @@ def choose_limits(
 
 def budgets(
     planners: Sequence[str], seconds: float | None
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """Options for ``--time-budget``, for the planners that have one.
 
     Raises:
@@ -176,7 +182,7 @@ def budgets(
 
     if seconds is None:
         return {}
-    options = {'time_budget': seconds}
+    options: dict[str, Any] = {'time_budget': seconds}
     having = [name for name in planners if _has_budget(name)]
     if not having:
         check_options(planners[0], options)
@@ -195,7 +201,7 @@ def _has_budget(planner: str) -> bool:
 def compare_all(
     case: Case,
     planners: Sequence[str],
-    options: dict[str, dict[str, float]],
+    options: dict[str, dict[str, Any]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """Figures of several planners, with the profile and the limit they are for."""
@@ -212,7 +218,7 @@ def compare_one(
     problem: Problem,
     limit_bytes: int,
     planner: str,
-    options: dict[str, float] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Figures of one planner, whether it fits or not."""
     from chainer_hybridmem.commands import figures

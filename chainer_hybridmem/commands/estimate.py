@@ -52,6 +52,7 @@ class EstimateCommand(base.Command):
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
+        base.add_cross_iteration(parser)
         parser.add_argument(
             '--largest',
             action='store_true',
@@ -143,7 +144,8 @@ class EstimateCommand(base.Command):
             sys.stderr,
         )
         estimator = make_estimator(sampled, model, args)
-        problem = make_problem(estimator.profile(args.batchsize))
+        profile = estimator.profile(args.batchsize)
+        problem = make_problem(profile, args.cross_iteration)
         limit_bytes = choose_limit(args.memory_limit, problem, estimator)
         if args.output is not None:
             library.save(problem.profile, args.output)
@@ -218,7 +220,9 @@ def summarise(
         row['images_per_second'] = batchsize / seconds if seconds else None
         rows.append(row)
     if largest:
-        found = largest_batches(estimator, limit_bytes, methods)
+        found = largest_batches(
+            estimator, limit_bytes, methods, problem.cross_iteration
+        )
         for row in rows:
             row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
@@ -239,7 +243,10 @@ def summarise(
 
 
 def largest_batches(
-    estimator: Estimator, limit_bytes: int, methods: Sequence[str]
+    estimator: Estimator,
+    limit_bytes: int,
+    methods: Sequence[str],
+    cross_iteration: bool | str = False,
 ) -> dict[str, int]:
     """Largest batch size for which each planner finds a plan; 0 if there is none.
 
@@ -252,7 +259,7 @@ def largest_batches(
     from chainer_hybridmem.simulation import make_problem
 
     def problem(batchsize: int) -> Problem:
-        return make_problem(estimator.profile(batchsize))
+        return make_problem(estimator.profile(batchsize), cross_iteration)
 
     def planned(planner: str, batchsize: int) -> bool:
         try:

@@ -47,6 +47,7 @@ class PlanCommand(base.Command):
             '--maps', action='store_true', help='list every feature map, too'
         )
         base.add_time_budget(parser)
+        base.add_cross_iteration(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         base.add_json(parser)
 
@@ -74,7 +75,8 @@ class PlanCommand(base.Command):
         check_options(planner, options)
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         base.check_outputs(args.output, args.json, inputs=inputs)
-        problem = make_problem(library.load_profile(args.profile))
+        profile = library.load_profile(args.profile)
+        problem = make_problem(profile, args.cross_iteration)
         figures.load_kernels(problem)
         plan = make_plan(
             problem, args.memory_limit.bytes_for(problem), planner, **options
@@ -123,9 +125,16 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
         f'{action.value}_bytes': plan.action_bytes(problem.profile, action)
         for action in Action
     }
+    storages = problem.profile.storages
+    crossing = sum(
+        storages[entry.storage].nbytes
+        for entry in plan.maps
+        if entry.action is Action.SWAP and storages[entry.storage].persistent
+    )
     return {
         **figures.plan_figures(problem, plan),
         **sizes,
+        **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
         **figures.timeline_figures(simulate(problem, plan), LONGEST_STALLS),
         'options': plan.options,
         'memory_limit_bytes': plan.memory_limit_bytes,
@@ -154,6 +163,9 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{format_seconds(f["planning_seconds"])}, {f["simulations"]} simulations',
         ),
     ]
+    if 'crossing_bytes' in f:
+        nbytes = format_bytes(f['crossing_bytes'])
+        rows.append(('parameters and states', f'{nbytes} of what is swapped'))
     if f['options']:
         options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
         rows.append(('options', options))

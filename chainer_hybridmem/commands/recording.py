@@ -128,6 +128,7 @@ def open_session(
         improve=False,
         arena=False,
         feedback=False,
+        cross_iteration=False,
         options={},
     )
 

@@ -9,6 +9,11 @@ Note: [bounded replays]
     made; it recomputes on its own only if a plan has gone wrong. So a
     residual network never costs more than the plan says.
 
+Note: [crossing]
+    Parameters and optimizer states leave and return inside one iteration, the last
+    ones in the hook behind the last backward function: no hook runs before the update.
+    Whatever ends an iteration brings home what is not there.
+
 Note: [iterations that change]
     Maps stay known as long as any part of the graph that uses them lives, so a
     second backward over an older graph finds them. Recipes stay known with the
@@ -18,14 +23,17 @@ Note: [iterations that change]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import graph
+from chainer_hybridmem import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, SlotKind
@@ -74,6 +82,7 @@ class Executor:
         self.counters = Counters()
         self.observer: Observer | None = None
         self.permanent: set[int] = set()  # allocations that never leave
+        self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
         self._by_allocation: dict[int, LiveMap] = {}
@@ -81,6 +90,10 @@ class Executor:
             weakref.WeakKeyDictionary()
         )
         self._by_storage: dict[int, LiveMap] = {}
+        self._crossing: list[PersistentMap] = []
+        self._parameters: weakref.WeakKeyDictionary[Any, PersistentMap] = (
+            weakref.WeakKeyDictionary()
+        )  # by node
         self._by_node: weakref.WeakKeyDictionary[Any, LiveMap] = (
             weakref.WeakKeyDictionary()
         )
@@ -96,13 +109,19 @@ class Executor:
         self._busy: set[LiveMap] = set()
 
     # -- iterations -----------------------------------------------------------
-    def begin(self, table: ActionTable | None, copies: dict[int, HostCopy]) -> None:
+    def begin(
+        self,
+        table: ActionTable | None,
+        copies: dict[int, HostCopy],
+        holders: Iterable[owners.Owner] = (),
+    ) -> None:
         """Starts an iteration.
 
         Args:
             table: What to do; None for passive mode.
             copies: Host copies by storage id, reused from iteration to
                 iteration; new ones are added.
+            holders: Who holds the parameters and optimizer states that may leave.
         """
         self.settle()
         self.counters = Counters()
@@ -110,6 +129,36 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
+        self.pinned.clear()
+        for owner in holders:
+            storage = -1 if table is None else table.crossing.get(owner.label, -1)
+            self._expect(owner, storage)
+
+    def _expect(self, owner: owners.Owner, storage: int) -> None:
+        array = owner.get()
+        if storage < 0 or array is None:
+            return
+        live = PersistentMap(self.device, owner, array, self._recall)
+        live.storage, live.copy = storage, self._copies.get(storage)
+        self._by_storage[storage] = live
+        self._crossing.append(live)
+        if owner.node is not None:
+            self._parameters[owner.node] = live
+
+    def _recall(self, live: PersistentMap) -> None:
+        """Brings an array home because somebody asks for it, or time is up."""
+        live.stay()
+        if live.state is not State.RESIDENT:
+            self._restore(live)
+            self.permanent.add(live.allocation)
+
+    def _bring_home(self) -> None:
+        """Everything that crosses iterations is where its owner expects it."""
+        with contextlib.ExitStack() as stack:  # one that fails does not stop the others
+            for live in self._crossing:
+                stack.callback(self._recall, live)
+        self._crossing.clear()
+        self._parameters.clear()
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
@@ -118,6 +167,7 @@ class Executor:
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died."""
         self._table = None
+        self._bring_home()
         for allocation, live in list(self._by_allocation.items()):
             if live.alive():
                 continue
@@ -146,13 +196,14 @@ class Executor:
                 self._restore(live)
 
     def abandon(self) -> None:
-        """Lets go of every feature map as it is."""
+        """Lets go of every feature map as it is; what crosses iterations comes home."""
         self._table = None
         for live in self._by_allocation.values():
             live.forget()
         self._by_allocation.clear()
         self._by_storage.clear()
         self.spare.clear()
+        self._bring_home()
 
     # -- what the hooks call --------------------------------------------------
     def before_forward(self, k: int, function: Any) -> None:
@@ -172,6 +223,8 @@ class Executor:
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
+            if allocation in self.permanent and not owners.is_parameter(owner):
+                self.pinned.add(allocation)
             if allocation == 0 or allocation in self.permanent:
                 continue
             if slot.kind is SlotKind.ATTRIBUTE and passes.stays(
@@ -204,6 +257,9 @@ class Executor:
         """Before backward operation k: acts, then makes sure nothing is missing."""
         if self._table is not None:
             self._act(k)
+        for node in function.inputs if self._parameters else ():
+            if node in self._parameters:
+                self._recall(self._parameters[node])
         maps = self._by_function.get(function)
         if maps:
             self._busy = set(maps)
@@ -218,8 +274,12 @@ class Executor:
         function's inputs before that function's hook runs.
         """
         self._busy = set()
-        if self._table is not None:
-            self._drop(k + 1)
+        table = self._table
+        if table is None:
+            return
+        self._drop(k + 1)
+        if table.crossing and k + 1 == table.update:
+            self._act(k + 1)  # see [crossing]
 
     def maps_of(self, function: Any) -> list[LiveMap]:
         """Feature maps that a function's backward reads."""

@@ -138,14 +138,15 @@ class LiveMap:
                 return self._device.root(array)
         return None
 
+    # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:
-        self._root = self._transfer = None
-        self.state = State.RESIDENT
         for slot in self.slots:
             slot.put(self._device.restore(root, slot.view))
+        self.state = State.RESIDENT
+        self._root = self._transfer = None
 
     def _leave(self, state: State) -> None:
+        self.state = state
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
-        self.state = state

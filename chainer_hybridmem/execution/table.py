@@ -24,6 +24,8 @@ class ActionTable:
         replays (dict): Replays that run.
         storage_of (dict): Planned storage behind a slot.
         recipes (dict): Recipe of each forward operation.
+        crossing (dict): Storage of each parameter or state that moves, by its label.
+        update (int): Number of the update.
         passive (bool): Whether there is nothing to do at all.
     """
 
@@ -35,6 +37,8 @@ class ActionTable:
     replays: dict[int, list[Replay]]
     storage_of: dict[Slot, int]
     recipes: dict[int, Recipe]
+    crossing: dict[str, int]
+    update: int
     passive: bool
 
 
@@ -73,5 +77,11 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
         },
         recipes={recipe.operation: recipe for recipe in profile.recipes},
+        crossing={
+            profile.storages[m.storage].label: m.storage
+            for m in plan.maps
+            if m.action is Action.SWAP and profile.storages[m.storage].persistent
+        },
+        update=len(profile.operations) - 1,
         passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
     )

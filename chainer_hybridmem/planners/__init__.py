@@ -36,7 +36,12 @@ from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
 from chainer_hybridmem.planners.vdnn import vdnn_all, vdnn_conv
 from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
+    Problem,
+    crossing_of,
+    make_problem,
+)
 from chainer_hybridmem.units import parse_bytes
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
@@ -126,6 +131,7 @@ def make_plan(
     profile: Profile | Problem,
     memory_limit: int | str,
     planner: str = DEFAULT,
+    cross_iteration: CrossIteration = False,
     **options: Any,
 ) -> Plan:
     """Decides what happens to each feature map.
@@ -134,6 +140,9 @@ def make_plan(
         profile: A recorded iteration, or the problem made of it.
         memory_limit: Bytes, or text such as ``'16GiB'``.
         planner: Name of the planner.
+        cross_iteration: Whether parameters and optimizer states may leave, too:
+            ``'states'`` for the latter only, ``'all'`` or True for both. A problem
+            has been asked already.
         options: Options of that planner.
 
     Returns:
@@ -142,14 +151,26 @@ def make_plan(
     Raises:
         InfeasibleError: If the planner finds no plan inside the limit.
         UnknownNameError: If there is no such planner.
-        OptionError: If the planner has no such option, or not with this value.
+        OptionError: If the planner has no such option, or not with this value, or if
+            a problem was made with less ``cross_iteration``.
     """
     function = function_of(planner)
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
-    problem = profile if isinstance(profile, Problem) else make_problem(profile)
+    problem = _problem_of(profile, cross_iteration)
     plan = function(problem, limit_bytes, **options)
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
         plan, lower_bound_seconds=max(plan.lower_bound_seconds, bound)
     )
+
+
+def _problem_of(profile: Profile | Problem, cross_iteration: CrossIteration) -> Problem:
+    if not isinstance(profile, Problem):
+        return make_problem(profile, cross_iteration)
+    if not crossing_of(cross_iteration) <= crossing_of(profile.cross_iteration):
+        raise OptionError(
+            f'cross_iteration is {cross_iteration!r}, but the problem was made without '
+            'it; give it to make_problem.'
+        )
+    return profile

@@ -34,6 +34,9 @@ sources
     (``first_back``), unless it is released only after the first backward
     operation (``first_late``; such a map is not away until then).
 
+What crosses iterations is a map like any other: it is there before operation 0, no copy
+of it begins before the iteration does, and it is back before its first use.
+
 Why every plan satisfies them. A map that is swapped is away during k only if it is
 released before k or earlier and its swap-in starts before k + 1 or later. The release
 waits for the copy, which starts no sooner than forward's last use of the map; all
@@ -755,5 +758,7 @@ class _Chains:
     def _maker(self, item: int) -> int:
         """Operation whose replay makes an item; -1 if none does."""
         a, op = self.arrays, int(self.arrays.producer[item])
+        if op < 0:
+            return -1
         made = a.products[a.product_ptr[op] : a.product_ptr[op + 1]]
         return op if a.recipe_seconds[op] >= 0 and item in made else -1

@@ -110,18 +110,19 @@ class _Cuts(NamedTuple):
 def _make_cuts(problem: Problem) -> _Cuts:
     arrays, n_maps, n = problem.arrays, len(problem.maps), problem.arrays.first_backward
     _, items, readers = replay_reads(problem)
-    last_read = arrays.producer.copy()
+    producer = np.maximum(arrays.producer, 0)  # what crosses iterations stays
+    last_read = producer.copy()
     np.maximum.at(last_read, items, readers)
     maps, transients = np.arange(n_maps), np.unique(items[items >= n_maps])
     nbytes = np.where(problem.recomputable, arrays.size[:n_maps], 0)
-    made = np.bincount(arrays.producer[maps], nbytes, n)
-    crossing = _sums(arrays.producer[maps], last_read[maps], nbytes, n)
-    passing = _sums(arrays.producer[transients], last_read[transients], None, n)
+    made = np.bincount(producer[maps], nbytes, n)
+    crossing = _sums(producer[maps], last_read[maps], nbytes, n)
+    passing = _sums(producer[transients], last_read[transients], None, n)
     return _Cuts(
         total_bytes=np.concatenate([[0.0], np.cumsum(made)]),
         crossing_bytes=np.where(passing > 0, math.inf, crossing),
         nbytes=nbytes,
-        made=arrays.producer[maps],
+        made=producer[maps],
         last_read=last_read[maps],
     )
 

@@ -375,9 +375,12 @@ def anneal_round(
 
 
 def _kinds(problem: Problem) -> np.ndarray:
-    """(M,) number of the function that makes each map."""
+    """(M,) number of the function that makes each map; states are one kind, too."""
     operations = problem.profile.operations
-    names = [operations[s.producer].function for s in problem.maps]
+    names = [
+        s.category.value if s.persistent else operations[s.producer].function
+        for s in problem.maps
+    ]
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 

@@ -71,6 +71,7 @@ class _Walk:
         self.alive: dict[int, int] = {}  # storage to buffer
         self.passing: dict[int, int] = {}  # likewise, made by a replay for a while
         self.present: set[int] = set()  # planned maps on the device
+        self.crossing: dict[int, int] = {}  # storage to its buffer before operation 0
         self.held: list[int] = []  # to be freed when the graph dies
         self.changing: dict[int, list[MapPlan]] = defaultdict(list)
         self.replays: dict[int, list[Replay]] = defaultdict(list)
@@ -114,10 +115,10 @@ class _Walk:
 
     def _start(self) -> None:
         """What is there before the iteration: what it frees, and the rest."""
-        there = [s for s in self.profile.storages if s.allocated_at < 0]
+        there = [s for s in self.profile.storages if self._there_before(s)]
         rest = self.profile.initial_bytes - sum(s.nbytes for s in there)
         if rest < 0:  # what nothing frees may have been counted elsewhere
-            there = [s for s in there if s.freed_at >= 0]
+            there = [s for s in there if self._leaves(s)]
             rest = self.profile.initial_bytes - sum(s.nbytes for s in there)
         if rest < 0:
             raise FormatError(
@@ -126,8 +127,19 @@ class _Walk:
             )
         for storage in there:
             self.alive[storage.id] = self._new(storage.nbytes, f's{storage.id}')
+            if storage.id in self.entries:
+                self.present.add(storage.id)
+                self.crossing[storage.id] = self.alive[storage.id]
         if rest:
             self._new(rest, 'initial')
+
+    def _there_before(self, item: Storage) -> bool:
+        """Whether it is a buffer of its own; states that stay are one with the rest."""
+        stays = item.category is Category.OPTIMIZER_STATE and not self._leaves(item)
+        return item.allocated_at < 0 and not stays
+
+    def _leaves(self, item: Storage) -> bool:
+        return item.freed_at >= 0 or item.id in self.entries
 
     def _carried(self) -> tuple[tuple[int, int], ...]:
         """Pairs what stays behind with what the iteration starts with and frees.
@@ -137,17 +149,26 @@ class _Walk:
         """
         born = {e - 1 for e in self.events if e > 0}
         freed = [-e - 1 for e in self.events if e < 0]
+        pairs = self._returned(set(freed))
+        known = {buffer for pair in pairs for buffer in pair}
         taken: dict[int, list[int]] = defaultdict(list)
         for buffer in freed:
-            if buffer not in born:
+            if buffer not in born and buffer not in known:
                 taken[self.sizes[buffer]].append(buffer)
-        gone = set(freed)
-        pairs = []
+        gone = known.union(freed)
         for event in self.events:
             buffer = event - 1
             if event > 0 and buffer not in gone and taken[self.sizes[buffer]]:
                 pairs.append((buffer, taken[self.sizes[buffer]].pop(0)))
         return tuple(pairs)
+
+    def _returned(self, freed: set[int]) -> list[tuple[int, int]]:
+        """What crosses iterations and has left: where it is back, and where it was."""
+        return [
+            (self.alive[storage], buffer)
+            for storage, buffer in self.crossing.items()
+            if buffer in freed
+        ]
 
     # -- the walk ------------------------------------------------------------------
 
@@ -224,7 +245,8 @@ class _Walk:
 
     def _graph_dies(self) -> None:
         for storage in sorted(self.present):
-            if self.entries[storage].drop_before < 0:
+            persistent = self.profile.storages[storage].persistent
+            if self.entries[storage].drop_before < 0 and not persistent:
                 self._leave(storage)
         for storage in self.held:
             self._free(storage)

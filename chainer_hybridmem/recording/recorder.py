@@ -16,7 +16,8 @@ from typing import Any
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
-from chainer_hybridmem.execution.executor import Executor
+from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
+from chainer_hybridmem.owners import Owner
 from chainer_hybridmem.profile import (
     Category,
     Link,
@@ -294,7 +295,11 @@ class Recorder:
 
     # -- result ---------------------------------------------------------------
     def build(
-        self, link: Link, description: dict[str, Any], kinds: dict[int, Category]
+        self,
+        link: Link,
+        description: dict[str, Any],
+        kinds: dict[int, Category],
+        owners: dict[int, Owner] | None = None,
     ) -> Profile:
         """The profile; to be called at the start of the next iteration.
 
@@ -302,6 +307,7 @@ class Recorder:
             link: The measured link.
             description: Name, kind and versions of the device.
             kinds: What the model's own allocations hold.
+            owners: Who holds its parameters and optimizer states, by allocation id.
         """
         self._held = self._watch = self._walker = None
         self._chains.clear()
@@ -309,7 +315,7 @@ class Recorder:
         entries = self.device.take_events()
         sizes = {**self._sizes, **{abs(event): nbytes for event, nbytes in entries}}
         raw = [event for event, _ in entries]
-        return _Builder(self, raw, sizes, kinds).build(link, description)
+        return _Builder(self, raw, sizes, kinds, owners or {}).build(link, description)
 
 
 class _Builder:
@@ -321,8 +327,10 @@ class _Builder:
         raw: list[int],
         sizes: dict[int, int],
         kinds: dict[int, Category],
+        owners: dict[int, Owner],
     ) -> None:
         self.kinds = kinds
+        self.owners = owners
         self.recorder = recorder
         self.hooks = recorder._hooks
         self.steps = list(recorder._steps)
@@ -362,7 +370,8 @@ class _Builder:
         self.index: dict[int, int] = {}  # allocation id -> storage id
         for position in kept:
             self.index.setdefault(abs(self.raw[position]), len(self.index))
-        for allocation in (*self.recorder._slots, *self._read_ids()):
+        named = (*self.recorder._slots, *self._read_ids(), *self.owners)
+        for allocation in named:
             if allocation and allocation not in managed:
                 self.index.setdefault(allocation, len(self.index))
         self.events = [
@@ -394,7 +403,10 @@ class _Builder:
                 for allocation in set(step.reads):
                     if allocation in self.index:
                         reads[self.index[allocation]].append(k)
-        self.storages = []
+        self.backward_of: dict[int, list[int]] = {}
+        for k, step in enumerate(self.steps):
+            self.backward_of.setdefault(step.forward, []).append(k)
+        self.storages: list[Storage] = []
         for allocation, i in self.index.items():
             producer = self._operation_at(malloc[i]) if malloc[i] >= 0 else -1
             slots = tuple(self.recorder._slots.get(allocation, ()))
@@ -416,6 +428,25 @@ class _Builder:
                     slots=slots,
                 )
             )
+            if allocation in self.owners:
+                self.storages[i] = self._owned(allocation, self.storages[i])
+
+    def _owned(self, allocation: int, storage: Storage) -> Storage:
+        """A parameter or optimizer state by its name, with its uses if it may move."""
+        owner = self.owners[allocation]
+        nbytes = storage.nbytes or owner.nbytes
+        storage = dataclasses.replace(
+            storage, nbytes=nbytes, category=owner.category, label=owner.label
+        )
+        if storage.producer >= 0 or nbytes < MINIMUM_MAP_BYTES:
+            return storage
+        uses = {k for op in storage.forward_uses for k in self.backward_of.get(op, ())}
+        pinned = allocation in self.recorder.executor.pinned
+        return dataclasses.replace(
+            storage,
+            backward_uses=tuple(sorted({*uses, len(self.steps) - 1})),
+            releasable_from=-1 if pinned else max([-1, *storage.forward_uses]) + 1,
+        )
 
     def _category(self, producer: int, slots: tuple[Slot, ...], free: int) -> Category:
         if producer < 0:

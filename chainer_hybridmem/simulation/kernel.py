@@ -159,6 +159,9 @@ def _forward(
     load, peak, worst = 0, 0, 0
     born, dropped, started, head = 0, 0, 0, 0
     now, link_free = 0.0, 0.0
+    while born < n_maps and producer[by_producer[born]] < 0:
+        load += size[by_producer[born]]
+        born += 1
     for k in range(b0):
         while started < n_maps and copy_from[by_copy[started]] <= k:
             m = by_copy[started]

@@ -6,12 +6,17 @@ Notation used by this package:
 symbol     meaning
 =========  ==========================================================
 n          number of operations; b0 the first backward one
-M          number of feature maps a plan decides about
+M          number of maps a plan decides about: feature maps, and
+           what crosses iterations if that is asked for
 item       a feature map (0 .. M-1) or another storage a recompute
            passes through (M .. M+T-1): a transient, which forward
            drops, or one that is always there and only made twice
 fixed      load of everything a plan does not decide about
 =========  ==========================================================
+
+What crosses iterations is a map whose producer is -1: there before operation 0, its
+first use the first backward operation that reads it, its last use the update. Nobody
+can make it again, and it is never dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +26,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.profile import Category, Profile, Recipe, Storage, check_profile
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.profile import (
+    PERSISTENT,
+    Category,
+    Profile,
+    Recipe,
+    Storage,
+    check_profile,
+)
+
+CrossIteration = bool | str
+STATES, ALL = 'states', 'all'
+CROSSINGS: dict[CrossIteration, frozenset[Category]] = {
+    False: frozenset(),
+    STATES: frozenset({Category.OPTIMIZER_STATE}),
+    ALL: PERSISTENT,
+    True: PERSISTENT,
+}
 
 
 class Arrays(NamedTuple):
@@ -62,7 +85,10 @@ class Problem:
 
     Attributes:
         profile (Profile): Where it comes from.
-        maps (tuple of Storage): The feature maps, in order of production.
+        maps (tuple of Storage): What a plan decides about, by id: feature maps in
+            order of production, then what crosses iterations.
+        cross_iteration (bool or str): What crosses iterations; as in
+            :func:`crossing_of`.
         items (tuple of int): Storage id of every item.
         arrays (Arrays): For the compiled kernels.
         recomputable (ndarray): Whether each map can be made again exactly.
@@ -75,6 +101,7 @@ class Problem:
 
     profile: Profile
     maps: tuple[Storage, ...]
+    cross_iteration: CrossIteration
     items: tuple[int, ...]
     arrays: Arrays
     recomputable: np.ndarray
@@ -92,18 +119,57 @@ class Problem:
         return self.profile.compute_seconds
 
 
-def make_problem(profile: Profile) -> Problem:
+def crossing_of(cross_iteration: CrossIteration) -> frozenset[Category]:
+    """What may leave between its uses of two iterations.
+
+    Args:
+        cross_iteration: ``'states'`` for optimizer states, ``'all'`` or True for
+            parameters as well, False for nothing.
+
+    Raises:
+        OptionError: If it is something else.
+    """
+    if isinstance(cross_iteration, bool | str) and cross_iteration in CROSSINGS:
+        return CROSSINGS[cross_iteration]
+    raise OptionError(
+        f'cross_iteration is {cross_iteration!r}; False, True, {STATES!r} or {ALL!r} '
+        'is needed.'
+    )
+
+
+def decided_by(profile: Profile, plan: Plan) -> CrossIteration:
+    """What crosses iterations under a plan, as :func:`make_problem` wants it."""
+    kinds = {
+        profile.storages[entry.storage].category
+        for entry in plan.maps
+        if 0 <= entry.storage < len(profile.storages)
+    }
+    if Category.PARAMETER in kinds:
+        return ALL
+    return STATES if Category.OPTIMIZER_STATE in kinds else False
+
+
+def make_problem(profile: Profile, cross_iteration: CrossIteration = False) -> Problem:
     """Derives the simulator's arrays from a profile.
+
+    Args:
+        profile: A recorded iteration.
+        cross_iteration: What plans decide about besides feature maps; as in
+            :func:`crossing_of`.
 
     Raises:
         FormatError: If the profile contradicts itself.
+        OptionError: If ``cross_iteration`` cannot be.
     """
+    crossing = crossing_of(cross_iteration)
     check_profile(profile)
     b0 = profile.first_backward
     maps = tuple(
         s
-        for s in profile.feature_maps()
-        if _between_phases(s, b0) and s.releasable_from <= b0
+        for s in profile.storages
+        if (s.plannable or (s.persistent and s.category in crossing))
+        and _between_phases(s, b0)
+        and s.releasable_from <= b0
     )
     planned = {s.id for s in maps}
     transients = _transients(profile, planned)
@@ -146,6 +212,7 @@ def make_problem(profile: Profile) -> Problem:
     return Problem(
         profile=profile,
         maps=maps,
+        cross_iteration=cross_iteration,
         items=items,
         arrays=arrays,
         recomputable=_recomputable(arrays, len(maps)),
@@ -201,14 +268,18 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
 
     A planned map counts as fixed from its malloc to the end of the operation
     that produces it; from then on the plan decides. What the recording has
-    swapped but the plan may not stays until the graph dies.
+    swapped but the plan may not stays until the graph dies. What crosses
+    iterations is never part of it.
     """
     operations, events = profile.operations, profile.events
     held = _held_by_graph(profile) - planned
     waiting = 0
     starts = np.zeros(len(operations), np.int64)
     peaks = np.zeros(len(operations), np.int64)
-    load = profile.initial_bytes
+    storages = profile.storages
+    load = profile.initial_bytes - sum(
+        storages[s].nbytes for s in planned if storages[s].persistent
+    )
     for op in operations:
         last = op.index + 1 == len(operations)
         end = len(events) if last else operations[op.index + 1].first_event
@@ -219,7 +290,7 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
                 load -= waiting
                 waiting = 0
             event = events[position]
-            storage = profile.storages[abs(event) - 1]
+            storage = storages[abs(event) - 1]
             if storage.id in planned:
                 born += storage.nbytes if event > 0 else 0
                 load += storage.nbytes if event > 0 else 0
@@ -328,6 +399,8 @@ def _recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
     order = np.argsort(arrays.producer, kind='stable')
     for item in order:
         op = arrays.producer[item]
+        if op < 0:
+            continue
         needs = arrays.inputs[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]
         made = arrays.products[arrays.product_ptr[op] : arrays.product_ptr[op + 1]]
         result[item] = (

@@ -13,7 +13,7 @@ from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.simulation.problem import Problem, decided_by, make_problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,7 +154,10 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     """
     from chainer_hybridmem.validation import check_plan
 
-    problem = profile if isinstance(profile, Problem) else make_problem(profile)
+    if isinstance(profile, Problem):
+        problem = profile
+    else:
+        problem = make_problem(profile, decided_by(profile, plan))
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = kernel.lanes(

@@ -3,13 +3,15 @@
 import json
 
 import pytest
+import toys
 
 from chainer_hybridmem import library
 from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import PLANNERS
 from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.profile import Category
 from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.units import format_bound
+from chainer_hybridmem.units import format_bound, format_bytes
 from chainer_hybridmem.validation import check_plan
 
 LIMIT = ('--memory-limit', '60%')
@@ -54,6 +56,26 @@ def test_json_has_the_figures_of_the_plan(profile, hybridmem):
     assert figures['swap_bytes'] == figures['host_bytes'] == 60 * 2**20
     assert figures['stall_seconds'] == timeline.stall_seconds
     assert figures['simulations'] == plan.simulations
+
+
+@pytest.mark.parametrize('crossing', ['states', 'all'])
+def test_parameters_and_states_may_leave(crossing, folder, hybridmem):
+    profile = toys.with_persistent(toys.chain(), 1)
+    library.save(profile, 'p.json')
+    common = ('plan', 'p.json', *LIMIT, '--planner', 'swap-all')
+    arguments = (*common, '--cross-iteration', crossing)
+    status, out, err = hybridmem(*arguments, '-o', 'plan.json', '--json', 'f')
+    assert (status, err) == (0, '')
+    nbytes = sum(
+        s.nbytes
+        for s in profile.persistent_storages()
+        if crossing == 'all' or s.category is Category.OPTIMIZER_STATE
+    )
+    with open('f') as file:
+        assert json.load(file)['crossing_bytes'] == nbytes
+    assert f'{format_bytes(nbytes)} of what is swapped' in out
+    assert simulate(profile, library.load_plan('plan.json')).total_seconds > 0
+    assert 'parameters and states' not in hybridmem(*common)[1]
 
 
 def test_stalls_have_causes_longest_first(profile, hybridmem):

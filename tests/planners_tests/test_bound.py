@@ -80,9 +80,12 @@ def profiles() -> dict[str, Profile]:
     ):
         named[f'{name}, contention'] = toys.with_shares(named[name], *shares)
     named['network 3173'] = toys.random_network(3173, 4)
+    for name in (*CROSSING, 'network 2', 'network 5', 'skips, contention'):
+        named[f'{name}, crossing'] = toys.with_persistent(named[name], len(named), 0.5)
     return named
 
 
+CROSSING = ['uneven, slow back', 'uneven, slow out', 'heavy', 'graph 1']
 PROFILES = profiles()
 every_profile = pytest.mark.parametrize('name', list(PROFILES))
 
@@ -95,7 +98,7 @@ def long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def problem_of(name: str) -> Problem:
-    return make_problem(PROFILES[name])
+    return make_problem(PROFILES[name], cross_iteration=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,10 +324,12 @@ class Front:
 
 
 SMALL = ['uneven', 'uneven, slow back', 'uneven, slow out', 'dropout', 'heavy']
+ENUMERATED = [*SMALL, 'graph 0', 'network 2', 'network 3']
+ENUMERATED += [f'{name}, crossing' for name in CROSSING]
 MOST = 4000
 
 
-@pytest.mark.parametrize('name', [*SMALL, 'graph 0', 'network 2', 'network 3'])
+@pytest.mark.parametrize('name', ENUMERATED)
 def test_no_enumerated_plan_is_faster(name: str) -> None:
     """Every combination of positions; where they are too many, a large sample."""
     problem, front = problem_of(name), Front()

@@ -86,6 +86,35 @@ def test_plans_are_valid_and_keep_the_limit(name: str, network: str) -> None:
         assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize('cross_iteration', ['states', True])
+@every_planner
+def test_plans_for_what_crosses_iterations(name: str, cross_iteration: Any) -> None:
+    profile = toys.with_persistent(NETWORKS['residual'], 1)
+    problem = make_problem(profile, cross_iteration)
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    assert least < least_memory(make_problem(profile))[0]
+    options = {**OPTIONS.get(name, {}), 'cross_iteration': cross_iteration}
+    for limit in (least, (least + most) // 2):
+        try:
+            plan = make_plan(profile, limit, name, **options)
+        except InfeasibleError:
+            continue
+        assert max(check_plan(profile, plan, limit)) == plan.predicted_peak_bytes
+        seconds = simulate(profile, plan).total_seconds
+        assert seconds == pytest.approx(plan.predicted_seconds)
+        assert plan.lower_bound_seconds <= plan.predicted_seconds + 1e-9
+        assert {e.storage for e in plan.maps} == {s.id for s in problem.maps}
+
+
+def test_a_problem_has_to_be_asked_before() -> None:
+    profile = toys.with_persistent(toys.chain(), 1)
+    problem = make_problem(profile, cross_iteration='states')
+    with pytest.raises(OptionError, match='give it to make_problem'):
+        make_plan(problem, 2**40, cross_iteration='all')
+    with pytest.raises(OptionError, match="'parameters'; False, True, 'states'"):
+        make_problem(profile, cross_iteration='parameters')
+
+
 @every_planner
 def test_planning_is_deterministic(name: str) -> None:
     profile = NETWORKS['network 6']

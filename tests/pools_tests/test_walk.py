@@ -20,8 +20,8 @@ from chainer_hybridmem.validation import check_plan
 PLANNERS = ('in-core', 'swap-all', 'swap-opt', 'superneurons', 'pooch')
 
 
-def plans(profile):
-    problem = make_problem(profile)
+def plans(profile, cross_iteration=False):
+    problem = make_problem(profile, cross_iteration)
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     for planner in PLANNERS:
         for share in (0.0, 0.3, 0.7, 1.0):
@@ -43,6 +43,24 @@ def test_loads_are_those_of_the_checker(seed):
             assert trace.peak_load_bytes == max(loads)
             made += 1
     assert made > 4
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_loads_are_those_of_the_checker_with_what_crosses(seed):
+    profile = toys.with_persistent(toys.random_network(seed, 8), seed)
+    for plan in plans(profile, cross_iteration=True):
+        assert planned_trace(profile, plan).operation_loads() == check_plan(
+            profile, plan
+        )
+
+
+def test_what_crosses_comes_back_to_where_it_was():
+    profile = toys.with_persistent(toys.chain(6), 2)
+    plan = make_plan(profile, 2**40, 'swap-all', cross_iteration=True)
+    trace = planned_trace(profile, plan)
+    pairs = {(trace.name(left), trace.name(taken)) for left, taken in trace.carried}
+    moved = profile.persistent_storages()
+    assert pairs == {(f'in{s.id}', f's{s.id}') for s in moved}
 
 
 @pytest.mark.parametrize('seed', range(12))

@@ -1,0 +1,190 @@
+"""Parameters and optimizer states: where they are held, and what holds their place.
+
+Besides :mod:`chainer_hybridmem.graph` the only place that knows private fields.
+
+Note: [lazy owners]
+    A parameter or update rule whose array is leaving or away gets a class made of the
+    one it had. Whoever looks for the array brings it back first: an update, a
+    snapshot, an evaluation, a hook. So a plan that has been left, or that is wrong,
+    costs time and never contents. One question is answered without the array, because
+    ``cleargrads`` asks it between forward and backward: whether there is one. The node
+    of a parameter is asked by every backward function, before the hooks run: it says
+    None, and the hook brings back what the function reads.
+
+Note: [shared placeholders]
+    ``Link.copy`` makes parameters that share the list with the array, and one of them
+    cannot know that another one has emptied it. Such an array stays where it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.profile import Category
+
+_AWAY = '_hybridmem_away'
+
+
+class Owner:
+    """One array that a parameter or an update rule holds.
+
+    Attributes:
+        label (str): Path of the parameter; for a state its name behind a colon.
+        category (Category): What the array holds.
+    """
+
+    category: Category
+    _field: str  # attribute with the array's container
+
+    def __init__(self, label: str, holder: Any) -> None:
+        self.label = label
+        self._holder = holder
+
+    @property
+    def node(self) -> Any:
+        """The node of the graph that refers to the array; None for a state."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        array = self.get()
+        return 0 if array is None else int(array.nbytes)
+
+    def get(self) -> Array | None:
+        """The array; None if there is none or it is away."""
+        raise NotImplementedError
+
+    def alone(self) -> bool:
+        """Whether nobody else has the container of the array."""
+        return True
+
+    def put(self, array: Array | None) -> None:
+        """Fills or empties the container."""
+        raise NotImplementedError
+
+    def watch(self, bring_back: Callable[[], None]) -> None:
+        """``bring_back`` is called before anybody gets the array."""
+        away = self._holder.__dict__.setdefault(_AWAY, {})
+        away[self.label] = bring_back
+        if len(away) == 1:
+            self._holder.__class__ = _away_class(self._holder.__class__, self._field)
+
+    def unwatch(self) -> None:
+        """The array is there to stay."""
+        away = self._holder.__dict__.get(_AWAY, {})
+        if away.pop(self.label, None) is not None and not away:
+            self._holder.__class__ = type(self._holder).__base__
+            del self._holder.__dict__[_AWAY]
+
+
+class ParameterOwner(Owner):
+    """A parameter: its variable and the variable's node."""
+
+    category = Category.PARAMETER
+    _field = '_data'
+
+    def __init__(self, label: str, holder: Any) -> None:
+        super().__init__(label, holder)
+        self._retained = False  # whether the node had it, too
+
+    @property
+    def node(self) -> Any:
+        """See :class:`Owner`."""
+        return self._holder._node
+
+    def get(self) -> Array | None:
+        """See :class:`Owner`."""
+        return self._holder.__dict__['_data'][0]
+
+    def alone(self) -> bool:
+        """See [shared placeholders]."""
+        return sys.getrefcount(self._holder.__dict__['_data']) <= 2
+
+    def put(self, array: Array | None) -> None:
+        """See :class:`Owner`; the node has the array if it had it before."""
+        node, container = self._holder._node, self._holder.__dict__['_data']
+        if array is None:
+            self._retained = node._data is not None
+        container[0] = array
+        if self._retained:
+            node._data = array
+
+
+class StateOwner(Owner):
+    """One entry of an update rule's state."""
+
+    category = Category.OPTIMIZER_STATE
+    _field = '_state'
+
+    def __init__(self, label: str, holder: Any, name: str) -> None:
+        super().__init__(label, holder)
+        self._name = name
+
+    def get(self) -> Array | None:
+        """See :class:`Owner`."""
+        return (self._holder.__dict__['_state'] or {}).get(self._name)
+
+    def put(self, array: Array | None) -> None:
+        """See :class:`Owner`."""
+        self._holder.__dict__['_state'][self._name] = array
+
+
+def owners_of(model: chainer.Link) -> Iterator[Owner]:
+    """Every array of the model's parameters and of their update rules, by path."""
+    kinds = chainer.get_array_types()
+    seen: set[int] = set()
+    for path, parameter in model.namedparams(include_uninit=False):
+        if id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        yield ParameterOwner(path, parameter)
+        rule = parameter.update_rule
+        for name, value in (rule.state or {}).items() if rule is not None else ():
+            if isinstance(value, kinds):
+                yield StateOwner(f'{path}:{name}', rule, name)
+
+
+def is_parameter(node: Any) -> bool:
+    """Whether a reference of the graph is that of a parameter's own node."""
+    variable = getattr(node, 'get_variable_or_none', lambda: None)()
+    return isinstance(variable, chainer.Parameter)
+
+
+def _come_home(holder: Any) -> None:
+    for bring_back in list(holder.__dict__.get(_AWAY, {}).values()):
+        bring_back()
+
+
+@functools.cache
+def _away_class(kind: type, field: str) -> type:
+    """A class like ``kind`` that brings the field back; see [lazy owners]."""
+
+    def fetch(self: Any) -> Any:
+        _come_home(self)
+        return self.__dict__[field]
+
+    def store(self: Any, value: Any) -> None:
+        _come_home(self)
+        self.__dict__[field] = value
+
+    def copied(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any) -> Any:
+            _come_home(self)
+            return getattr(self, name)(*args)
+
+        return method
+
+    names: dict[str, Any] = {field: property(fetch, store)}
+    for name in ('__copy__', '__deepcopy__', '__reduce_ex__'):
+        if hasattr(kind, name):
+            names[name] = copied(name)
+    if issubclass(kind, chainer.Parameter):
+        names['is_initialized'] = property(lambda self: True)
+    return type(kind.__name__, (kind,), names)
