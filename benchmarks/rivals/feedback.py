@@ -6,9 +6,10 @@ Recorded are the seconds that compute waits for copies in every iteration. The s
 change is made in the simulator, with the profile and plan of each session: there
 feedback takes the lateness as its step, or the paper's 5 % of a copy's time.
 
-The link moves a third of all feature maps, each way, in the time of one in-core iteration;
-two thirds of what lies above parameters, gradients and optimizer state are inside the
-limit. Without ``--arena`` sessions have none, so that nothing but triggers changes.
+The link moves a third of all feature maps, each way, in the time of one in-core
+iteration; two thirds of what lies above parameters, gradients and optimizer state are
+inside the limit. Without ``--arena`` sessions have none, so that nothing but triggers
+changes.
 
     python benchmarks/rivals/feedback.py [--rounds 1] [--arena]
 """
