@@ -232,6 +232,7 @@ class Chains:
         self._arrays = arrays
         self._recomputable = recomputable
         self._recomputed: list[int] = []
+        self._known: dict[int, float] = {}  # seconds that have not changed since
         self._operations: list[set[int]] = []  # replayed for each map
         self._sources: list[set[int]] = []  # maps that these read
         for m, possible in enumerate(recomputable.tolist()):
@@ -259,8 +260,11 @@ class Chains:
 
     def seconds(self, m: int) -> float:
         """What recomputing map m adds: its chain, and what others repeat of it."""
-        if not self._recomputable[m]:
-            return math.inf
+        if m not in self._known:
+            self._known[m] = self._added(m) if self._recomputable[m] else math.inf
+        return self._known[m]
+
+    def _added(self, m: int) -> float:
         own = self._operations[m]
         repeated = (
             self._total(own - self._operations[other])
@@ -275,8 +279,11 @@ class Chains:
     def recompute(self, m: int) -> None:
         """Map m is recomputed from here on: whoever reads it makes it again."""
         self._recomputed.append(m)
-        for operations, sources in zip(self._operations, self._sources, strict=True):
-            if m in sources:
-                sources.remove(m)
-                sources |= self._sources[m]
-                operations |= self._operations[m]
+        readers = [r for r, sources in enumerate(self._sources) if m in sources]
+        for reader in readers:
+            self._sources[reader].remove(m)
+            self._sources[reader] |= self._sources[m]
+            self._operations[reader] |= self._operations[m]
+        for other in (m, *readers):  # and whose chains these make again
+            for changed in (other, *self._sources[other]):
+                self._known.pop(changed, None)
