@@ -92,7 +92,7 @@ def check_name(planner: str) -> str:
     Raises:
         UnknownNameError: Naming the planners there are.
     """
-    if planner not in PLANNERS and planner not in third_party.found():
+    if not isinstance(planner, str) or not _is_known(planner):
         known = names()
         close = difflib.get_close_matches(str(planner), known, 1)
         hint = f' Did you mean {close[0]!r}?' if close else ''
@@ -100,6 +100,11 @@ def check_name(planner: str) -> str:
             f'There is no planner {planner!r}.{hint} Planners: {", ".join(known)}.'
         )
     return planner
+
+
+def _is_known(planner: str) -> bool:
+    # Most names are ours: nobody need look what is installed.
+    return planner in PLANNERS or planner in third_party.found()
 
 
 def options_of(planner: str) -> list[str]:
