@@ -9,7 +9,12 @@ from chainer.training import extension
 
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.session import Session, check_switches, optimize
+from chainer_hybridmem.session import (
+    Session,
+    check_feedback,
+    check_switches,
+    optimize,
+)
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
@@ -38,6 +43,7 @@ class HybridMemory(extension.Extension):
         progress: As in :func:`chainer_hybridmem.optimize`.
         improve: As in :func:`chainer_hybridmem.optimize`.
         arena: As in :func:`chainer_hybridmem.optimize`.
+        feedback: As in :func:`chainer_hybridmem.optimize`.
         cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
@@ -66,11 +72,13 @@ class HybridMemory(extension.Extension):
         progress: bool | TextIO = False,
         improve: bool = False,
         arena: bool = True,
+        feedback: bool | None = None,
         cross_iteration: CrossIteration = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
+        check_feedback(feedback)
         crossing_of(cross_iteration)
         parse_bytes(memory_limit, 'memory_limit')
         if link_bandwidth is not None:
@@ -86,6 +94,7 @@ class HybridMemory(extension.Extension):
             'progress': progress,
             'improve': improve,
             'arena': arena,
+            'feedback': feedback,
             'cross_iteration': cross_iteration,
             **options,
         }

@@ -16,6 +16,7 @@ from typing import Any
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.planners.feedback import Feedback
 from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.profile import Profile
@@ -55,6 +56,7 @@ class Guide:
         timings (list): Times of the operations, per timed guided iteration.
         timed_again (bool): The plan has changed after it was timed.
         improvement (Improvement or None): The search for a better plan.
+        feedback (Feedback): Late swap-ins of the plan.
         logs (list): Guided iterations in a row, as long as there is no arena.
         arena (Arena or None): Places for what the plan's iterations allocate.
         spare_bytes (int): What plans must leave of the limit, because an iteration
@@ -73,6 +75,7 @@ class Guide:
         self.timings: list[list[Times]] = []
         self.timed_again = False
         self.improvement: Improvement | None = None
+        self.feedback = Feedback()
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
         self.begin_placing()
@@ -182,6 +185,7 @@ class Guide:
         if self.plan is None or _actions(plan) != _actions(self.plan):
             self.logs.clear()
             self.arena = None
+            self.feedback = Feedback()
         self.problem, self.plan = problem, plan
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)

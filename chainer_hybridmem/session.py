@@ -35,11 +35,18 @@ from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.feedback import (
+    moved_earlier,
+    noticeable,
+    with_measured_link,
+)
 from chainer_hybridmem.planners.improvement import Improvement
-from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
+from chainer_hybridmem.pools import planned_trace
+from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
@@ -56,6 +63,8 @@ from chainer_hybridmem.units import (
 _active = threading.local()
 LARGEST_GUIDE_COUNT = 16
 IMPROVABLE = 'hybrid'
+FED_BACK = 'capuchin'  # its swap-ins move by default
+FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
@@ -70,6 +79,7 @@ def optimize(
     progress: bool | TextIO = False,
     improve: bool = False,
     arena: bool = True,
+    feedback: bool | None = None,
     cross_iteration: CrossIteration = False,
     **options: Any,
 ) -> Session:
@@ -91,6 +101,8 @@ def optimize(
             them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
             that nothing is lost to fragmentation; see docs/memory.md.
+        feedback: Whether swap-ins that were late begin earlier in later iterations,
+            as far as the plan's memory allows; None: with planner ``capuchin``.
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/memory.md, What crosses iterations.
@@ -113,8 +125,9 @@ def optimize(
         progress,
         improve,
         arena,
-        options,
+        feedback,
         cross_iteration,
+        options,
     )
 
 
@@ -145,8 +158,9 @@ class Session(chainer.FunctionHook):
         progress: bool | TextIO,
         improve: bool,
         arena: bool,
+        feedback: bool | None,
+        cross_iteration: CrossIteration,
         options: dict[str, Any],
-        cross_iteration: CrossIteration = False,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -156,12 +170,14 @@ class Session(chainer.FunctionHook):
         self.planner = check_name(planner)
         self.planner_options = check_options(planner, options)
         check_switches(improve=improve, arena=arena)
+        check_feedback(feedback)
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
             )
         self._improve = improve
         self._use_arena = arena
+        self._feedback = feedback
         crossing_of(cross_iteration)  # or it cannot be
         self._cross_iteration = cross_iteration
         self._improvements: list[Improvement] = []
@@ -188,6 +204,7 @@ class Session(chainer.FunctionHook):
         self._recorder: Recorder | None = None
         self._stopwatch: Stopwatch | None = None
         self._tracer: Tracer | None = None
+        self._lateness: Lateness | None = None
         self._log: AllocationLog | None = None
         self._places_before = self.device.place_figures()
         self._placing = False  # whether allocations have planned places now
@@ -444,8 +461,10 @@ class Session(chainer.FunctionHook):
             self._stopwatch.enter()
         guided = self._matching and guide.stage is Stage.GUIDED
         if self._trace_next and guided:
-            self._tracer = self._executor.tracer = Tracer(self.device)
+            self._tracer = self._executor.observer = Tracer(self.device)
             self._tracer.enter()
+        elif guided and guide.timed and self._feeds_back:
+            self._lateness = self._executor.observer = Lateness(self.device)
         if self._use_arena and guided:
             self._begin_placing(guide)
         self.device.reset_peak()
@@ -459,10 +478,13 @@ class Session(chainer.FunctionHook):
         self._record_statistics(seconds)
         recorder, guide, watch = self._recorder, self._guide, self._stopwatch
         self._recorder = self._stopwatch = None
+        lateness, self._lateness = self._lateness, None
         assert guide is not None
+        followed = guide.plan
         if self._matching and self._position != len(guide.keys):
             self._deviate()
         self._finish_trace(guide)
+        self._executor.observer = None
         log, self._log = self._log, None
         self._stop_placing()
         if log is not None:
@@ -478,6 +500,9 @@ class Session(chainer.FunctionHook):
             _uncounted(self._lay_out, guide)
         if self._improve and self._matching and guide.timed:
             _uncounted(self._adopt, guide)
+        if lateness is not None and self._matching and guide.plan is followed:
+            self.device.synchronize()
+            _uncounted(self._move_late, guide, lateness)
         if recorder is None:
             return
         self._executor.settle()
@@ -554,7 +579,7 @@ class Session(chainer.FunctionHook):
     def _stop_tracing(self) -> None:
         if self._tracer is not None:
             self._tracer.close()
-        self._tracer = self._executor.tracer = None
+        self._tracer = self._executor.observer = None
 
     @property
     def settled(self) -> bool:
@@ -651,7 +676,55 @@ class Session(chainer.FunctionHook):
         for guide in self._guides:
             guide.improvement = None
 
+    # -- feedback -------------------------------------------------------------
+    @property
+    def _feeds_back(self) -> bool:
+        if self._feedback is None:
+            return self.planner == FED_BACK
+        return self._feedback
+
+    def _move_late(self, guide: Guide, lateness: Lateness) -> None:
+        """Swap-ins that are late again and again begin earlier from now on."""
+        problem, plan = guide.problem, guide.plan
+        assert problem is not None and plan is not None
+        late = guide.feedback.take(noticeable(problem, lateness.late_seconds()))
+        if not late:
+            return
+        problem = with_measured_link(
+            problem,
+            plan,
+            lateness.copy_seconds('swap-out'),
+            lateness.copy_seconds('swap-in'),
+        )
+        moved = self._moved_earlier(guide, problem, plan, late)
+        if moved is plan:
+            guide.feedback.settle(late)
+            return
+        self._tell(f'{len(late)} swap-ins were late: they begin earlier')
+        bound = lower_bound(problem, self.limit_bytes).seconds
+        self._follow(
+            guide, problem, dataclasses.replace(moved, lower_bound_seconds=bound)
+        )
+
+    def _moved_earlier(
+        self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
+    ) -> Plan:
+        """The plan with triggers as much earlier as the arena lets them be."""
+        for share in FEEDBACK_SHARES:
+            part = {storage: share * seconds for storage, seconds in late.items()}
+            moved = moved_earlier(problem, plan, part)
+            if moved is plan or self._arena_fits(guide, problem, moved):
+                return moved
+        return plan
+
     # -- arena ----------------------------------------------------------------
+    def _arena_fits(self, guide: Guide, problem: Problem, plan: Plan) -> bool:
+        """Whether a plan needs no arena, or one that fits as far as its trace tells."""
+        if not (self._use_arena and guide.wants_arena):
+            return True
+        arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
+        return arena.footprint_bytes + guide.spare_bytes <= self.limit_bytes
+
     def _begin_placing(self, guide: Guide) -> None:
         """Allocations of this iteration get their places, or are logged."""
         if guide.arena is not None:
@@ -975,6 +1048,16 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NumPy's own handler.
     """
     return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
+def check_feedback(feedback: bool | None) -> None:
+    """Refuses what is neither a bool nor None.
+
+    Raises:
+        OptionError: With the value.
+    """
+    if feedback is not None and not isinstance(feedback, bool):
+        raise OptionError(f'feedback is {feedback!r}; True, False or None is needed.')
 
 
 def check_switches(**values: Any) -> None:

@@ -13,6 +13,14 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+# Planners that do what they do under every limit.
+BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
+# What planners have to be told to act, and to be quick about it.
+OPTIONS: dict[str, dict[str, Any]] = {
+    'exact': {'time_limit': 5.0},
+    'manual': {'actions': {'*': 'swap', '*MaxPoolingND': 'recompute'}},
+}
+
 
 class Square(chainer.Function):
     """An old-style function: it retains all its inputs."""

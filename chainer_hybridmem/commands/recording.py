@@ -127,6 +127,8 @@ def open_session(
         progress or False,
         improve=False,
         arena=False,
+        feedback=False,
+        cross_iteration=False,
         options={},
     )
 

@@ -115,13 +115,17 @@ class CopyThread:
         self, name: str, bandwidth: float | None, latency_seconds: float
     ) -> None:
         self._name = name
-        self._bandwidth = bandwidth
         self._latency = latency_seconds
-        self._throttled = bandwidth is not None or latency_seconds > 0
+        self.throttle(bandwidth)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._last: HostCompletion | None = None
         self._thread: threading.Thread | None = None
         self._free_from = 0.0
+
+    def throttle(self, bandwidth: float | None) -> None:
+        """From the next copy on another bandwidth; None for no limit."""
+        self._bandwidth = bandwidth
+        self._throttled = bandwidth is not None or self._latency > 0
 
     def submit(
         self, transfer: HostTransfer, space: Space, address: int, outward: bool

@@ -326,6 +326,21 @@ class HostDevice(Device):
         self._h2d.submit(transfer, space, _address(root), outward=False)
         return transfer
 
+    def throttle(self, link_bandwidth: float | None) -> None:
+        """Makes the link another one, from the next copy on.
+
+        Args:
+            link_bandwidth: Bytes per second and direction; None for as fast as the
+                machine can.
+
+        Raises:
+            OptionError: If the number is out of range.
+        """
+        _check_options(self.limit_bytes, link_bandwidth, 0.0)
+        self._bandwidth = link_bandwidth
+        self._d2h.throttle(link_bandwidth)
+        self._h2d.throttle(link_bandwidth)
+
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, HostTransfer)
         completion = transfer.completion

@@ -41,7 +41,7 @@ from chainer_hybridmem.profile import Recipe, SlotKind
 from chainer_hybridmem.recompute import passes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.recording.tracer import Tracer
+    from chainer_hybridmem.recording.observer import Observer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
@@ -81,7 +81,7 @@ class Executor:
         self.device = device
         self.minimum_map_bytes = minimum_map_bytes
         self.counters = Counters()
-        self.tracer: Tracer | None = None
+        self.observer: Observer | None = None
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -330,8 +330,8 @@ class Executor:
             if storage in maps:
                 self._release(maps[storage])
         self._drop(k)
-        if self.tracer is not None:
-            self.tracer.released()
+        if self.observer is not None:
+            self.observer.released()
         for storage in table.swap_ins.get(k, ()):
             if storage in maps:
                 counters.swapped_in_bytes += self._start_swap_in(maps[storage])
@@ -350,44 +350,44 @@ class Executor:
             if live is None:
                 continue
             if self._waits(live):
-                assert self.tracer is not None
+                assert self.observer is not None
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
-                self.tracer.wait(kind, live.storage, live.drop)
+                self.observer.wait(kind, live.storage, live.drop)
             else:
                 live.drop()
 
     # Each of these is traced where somebody wants to know.
     def _waits(self, live: LiveMap) -> bool:
         """Whether a wait for a copy is to be traced; nothing keeps the copy."""
-        if self.tracer is None or live.transfer is None:
+        if self.observer is None or live.transfer is None:
             return False
         return not live.transfer.done()
 
     def _start_swap_out(self, live: LiveMap) -> int:
         nbytes = live.start_swap_out()
-        if nbytes and self.tracer is not None and live.transfer is not None:
-            self.tracer.copy('swap-out', live.storage, live.transfer.span())
+        if nbytes and self.observer is not None and live.transfer is not None:
+            self.observer.copy('swap-out', live.storage, live.transfer.span())
         return nbytes
 
     def _start_swap_in(self, live: LiveMap) -> int:
         nbytes = live.start_swap_in()
-        if nbytes and self.tracer is not None and live.transfer is not None:
-            self.tracer.copy('swap-in', live.storage, live.transfer.span())
+        if nbytes and self.observer is not None and live.transfer is not None:
+            self.observer.copy('swap-in', live.storage, live.transfer.span())
         return nbytes
 
     def _release(self, live: LiveMap) -> None:
         if self._waits(live):
-            assert self.tracer is not None
-            self.tracer.wait('swap-out', live.storage, live.release)
+            assert self.observer is not None
+            self.observer.wait('swap-out', live.storage, live.release)
         else:
             live.release()
 
     def _finish_swap_in(self, live: LiveMap) -> None:
-        if live.state is State.COMING and self.tracer is not None:
+        if live.state is State.COMING and self.observer is not None:
             if live.storage >= 0:
-                self.tracer.use(live.storage)
+                self.observer.use(live.storage)
             if self._waits(live):
-                self.tracer.wait('swap-in', live.storage, live.finish_swap_in)
+                self.observer.wait('swap-in', live.storage, live.finish_swap_in)
                 return
         live.finish_swap_in()
 
@@ -396,10 +396,10 @@ class Executor:
         try:
             for replay in replays:
                 recipe = table.recipes[replay.operation]
-                if self.tracer is None:
+                if self.observer is None:
                     self._replay(replay, recipe, products)
                 else:
-                    self.tracer.replay(
+                    self.observer.replay(
                         replay.operation,
                         functools.partial(self._replay, replay, recipe, products),
                     )

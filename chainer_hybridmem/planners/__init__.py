@@ -23,6 +23,7 @@ from chainer_hybridmem.planners.autoswap import (
     autoswap_wdoa,
 )
 from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
@@ -61,6 +62,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'autoswap-wdoa': autoswap_wdoa,
     'autoswap-swdoa': autoswap_swdoa,
     'autoswap-bo': autoswap_bo,
+    'capuchin': capuchin,
     'manual': manual,
     'exact': exact,
     'hybrid': hybrid,
@@ -90,8 +92,7 @@ def check_name(planner: str) -> str:
     Raises:
         UnknownNameError: Naming the planners there are.
     """
-    text = isinstance(planner, str)
-    if not text or (planner not in PLANNERS and planner not in third_party.found()):
+    if not isinstance(planner, str) or not _is_known(planner):
         known = names()
         close = difflib.get_close_matches(str(planner), known, 1)
         hint = f' Did you mean {close[0]!r}?' if close else ''
@@ -99,6 +100,11 @@ def check_name(planner: str) -> str:
             f'There is no planner {planner!r}.{hint} Planners: {", ".join(known)}.'
         )
     return planner
+
+
+def _is_known(planner: str) -> bool:
+    # Most names are ours: nobody need look what is installed.
+    return planner in PLANNERS or planner in third_party.found()
 
 
 def options_of(planner: str) -> list[str]:

@@ -31,6 +31,7 @@ _RANGES = {
     'smallest_bytes': _Range(True, 0, _COUNTED, 'must not be negative'),
     'evaluations': _Range(True, 1, 10_000, 'must be above zero'),
     'seed': _Range(True, 0, _COUNTED, 'must not be negative'),
+    'rehearsals': _Range(True, 0, _COUNTED, 'must not be negative'),
     'margin': _Range(False, 0, math.inf, 'must not be negative'),
     'segments': _Range(True, 1, _COUNTED, 'must be above zero', optional=True),
     'most_lower_sets': _Range(True, 1, _COUNTED, 'must be above zero'),

@@ -193,6 +193,19 @@ def test_impossible_options(limit, bandwidth, latency):
         HostDevice(limit, bandwidth, None, latency)
 
 
+def test_the_link_may_change(open_host):
+    device = open_host(64 * _MIB, link_bandwidth=100e6)
+    device.throttle(50e6)
+    assert device.describe()['link_bandwidth'] == 50e6
+    root = device.allocate(5_000_000)
+    copy, transfer = device.swap_out(root, None)
+    device.wait(transfer)
+    assert transfer.seconds() >= 0.099  # as long as 50 MB/s take at least
+    copy.close()
+    with pytest.raises(OptionError, match='link_bandwidth is 0'):
+        device.throttle(0)
+
+
 # -- copies -----------------------------------------------------------------
 @pytest.mark.parametrize('nbytes', [_MIB, 4 * _MIB])
 def test_throttle(open_host, nbytes):

@@ -68,8 +68,9 @@ def peak():
 
 @pytest.mark.parametrize('planner', [p for p in planners.PLANNERS if p != 'in-core'])
 def test_same_bits_inside_the_limit(planner, in_core, peak):
-    limit = int(peak * (1 if planner == 'checkpoint-speed' else 0.75))
-    result, session = train(memory_limit=limit, planner=planner)
+    limit = int(peak * (1 if planner in networks.BLIND else 0.75))
+    options = networks.OPTIONS.get(planner, {})
+    result, session = train(memory_limit=limit, planner=planner, **options)
     networks.assert_same(in_core, result)
     figures = session.statistics()
     assert figures['state'] == 'guided'

@@ -37,11 +37,8 @@ def peak(data):
 @pytest.mark.parametrize('planner', PLANNERS)
 @pytest.mark.parametrize('where', ['ram', 'file'])
 def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_path):
-    static = ('in-core', 'checkpoint-speed')  # these do not look at the limit
-    limit = peak if planner in static else int(peak * 0.72)
+    limit = peak if planner in networks.BLIND else int(peak * 0.72)
     options = {'swap_dir': str(tmp_path)} if where == 'file' else {}
-    if planner == 'exact':
-        options['time_limit'] = 5.0
     result, session = networks.train(
         networks.Everything,
         data,
@@ -49,6 +46,7 @@ def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_pat
         planner=planner,
         link_bandwidth='2GB/s',
         **options,
+        **networks.OPTIONS.get(planner, {}),
     )
     networks.assert_same(in_core, result)
     figures = session.statistics()

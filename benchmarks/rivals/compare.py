@@ -1,0 +1,134 @@
+"""Every planner on every shipped profile, from the least memory to the in-core peak.
+
+    python benchmarks/rivals/compare.py [--sweep N] [--profile NAME ...] [--redraw]
+
+What ``hybridmem compare --sweep`` does, kept as a result. ``exact`` is left out (it
+starts from hybrid's plan and proves), and so is ``manual`` (it does what it is told).
+Fails if any planner is faster than the default one anywhere. Writes
+``rivals_compare.json``, ``.md`` and ``.png`` to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import common
+
+from chainer_hybridmem import shipped_profiles
+from chainer_hybridmem.commands import compare
+from chainer_hybridmem.commands.progress import Progress
+from chainer_hybridmem.planners import DEFAULT, names
+from chainer_hybridmem.reporting import comparison_plot
+from chainer_hybridmem.reporting.comparison import summary
+
+Row = dict[str, Any]
+
+NAME = 'rivals_compare'
+LEFT_OUT = ('exact', 'manual')
+LEVEL = 1e-6  # of the time; a plan this much faster is as fast
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--sweep', type=int, default=6, help='limits for each profile')
+    parser.add_argument('--profile', nargs='+', default=shipped_profiles())
+    parser.add_argument('--redraw', action='store_true', help='from the JSON file')
+    options = parser.parse_args()
+    if options.redraw:
+        with open(_path('json'), encoding='utf-8') as file:
+            body = json.load(file)
+        publish(body['rows'], body['peaks'])
+        return 0
+    planners = [name for name in names() if name not in LEFT_OUT]
+    problems = compare.read_problems(options.profile)
+    cases = [
+        compare.Case(path, problem, limit)
+        for path, problem in problems.items()
+        for limit in compare.choose_limits(problem, None, options.sweep)
+    ]
+    progress = Progress(len(cases) * len(planners), sys.stderr)
+    rows = []
+    for case in cases:
+        rows += compare.compare_all(case, planners, {}, progress)
+    peaks = {path: problem.in_core_peak_bytes for path, problem in problems.items()}
+    common.save(NAME, {'peaks': peaks, 'rows': rows})
+    publish(rows, peaks)
+    beaten = faster(rows)
+    for row in beaten:
+        print(f'faster than {DEFAULT}: {row}')
+    return 1 if beaten else 0
+
+
+def faster(rows: list[Row]) -> list[str]:
+    """Where a planner is faster than the default one, or fits where that does not."""
+    ours = {
+        (row['profile'], row['memory_limit_bytes']): row
+        for row in rows
+        if row['planner'] == DEFAULT
+    }
+    result = []
+    for row in rows:
+        if not row['fits']:
+            continue
+        own = ours[row['profile'], row['memory_limit_bytes']]
+        if (
+            not own['fits']
+            or row['iteration_seconds'] < (1 - LEVEL) * own['iteration_seconds']
+        ):
+            result.append(
+                f'{row["planner"]} on {row["profile"]} in {row["memory_limit_bytes"]}'
+            )
+    return result
+
+
+def _path(kind: str) -> str:
+    return os.path.join(common.ROOT, 'benchmarks', 'results', f'{NAME}.{kind}')
+
+
+def publish(rows: list[Row], peaks: dict[str, int]) -> None:
+    """Writes and prints the summary and one table per profile, draws the picture."""
+    parts = [
+        '# Every planner on every shipped profile',
+        f'{len(peaks)} profiles, limits from the least memory of any plan to the '
+        f'in-core peak. Over all of them, best first:',
+        f'```\n{summary(rows)}\n```',
+    ]
+    for profile, peak in peaks.items():
+        here = [row for row in rows if row['profile'] == profile]
+        parts += [f'## {profile}', overheads(here, peak)]
+    text = '\n\n'.join([*parts, ''])
+    with open(_path('md'), 'w', encoding='utf-8') as file:
+        file.write(text)
+    print(text)
+    comparison_plot.draw(rows, _path('png'), peaks, names(), DEFAULT)
+
+
+def overheads(rows: list[Row], peak: int) -> str:
+    """One row for each planner, one column for each limit, and the bound."""
+    limits = list(dict.fromkeys(row['memory_limit_bytes'] for row in rows))
+    by_planner: dict[str, Row] = {}
+    bound: Row = {'planner': 'bound'}
+    for row in rows:
+        title = f'{row["memory_limit_bytes"] / peak:.0%}'
+        line = by_planner.setdefault(row['planner'], {'planner': row['planner']})
+        line[title] = row['overhead'] if row['fits'] else None
+        if row['fits'] and row['planner'] == DEFAULT:
+            seconds = row['lower_bound_seconds']
+            bound[title] = seconds / row['in_core_seconds'] - 1
+    columns = {f'{limit / peak:.0%}': _percent for limit in limits}
+    return common.table([*by_planner.values(), bound], {'planner': str, **columns})
+
+
+def _percent(value: float | None) -> str:
+    return '' if value is None else f'{value:+.1%}'
+
+
+if __name__ == '__main__':
+    sys.exit(main())
