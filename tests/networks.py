@@ -13,7 +13,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-
 # Planners that do what they do under every limit.
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
 # What planners have to be told to act, and to be quick about it.
