@@ -26,14 +26,20 @@ from chainer_hybridmem.simulation.problem import Problem
 
 def vdnn_all(problem: Problem, limit_bytes: int) -> Plan:
     """Swaps every feature map."""
-    return _offload('vdnn-all', problem, limit_bytes, np.ones(len(problem.maps), bool))
+    return _offload('vdnn-all', problem, limit_bytes, _made_in_forward(problem))
 
 
 def vdnn_conv(problem: Problem, limit_bytes: int) -> Plan:
     """Swaps what convolutions read in backward."""
     reads = _convolutions(problem.profile)
     read = [any(reads[k] for k in s.backward_uses) for s in problem.maps]
-    return _offload('vdnn-conv', problem, limit_bytes, np.array(read, bool))
+    leaves = _made_in_forward(problem) & np.array(read, bool)
+    return _offload('vdnn-conv', problem, limit_bytes, leaves)
+
+
+def _made_in_forward(problem: Problem) -> np.ndarray:
+    """(M,) whether it is a feature map: parameters never leave."""
+    return problem.arrays.producer[: len(problem.maps)] >= 0
 
 
 def _offload(
