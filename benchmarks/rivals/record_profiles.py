@@ -5,10 +5,10 @@
                                                 [--output FOLDER]
 
 ``*-host``: recorded on this machine's CPU, copies throttled to 72 MB/s as in
-README.md, Figures. The shipped ones were made with OPENBLAS_NUM_THREADS=1: on a busy
-machine the threads of BLAS wait for each other. ``*-estimated``: extrapolated from two
-small recordings onto the model of a GPU. With ``--gpu``, instead: recorded on the GPU
-of this machine, as ``*-LABEL`` (default ``h200``).
+README.md, Figures; on a quiet machine, for on a busy one the threads of BLAS wait for
+each other. ``*-estimated``: extrapolated from two small recordings onto the model of a
+GPU. With ``--gpu``, instead: recorded on the GPU of this machine, as ``*-LABEL``
+(default ``h200``).
 
 What is recorded is recorded in several rounds; the shortest time of each operation
 counts. Times have six significant digits.
