@@ -35,7 +35,7 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, SWAP, Candidate, Search
+from chainer_hybridmem.planners.base import KEEP, SWAP, Candidate, Search, kept_load
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
@@ -148,7 +148,7 @@ class _Selection:
         self.search = Search(problem, limit_bytes, barrier=False)
         self.size = a.size[:n_maps]
         self.seconds = a.seconds
-        self.load = _load(problem)
+        self.load = kept_load(problem)
         self.gap = np.stack([a.copy_from, a.first_use], axis=1)
         ends = np.append(0.0, np.cumsum(a.seconds))
         copies = problem.swap_out_seconds + problem.swap_in_seconds
@@ -185,16 +185,6 @@ class _Selection:
     def _order(self, score: np.ndarray) -> Iterator[int]:
         """Candidates by descending score, then the others."""
         yield from np.lexsort((-score, ~self.is_candidate)).tolist()
-
-
-def _load(problem: Problem) -> np.ndarray:
-    """(n,) highest load of each operation with every map kept to its last use."""
-    a = problem.arrays
-    change = np.zeros(len(a.seconds) + 1, np.int64)
-    n_maps = len(problem.maps)
-    np.add.at(change, a.producer[:n_maps] + 1, a.size[:n_maps])
-    np.add.at(change, a.last_use + 1, -a.size[:n_maps])
-    return np.cumsum(change)[:-1] + a.fixed_peak
 
 
 # -- scores ------------------------------------------------------------------------

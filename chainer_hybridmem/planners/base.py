@@ -235,6 +235,15 @@ class Search:
         )
 
 
+def kept_load(problem: Problem) -> np.ndarray:
+    """(n,) highest load of each operation if every map is kept to its last use."""
+    a, n_maps = problem.arrays, len(problem.maps)
+    change = np.zeros(len(a.seconds) + 1, np.int64)
+    np.add.at(change, a.producer[:n_maps] + 1, a.size[:n_maps])
+    np.add.at(change, a.last_use + 1, -a.size[:n_maps])
+    return np.cumsum(change)[:-1] + a.fixed_peak
+
+
 def least_memory(problem: Problem) -> tuple[int, int]:
     """Smallest limit under which any plan exists, and the operation that sets it.
 

@@ -55,7 +55,13 @@ from typing import NamedTuple
 import numpy as np
 
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planners.base import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    kept_load,
+)
 from chainer_hybridmem.planners.feedback import reachable, rehearsed, with_swap_ins
 from chainer_hybridmem.planners.superneurons import give_up_recomputes
 from chainer_hybridmem.simulation import kernel
@@ -118,14 +124,11 @@ def capuchin(problem: Problem, limit_bytes: int, rehearsals: int = REHEARSALS) -
 
 def in_core_usage(problem: Problem, limit_bytes: int) -> Usage:
     """Times and loads of the iteration without swap and recompute."""
-    a, n_maps = problem.arrays, len(problem.maps)
+    a = problem.arrays
     work = kernel.make_work(a)
     work.swap_out[:] = -1
     kernel.lanes(a, problem.swap_out_seconds, problem.swap_in_seconds, work)
-    change = np.zeros(len(a.seconds) + 1, np.int64)
-    np.add.at(change, a.producer[:n_maps] + 1, a.size[:n_maps])
-    np.add.at(change, a.last_use + 1, -a.size[:n_maps])
-    load = np.cumsum(change)[:-1] + a.fixed_peak
+    load = kept_load(problem)
     peak = load > limit_bytes
     ends = np.where(peak, np.arange(len(peak)) + 1, 0)
     after_peak = np.maximum.accumulate(np.append(a.first_backward, ends[:-1]))
