@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import common
+from PIL import Image
 
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import compare
@@ -32,6 +33,8 @@ Row = dict[str, Any]
 
 NAME = 'rivals_compare'
 LEFT_OUT = ('exact', 'manual')
+BULKY = ('reason', 'longest_stalls')
+COLORS = 64  # of the picture, which has few
 LEVEL = 1e-6  # of the time; a plan this much faster is as fast
 
 
@@ -58,7 +61,8 @@ def main() -> int:
     for case in cases:
         rows += compare.compare_all(case, planners, {}, progress)
     peaks = {path: problem.in_core_peak_bytes for path, problem in problems.items()}
-    common.save(NAME, {'peaks': peaks, 'rows': rows})
+    kept = [{k: v for k, v in row.items() if k not in BULKY} for row in rows]
+    common.save(NAME, {'peaks': peaks, 'rows': kept})
     publish(rows, peaks)
     beaten = faster(rows)
     for row in beaten:
@@ -108,6 +112,9 @@ def publish(rows: list[Row], peaks: dict[str, int]) -> None:
         file.write(text)
     print(text)
     comparison_plot.draw(rows, _path('png'), peaks, names(), DEFAULT)
+    with Image.open(_path('png')) as picture:
+        small = picture.convert('RGB').quantize(COLORS)
+    small.save(_path('png'), optimize=True)
 
 
 def overheads(rows: list[Row], peak: int) -> str:

@@ -18,7 +18,13 @@ MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>')
 LINES = ('-', '--', '-.')
 THIN = {'linewidth': 1.2, 'markersize': 5, 'zorder': 3}
 # Thick and below the others, so that both are seen where lines meet.
-EMPHASIS = {'color': '#111827', 'linewidth': 4.0, 'markersize': 9, 'zorder': 2}
+EMPHASIS = {
+    'color': '#111827',
+    'linestyle': '-',
+    'linewidth': 4.0,
+    'markersize': 9,
+    'zorder': 2,
+}
 BOUND_COLOUR = '#d9dde2'
 BOUND = {'color': '#5a6470', 'marker': '_', 'linestyle': ':'}
 # Overheads from nothing to several times: percent, logarithmic above the first.
