@@ -166,7 +166,9 @@ def make_plan(
     plan = function(problem, limit_bytes, **options)
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
-        plan, lower_bound_seconds=max(plan.lower_bound_seconds, bound)
+        plan,
+        options={**options, **plan.options},
+        lower_bound_seconds=max(plan.lower_bound_seconds, bound),
     )
 
 

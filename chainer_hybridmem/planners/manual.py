@@ -85,7 +85,7 @@ def _named(problem: Problem, pattern: str) -> np.ndarray:
         or fnmatch.fnmatchcase(f'{storage.label}@{storage.producer}', pattern)
         for storage in problem.maps
     ]
-    if not any(named):
+    if labels and not any(named):
         close = difflib.get_close_matches(pattern, sorted(set(labels)), 3, 0.3)
         hint = f' Some there are: {", ".join(close)}.' if close else ''
         raise OptionError(
