@@ -36,6 +36,10 @@ class PlanError(HybridMemoryError, RuntimeError):
     """A plan breaks a rule; the message names the rule and the position."""
 
 
+class PlannerError(PlanError):
+    """A planner of another package fails, or returns what is no plan."""
+
+
 class SwapStoreError(HybridMemoryError, OSError):
     """The place where swapped feature maps live cannot be used."""
 

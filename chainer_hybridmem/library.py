@@ -28,6 +28,9 @@ def load_profile(path: str) -> Profile:
     """
     if profiles.is_shipped(path):
         return _parsed(path, profiles.read_text(path), Profile.from_json)
+    shipped = f'shipped:{path}'
+    if not os.path.exists(path) and shipped in profiles.shipped_profiles():
+        raise FormatError(f'There is no file {path}; did you mean {shipped}?')
     return _read(path, Profile.from_json)
 
 

@@ -116,6 +116,11 @@ class Limit:
             self._share = _percentage(self.text)
         else:
             self._bytes = size(self.text)
+            if self.text.isdigit() and self._bytes <= 100:
+                raise argparse.ArgumentTypeError(
+                    f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
+                    f'a share of the in-core peak, or name a unit: {self.text}GB'
+                )
 
     def bytes_for(self, problem: Problem) -> int:
         """The limit in bytes for one profile."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # These need to be told something; they are compared where they are named.
 NOT_BY_DEFAULT = ('manual',)
 FEWEST_LIMITS = 2
+EXACT_SECONDS = 5.0  # for each limit; by itself it may take a minute
 NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
@@ -175,18 +176,23 @@ def budgets(
 ) -> dict[str, dict[str, Any]]:
     """Options for ``--time-budget``, for the planners that have one.
 
+    ``exact`` has a time limit instead, and here always a short one.
+
     Raises:
         OptionError: If none of them has.
     """
     from chainer_hybridmem.planners import check_options
 
+    result: dict[str, dict[str, Any]] = {}
+    if 'exact' in planners:
+        result['exact'] = {'time_limit': seconds or EXACT_SECONDS}
     if seconds is None:
-        return {}
+        return result
     options: dict[str, Any] = {'time_budget': seconds}
     having = [name for name in planners if _has_budget(name)]
-    if not having:
+    if not having and not result:
         check_options(planners[0], options)
-    return dict.fromkeys(having, options)
+    return {**result, **dict.fromkeys(having, options)}
 
 
 def _has_budget(planner: str) -> bool:
@@ -229,8 +235,8 @@ def compare_one(
     except InfeasibleError as error:
         return figures.misfit_figures(problem, planner, str(error))
     except HybridMemoryError as error:
-        reason = f'Planner {planner!r} failed: {error}'
-        return figures.misfit_figures(problem, planner, reason)
+        reason = str(error) if planner in str(error) else f'{planner}: {error}'
+        return figures.misfit_figures(problem, planner, reason, failed=True)
     return figures.plan_figures(problem, plan)
 
 

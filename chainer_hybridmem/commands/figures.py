@@ -65,8 +65,10 @@ def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
     }
 
 
-def misfit_figures(problem: Problem, planner: str, reason: str) -> dict[str, Any]:
-    """The same columns for a planner that finds no plan inside the limit."""
+def misfit_figures(
+    problem: Problem, planner: str, reason: str, failed: bool = False
+) -> dict[str, Any]:
+    """The same columns for a planner that finds no plan inside the limit, or fails."""
     return {
         'planner': planner,
         'fits': False,
@@ -81,6 +83,7 @@ def misfit_figures(problem: Problem, planner: str, reason: str) -> dict[str, Any
         **{action.value: None for action in Action},
         'simulations': None,
         'reason': reason,
+        'failed': failed,
     }
 
 

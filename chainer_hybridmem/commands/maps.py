@@ -63,7 +63,7 @@ def map_table(rows: Sequence[dict[str, Any]]) -> str:
             [
                 row['label'],
                 format_bytes(row['bytes']),
-                str(row['producer']),
+                f'@{row["producer"]}',
                 ', '.join(str(k) for k in row['backward_uses']),
                 'yes' if row['recomputable'] else 'no',
                 row['action'],

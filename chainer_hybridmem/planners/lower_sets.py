@@ -43,7 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Candidate, Search
@@ -84,7 +84,8 @@ def checkpoint_dp_exact(
         most_lower_sets: Time and memory grow with their square.
 
     Raises:
-        InfeasibleError: If the graph has more lower sets, or no strategy fits.
+        InfeasibleError: If no strategy fits.
+        OptionError: If the graph has more lower sets.
     """
     search = _compiled_search(problem, limit_bytes)
     if search.in_core_fits():
@@ -125,7 +126,7 @@ def whole_family(reads: np.ndarray, most: int) -> np.ndarray:
         most: How many there may be.
 
     Raises:
-        InfeasibleError: If there are more.
+        OptionError: If there are more.
     """
     sources = [frozenset(np.flatnonzero(row).tolist()) for row in reads]
     found = [frozenset[int]()]
@@ -136,7 +137,7 @@ def whole_family(reads: np.ndarray, most: int) -> np.ndarray:
             if v in lower or not needs <= lower or larger in known:
                 continue
             if len(found) == most:
-                raise InfeasibleError(
+                raise OptionError(
                     f'The graph has more than {most} lower sets, too many for the '
                     "exact programme. Raise most_lower_sets, or use 'checkpoint-dp', "
                     f'which has at most {len(reads) + 2} here.'

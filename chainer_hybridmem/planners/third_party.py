@@ -6,7 +6,12 @@ import functools
 from collections.abc import Callable
 from importlib import metadata
 
-from chainer_hybridmem.errors import OptionError, PlanError
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    OptionError,
+    PlanError,
+    PlannerError,
+)
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.validation import check_plan
@@ -50,13 +55,23 @@ def load(name: str) -> Callable[..., Plan]:
 
     @functools.wraps(function)
     def checked(problem: Problem, limit_bytes: int, **options: object) -> Plan:
-        plan = function(problem, limit_bytes, **options)
+        who = f'Planner {name!r} ({entry.value})'
+        try:
+            plan = function(problem, limit_bytes, **options)
+        except HybridMemoryError:
+            raise
+        except Exception as error:
+            raise PlannerError(
+                f'{who} failed: {type(error).__name__}: {error}'
+            ) from error
         if not isinstance(plan, Plan):
-            raise PlanError(
-                f'Planner {name!r} ({entry.value}) returned {plan!r}; a Plan was '
-                f'expected.'
-            )
-        check_plan(problem.profile, plan, limit_bytes)
+            raise PlannerError(f'{who} returned {plan!r}; a Plan was expected.')
+        try:
+            check_plan(problem.profile, plan, limit_bytes)
+        except PlanError as error:
+            raise PlannerError(
+                f'{who} made a plan that breaks a rule. {error}'
+            ) from error
         return plan
 
     return checked

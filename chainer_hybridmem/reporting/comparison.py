@@ -114,7 +114,8 @@ def _summary_cells(standing: _Standing, cases: int) -> list[str]:
 
 def _cells(row: Row) -> list[str]:
     if not row['fits']:
-        return [row['planner'], 'does not fit', *[UNKNOWN] * (len(HEADERS) - 2)]
+        why = 'failed' if row['failed'] else 'does not fit'
+        return [row['planner'], why, *[UNKNOWN] * (len(HEADERS) - 2)]
     return [
         row['planner'],
         format_seconds(row['iteration_seconds']),

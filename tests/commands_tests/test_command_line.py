@@ -206,7 +206,8 @@ def test_a_bug_is_not_hidden(profile, hybridmem, monkeypatch):
 
 
 SHELL = (
-    '"{python}" -m chainer_hybridmem compare p.json --memory-limit 60% --json -{end}'
+    '"{python}" -m chainer_hybridmem compare p.json --memory-limit 60% '
+    '--planner swap-all --json -{end}'
 )
 
 
@@ -254,10 +255,16 @@ class Problem:
 
 @pytest.mark.parametrize(
     'text, nbytes',
-    [('50%', 100), ('12.5 %', 25), ('7', 7), ('2 kB', 2000), ('1KiB', 1024)],
+    [('50%', 100), ('12.5 %', 25), ('700', 700), ('2 kB', 2000), ('1KiB', 1024)],
 )
 def test_limit(text, nbytes):
     assert base.Limit(text).bytes_for(Problem()) == nbytes
+
+
+@pytest.mark.parametrize('text', ['50', '100', '7'])
+def test_a_percentage_without_its_sign_is_asked_for(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f'write {text}%.*{text}GB'):
+        base.Limit(text)
 
 
 def test_limit_is_never_zero():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import networks
 import pytest
 
 from chainer_hybridmem.errors import OptionError
@@ -66,8 +67,10 @@ def test_plans_are_executable(pair, recompute):
     problem = make_problem(profile)
     limit = (least_memory(problem)[0] + problem.in_core_peak_bytes) // 2
     for planner in PLANNERS:
-        if planner != 'in-core':
-            check_plan(profile, make_plan(problem, limit, planner), limit)
+        if planner not in networks.BLIND:
+            options = networks.OPTIONS.get(planner, {})
+            plan = make_plan(problem, limit, planner, **options)
+            check_plan(profile, plan, limit)
 
 
 def test_a_pass_needs_nothing_but_its_products(profiles):
