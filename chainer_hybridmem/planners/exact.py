@@ -259,16 +259,22 @@ class _Whole(Relaxation):
         faster = (np.array([self.first_waited + self.n]), np.ones(1), most)
         program = self.program([faster])
         lower, upper = program.bounds.T
-        result = optimize.milp(
-            program.cost,
-            integrality=self.whole[program.used],
-            bounds=optimize.Bounds(lower, upper),
-            constraints=[
-                optimize.LinearConstraint(program.matrix, -np.inf, program.right),
-                optimize.LinearConstraint(program.equal, 0, 0),
-            ],
-            options={'time_limit': time_limit, 'mip_rel_gap': 1e-6},
-        )
+        try:
+            result = optimize.milp(
+                program.cost,
+                integrality=self.whole[program.used],
+                bounds=optimize.Bounds(lower, upper),
+                constraints=[
+                    optimize.LinearConstraint(program.matrix, -np.inf, program.right),
+                    optimize.LinearConstraint(program.equal, 0, 0),
+                ],
+                options={'time_limit': time_limit, 'mip_rel_gap': 1e-6},
+            )
+        except ValueError as error:
+            if 'vector::' not in str(error):
+                raise
+            # HiGHS has run into a limit of its own and found out nothing.
+            return _Answer(self.base_seconds * (1 - TRUST), None, False)
         # SciPy gives a model that the solver refuses the same status.
         if result.status == 2 and 'nfeasible' in result.message:
             # Nothing is left that could be faster.

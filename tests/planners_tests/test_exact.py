@@ -129,6 +129,21 @@ def test_a_model_the_solver_refuses_proves_nothing(
     assert plan.lower_bound_seconds == lower_bound(problem, limit).seconds
 
 
+def test_a_solver_at_its_own_limits_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def give_up(*args: object, **kwargs: object) -> None:
+        raise ValueError('vector::reserve')
+
+    monkeypatch.setattr(optimize, 'milp', give_up)
+    monkeypatch.setattr(module, 'ENUMERATED', 0)
+    problem = make_problem(toys.chain(6))
+    limit = least_memory(problem)[0]
+    plan = make_plan(problem, limit, 'exact')
+    assert not plan.options['proved']
+    assert plan.lower_bound_seconds == lower_bound(problem, limit).seconds
+
+
 def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(toys.random_graph(1))
     limit = least_memory(problem)[0] * 11 // 10

@@ -57,7 +57,7 @@ def test_any_waste(limit, least, waste, grain, rounds):
     assert found.fits == (found.placed.footprint_bytes <= limit)
     assert found.placed == need(found.plan)
     assert found.planned_bytes in asked
-    if limit - waste >= max(least, 0) and rounds > 1:
+    if limit - waste >= max(least, 1) and rounds > 1:
         assert found.fits and len(asked) <= 2
         assert found.placed.footprint_bytes > limit - grain - waste
 

@@ -14,6 +14,7 @@ import chainer
 
 import chainer_hybridmem
 from chainer_hybridmem import planners
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.simulation import make_problem
 
@@ -80,7 +81,10 @@ def test_every_planner_gives_the_same_bits(name):
         for planner in PLANNERS:
             try:
                 session.replan(planner, **OPTIONS.get(planner, {}))
-            except chainer_hybridmem.InfeasibleError:
+            except InfeasibleError:
+                continue
+            except OptionError as error:
+                assert 'lower sets' in str(error)  # too many for the exact programme
                 continue
             steps += [(planner, training.step()) for _ in range(ITERATIONS)]
             figures = session.statistics()
