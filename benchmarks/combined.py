@@ -77,7 +77,7 @@ def main() -> int:
     }
     makers = estimators(options.samples)
     for arch in options.only or NETWORKS:
-        pair = pools.recorded(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
+        pair = common.recordings(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
         for speed, like in makers.items():
             estimator = dataclasses.replace(like, samples=pair)
             profile = estimator.profile(pools.CIFAR_BATCH)
@@ -92,7 +92,7 @@ def estimators(folder: str | None) -> dict[str, Estimator]:
     """One for each speed."""
     model = load_device_model(pools.CIFAR_GPU)
     name = f'cifar:{CALIBRATED_ON}'
-    plain = Estimator.make(pools.recorded(name, folder, pools.CIFAR_CLASSES), model)
+    plain = Estimator.make(common.recordings(name, folder, pools.CIFAR_CLASSES), model)
     forward = sum(
         op.device_seconds
         for op in plain.profile(pools.CIFAR_BATCH).operations

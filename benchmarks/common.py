@@ -18,6 +18,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem import architectures
+from chainer_hybridmem.commands import base, samples
 from chainer_hybridmem.devices.host import processor_name
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -97,6 +98,17 @@ class Training:
             arrays.extend((rule.state or {}).values() if rule is not None else ())
             total += sum(a.nbytes for a in arrays if a is not None)
         return total
+
+
+def recordings(
+    arch: str, folder: str | None, n_class: int = 1000
+) -> samples.SamplePair:
+    """Two recorded iterations of a network, from a file if there is one."""
+    path = None
+    if folder:
+        path = os.path.join(folder, f'{arch.replace(":", "-")}.json')
+    sizes = base.SAMPLE_BATCHSIZES
+    return samples.obtain(arch, None, n_class, sizes, 'cpu', path, sys.stderr).pair
 
 
 def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:

@@ -41,7 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[Row] = []
     for arch in options.only:
-        pair = pools.recorded(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
+        pair = common.recordings(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
         for speed, like in combined.estimators(options.samples).items():
             estimator = dataclasses.replace(like, samples=pair)
             for row in network(estimator.profile(pools.CIFAR_BATCH)):

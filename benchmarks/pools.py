@@ -24,7 +24,6 @@ from typing import Any
 import common
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.commands import samples
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.relaxed import relaxed
@@ -85,14 +84,6 @@ def main() -> int:
     return 0
 
 
-def recorded(arch: str, folder: str | None, n_class: int) -> samples.SamplePair:
-    """Two small recordings, from a file if there is one."""
-    name = arch.replace(':', '-')
-    path = os.path.join(folder, f'{name}.json') if folder else None
-    found = samples.obtain(arch, None, n_class, (2, 4), 'cpu', path, sys.stderr)
-    return found.pair
-
-
 def figures(trace: Trace) -> Row:
     """All pools on one iteration."""
     replays = {r.pool: r for r in compare(trace, ALIGNMENT)}
@@ -125,7 +116,7 @@ def seconds_of(trace: Trace) -> tuple[float, Any]:
 
 def table_1(arch: str, folder: str | None) -> Row:
     """One network of Table I."""
-    pair = recorded(f'cifar:{arch}', folder, CIFAR_CLASSES)
+    pair = common.recordings(f'cifar:{arch}', folder, CIFAR_CLASSES)
     estimator = Estimator.make(pair, load_device_model(CIFAR_GPU))
     trace = in_core_trace(estimator.profile(CIFAR_BATCH))
     row = {'network': arch, **figures(trace)}
@@ -136,7 +127,7 @@ def table_1(arch: str, folder: str | None) -> Row:
 def planned(arch: str, folder: str | None) -> tuple[list[Row], list[Row]]:
     """One network in-core and under several planners; and plans whose layout fits."""
     model = load_device_model(GPU)
-    estimator = Estimator.make(recorded(arch, folder, 1000), model)
+    estimator = Estimator.make(common.recordings(arch, folder, 1000), model)
     profile = estimator.profile(PLANNED[arch])
     problem = make_problem(profile)
     network = f'{arch} b{PLANNED[arch]}'

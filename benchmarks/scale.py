@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'paper')]
 import common  # noqa: E402
 import ito  # noqa: E402
 
-from chainer_hybridmem.commands import figures, samples  # noqa: E402
+from chainer_hybridmem.commands import figures  # noqa: E402
 from chainer_hybridmem.estimation import Estimator, load_device_model  # noqa: E402
 from chainer_hybridmem.planners import lower_bound, make_plan  # noqa: E402
 from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
@@ -37,6 +37,7 @@ BATCHES = {
     'resnet152': 256,
     DEEP: 256,
 }
+CLASSES = {DEEP: 10}  # instead of 1,000
 COLUMNS = {
     'network': str,
     'operations': str,
@@ -57,12 +58,12 @@ def main() -> int:
     options = parser.parse_args()
     model = load_device_model(ito.GPU)
     reference = Estimator.make(
-        ito.recordings(ito.CALIBRATED_ON, options.samples), model
+        common.recordings(ito.CALIBRATED_ON, options.samples), model
     )
     reference = reference.calibrated(ito.IN_CORE_SPEED, ito.CALIBRATION_BATCH)
     rows: list[Row] = []
     for arch in options.arch or BATCHES:
-        pair = recordings(arch, options.samples)
+        pair = common.recordings(arch, options.samples, CLASSES.get(arch, 1000))
         estimator = Estimator.make(pair, model).with_factor_of(reference)
         problem = make_problem(estimator.profile(BATCHES[arch]))
         rows.append(measure(arch, problem, model.memory_bytes))
@@ -71,15 +72,6 @@ def main() -> int:
     common.save(options.name, body)
     print(common.table(rows, COLUMNS))
     return 0
-
-
-def recordings(arch: str, folder: str | None) -> Any:
-    """Two recorded iterations, from a file if there is one."""
-    if arch != DEEP:
-        return ito.recordings(arch, folder)
-    path = os.path.join(folder, 'resnet1001.json') if folder else None
-    sizes = ito.SAMPLE_BATCHES
-    return samples.obtain(arch, None, 10, sizes, 'cpu', path, sys.stderr).pair
 
 
 def measure(arch: str, problem: Problem, limit: int) -> Row:

@@ -85,10 +85,10 @@ def main() -> int:
 def problems(folder: str | None) -> Any:
     """Title, problem and limit of every network."""
     model = load_device_model(ito.GPU)
-    reference = Estimator.make(ito.recordings(ito.CALIBRATED_ON, folder), model)
+    reference = Estimator.make(common.recordings(ito.CALIBRATED_ON, folder), model)
     reference = reference.calibrated(ito.IN_CORE_SPEED, ito.CALIBRATION_BATCH)
     for arch, batchsize in NETWORKS:
-        pair = ito.recordings(arch, folder)
+        pair = common.recordings(arch, folder)
         estimator = Estimator.make(pair, model).with_factor_of(reference)
         problem = make_problem(estimator.profile(batchsize))
         yield f'{arch} b{batchsize}', problem, model.memory_bytes

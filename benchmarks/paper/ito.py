@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import common
 
-from chainer_hybridmem.commands import figures, samples
+from chainer_hybridmem.commands import figures
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
@@ -54,7 +54,6 @@ BATCHES = {
     'googlenet': (128, 256, 384, 512, 640, 768, 896, 1024),
     'alexnet': (256, 512, 768, 1024, 1280, 1536, 1792, 1920),
 }
-SAMPLE_BATCHES = (2, 4)
 
 
 def main() -> int:
@@ -80,7 +79,7 @@ def main() -> int:
     model = load_device_model(GPU)
 
     def estimator(arch: str, recompute: str = 'whole') -> Estimator:
-        pair = recordings(arch, options.samples)
+        pair = common.recordings(arch, options.samples)
         return Estimator.make(pair, model, recompute=recompute)
 
     reference = estimator(CALIBRATED_ON)
@@ -126,13 +125,6 @@ def publish(name: str, body: dict[str, Any], planners: list[str]) -> None:
     print('\n\n'.join(tables.values()))
     write_markdown(name, tables, body['compute_factor'])
     draw(name, rows)
-
-
-def recordings(arch: str, folder: str | None) -> Any:
-    """Two recorded iterations of a network, from a file if there is one."""
-    path = os.path.join(folder, f'{arch}.json') if folder else None
-    found = samples.obtain(arch, None, 1000, SAMPLE_BATCHES, 'cpu', path, sys.stderr)
-    return found.pair
 
 
 def measure(

@@ -70,7 +70,9 @@ def main() -> int:
     rows: list[Row] = []
     makers = combined.estimators(options.samples)
     for network in options.only or pools.TABLE_1:
-        pair = pools.recorded(f'cifar:{network}', options.samples, pools.CIFAR_CLASSES)
+        pair = common.recordings(
+            f'cifar:{network}', options.samples, pools.CIFAR_CLASSES
+        )
         for speed, like in makers.items():
             if speed == 'model' and network not in PUBLISHED:
                 continue

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -23,10 +24,8 @@ import sys
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'paper'))
 
 import common
-import ito
 
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.estimation import Estimator, load_device_model
@@ -171,20 +170,15 @@ def main() -> int:
 
 def measure(setting: Setting, folder: str | None) -> Row:
     """All planners in one setting."""
-    pair = ito.recordings(setting.arch, folder)
+    pair = common.recordings(setting.arch, folder)
     model = load_device_model(setting.gpu)
     whole = Estimator.make(pair, model)
     problem = make_problem(whole.profile(setting.batchsize))
     limit_bytes = limit(setting, whole, problem)
-    found = []
-    for planner in names():
-        if planner not in LEFT_OUT:
-            row = compare_one(problem, limit_bytes, planner)
-            found.append(row)
-            print(setting.name, planner, row.get('overhead'), file=sys.stderr)
+    where = setting.arch, setting.batchsize, setting.gpu
+    found = everyone(*where, 'whole', limit_bytes, folder)
     by_name = {row['planner']: row for row in found if row['fits']}
-    passes = Estimator.make(pair, model, recompute='pass').profile(setting.batchsize)
-    cheap = compare_one(make_problem(passes), limit_bytes, DEFAULT)
+    (cheap,) = everyone(*where, 'pass', limit_bytes, folder, (DEFAULT,))
     rivals = [row for name, row in by_name.items() if name != DEFAULT]
     best = min(rivals, key=lambda row: row['overhead'], default=None)
     ours = by_name.get(DEFAULT, {})
@@ -201,6 +195,27 @@ def measure(setting: Setting, folder: str | None) -> Row:
         'best_rival_overhead': best['overhead'] if best else float('inf'),
         'planners': found,
     }
+
+
+@functools.cache
+def everyone(
+    arch: str,
+    batchsize: int,
+    gpu: str,
+    recompute: str,
+    limit_bytes: int,
+    folder: str | None,
+    planners: tuple[str, ...] = (),
+) -> list[Row]:
+    """Rows of planners, by default of all; several settings share a problem."""
+    pair, model = common.recordings(arch, folder), load_device_model(gpu)
+    estimator = Estimator.make(pair, model, recompute=recompute)
+    problem = make_problem(estimator.profile(batchsize))
+    rows = []
+    for planner in planners or [name for name in names() if name not in LEFT_OUT]:
+        rows.append(compare_one(problem, limit_bytes, planner))
+        print(arch, limit_bytes, planner, rows[-1].get('overhead'), file=sys.stderr)
+    return rows
 
 
 def limit(setting: Setting, estimator: Estimator, problem: Problem) -> int:

@@ -40,7 +40,6 @@ from chainer_hybridmem.profile import Profile
 HOST_BANDWIDTH = 72e6
 DIGITS = 6
 ROUNDS = 2
-SAMPLE_BATCHES = (2, 4)
 # The paper's V100 trains ResNet-50 in-core at this speed (README.md).
 V100, V100_SPEED, V100_BATCH = 'v100-16gb-pcie3', 316.0, 128
 
@@ -153,18 +152,12 @@ def shortest(rounds: list[tuple[Any, ...]], fields: tuple[str, ...]) -> tuple[An
 def estimate(source: Source, folder: str | None) -> Profile:
     """The profile of a batch on the model of a GPU; a V100 is calibrated."""
     model = load_device_model(source.gpu)
-    estimator = Estimator.make(small_recordings(source.arch, folder), model)
+    estimator = Estimator.make(common.recordings(source.arch, folder), model)
     if source.gpu == V100:
-        reference = Estimator.make(small_recordings('resnet50', folder), model)
+        reference = Estimator.make(common.recordings('resnet50', folder), model)
         calibrated = reference.calibrated(V100_SPEED, V100_BATCH)
         estimator = estimator.with_factor_of(calibrated)
     return estimator.profile(source.batchsize)
-
-
-def small_recordings(arch: str, folder: str | None) -> samples.SamplePair:
-    path = os.path.join(folder, f'{arch}.json') if folder else None
-    found = samples.obtain(arch, None, 1000, SAMPLE_BATCHES, 'cpu', path, sys.stderr)
-    return found.pair
 
 
 def write(profile: Profile, source: Source, path: str) -> int:

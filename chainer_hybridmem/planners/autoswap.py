@@ -45,6 +45,9 @@ EVALUATIONS = 34  # the four scores, then about 30 as in the paper
 RANDOM_STARTS = 4
 GUESSES = 2000  # weights among which the expected improvement is maximised
 
+# Of weights tried, their times and others: the best of the others.
+Guess = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
 
 def autoswap_doa(
     problem: Problem, limit_bytes: int, smallest_bytes: int = SMALLEST_BYTES
@@ -99,10 +102,13 @@ def autoswap_bo(
         'evaluations': checked('evaluations', evaluations),
         'seed': checked('seed', seed),
     }
+    guess = _import_guess()
     selection = _Selection(problem, limit_bytes, smallest_bytes)
+    if selection.search.in_core_fits():  # every combination swaps nothing
+        return selection.search.finish_in_core('autoswap-bo', **options)
     chosen = selection.is_candidate
     scores = np.stack([_standardised(f(selection), chosen) for f in SCORES.values()])
-    best, weights = _optimise(selection, scores, evaluations, seed)
+    best, weights = _optimise(selection, scores, guess, evaluations, seed)
     options['weights'] = [float(w) for w in weights]
     return _finish(selection, 'autoswap-bo', best, options)
 
@@ -233,17 +239,21 @@ def _standardised(score: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _optimise(
-    selection: _Selection, scores: np.ndarray, evaluations: int, seed: int
+    selection: _Selection,
+    scores: np.ndarray,
+    guess: Guess,
+    evaluations: int,
+    seed: int,
 ) -> tuple[Candidate, np.ndarray]:
     """The combination with the least simulated time, and its weights.
 
     Args:
         selection: Schedules scores.
         scores: (4, M), standardised.
+        guess: Of which of many weights may be best, from those tried.
         evaluations: Combinations to schedule, the four scores alone first.
         seed: Of the random weights.
     """
-    guess = _import_guess()
     rng = np.random.default_rng(seed)
     tried = np.empty((0, len(scores)))
     candidates: list[Candidate] = []
@@ -269,7 +279,7 @@ def _finite(seconds: list[float]) -> np.ndarray:
     return np.where(fits, times, 2 * worst)
 
 
-def _import_guess() -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+def _import_guess() -> Guess:
     """A function of the weights tried, their times and others: the best of those.
 
     Raises:

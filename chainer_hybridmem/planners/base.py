@@ -12,11 +12,12 @@ from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem
-from chainer_hybridmem.simulation.timeline import plan_from_positions
+from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.units import format_bytes
 from chainer_hybridmem.validation import check_plan
 
 KEEP, SWAP, RECOMPUTE = kernel.KEEP, kernel.SWAP, kernel.RECOMPUTE
+NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +144,7 @@ class Search:
     def seconds(self, positions: kernel.Work) -> float:
         """Simulated time with everything at the given positions."""
         self.simulations += 1
-        return kernel.lanes(
-            self.problem.arrays,
-            self.problem.swap_out_seconds,
-            self.problem.swap_in_seconds,
-            positions,
-        )
+        return run_lanes(self.problem, positions)
 
     def finish(self, planner: str, candidate: Candidate, **options: Any) -> Plan:
         """Turns the chosen candidate into a checked plan.

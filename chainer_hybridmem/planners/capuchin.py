@@ -66,6 +66,7 @@ from chainer_hybridmem.planners.feedback import reachable, rehearsed, with_swap_
 from chainer_hybridmem.planners.superneurons import give_up_recomputes
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Arrays, Problem
+from chainer_hybridmem.simulation.timeline import run_lanes
 
 REHEARSALS = 20
 
@@ -127,7 +128,7 @@ def in_core_usage(problem: Problem, limit_bytes: int) -> Usage:
     a = problem.arrays
     work = kernel.make_work(a)
     work.swap_out[:] = -1
-    kernel.lanes(a, problem.swap_out_seconds, problem.swap_in_seconds, work)
+    run_lanes(problem, work)
     load = kept_load(problem)
     peak = load > limit_bytes
     ends = np.where(peak, np.arange(len(peak)) + 1, 0)

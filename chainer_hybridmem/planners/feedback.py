@@ -20,7 +20,7 @@ import numpy as np
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, make_problem
-from chainer_hybridmem.simulation.timeline import positions_from_plan
+from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.validation import check_plan
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
@@ -238,7 +238,4 @@ def with_swap_ins(problem: Problem, plan: Plan, positions: Mapping[int, int]) ->
 def _simulated(problem: Problem, plan: Plan) -> tuple[float, kernel.Work]:
     """Seconds of a plan's iteration, and when everything happens in it."""
     work = positions_from_plan(problem, plan)
-    seconds = kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
-    return seconds, work
+    return run_lanes(problem, work), work

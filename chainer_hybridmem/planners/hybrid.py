@@ -27,10 +27,11 @@ import time
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import local_search
 from chainer_hybridmem.planners.base import (
     KEEP,
+    NUMBERS,
     RECOMPUTE,
     SWAP,
     Candidate,
@@ -275,8 +276,7 @@ class Budget:
 
 def actions_of(plan: Plan) -> np.ndarray:
     """The (M,) actions of a plan."""
-    number = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
-    return np.array([number[entry.action] for entry in plan.maps], np.int64)
+    return np.array([NUMBERS[entry.action] for entry in plan.maps], np.int64)
 
 
 def _rounded(search: Search, bound: Bound) -> list[Candidate]:

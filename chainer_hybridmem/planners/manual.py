@@ -20,10 +20,8 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planners.base import KEEP, NUMBERS, Search
 from chainer_hybridmem.simulation.problem import Problem
-
-NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
 
 
 def manual(

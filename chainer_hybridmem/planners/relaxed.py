@@ -19,7 +19,7 @@ from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem
-from chainer_hybridmem.simulation.timeline import positions_from_plan
+from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.validation import check_plan
 
 MARGIN = 0.5
@@ -54,13 +54,13 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
     """
     checked('margin', margin)
     before = positions_from_plan(problem, plan)
-    seconds = _seconds(problem, before)
+    seconds = run_lanes(problem, before)
     most = seconds * (1 + ROUNDING)
     work = positions_from_plan(problem, plan)
     for wider in (margin, *(margin + w for w in WIDER)):
         moved = _moved(problem, before, wider)
         work.release[:], work.swap_in[:] = moved
-        after = _seconds(problem, work)
+        after = run_lanes(problem, work)
         if after <= most:
             break
     else:
@@ -80,12 +80,6 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
     )
     peak_bytes = max(check_plan(problem.profile, result))
     return dataclasses.replace(result, predicted_peak_bytes=peak_bytes)
-
-
-def _seconds(problem: Problem, work: kernel.Work) -> float:
-    return kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
 
 
 def _moved(problem: Problem, work: kernel.Work, margin: float) -> _Moved:

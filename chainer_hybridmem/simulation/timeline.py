@@ -138,6 +138,19 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
     return work
 
 
+def run_lanes(problem: Problem, positions: kernel.Work) -> float:
+    """Seconds of an iteration with everything at the given positions.
+
+    When it all happens stands in ``positions`` afterwards.
+    """
+    return kernel.lanes(
+        problem.arrays,
+        problem.swap_out_seconds,
+        problem.swap_in_seconds,
+        positions,
+    )
+
+
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     """Replays a plan on its profile.
 
@@ -160,9 +173,7 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
         problem = make_problem(profile, decided_by(profile, plan))
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
-    total = kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
+    total = run_lanes(problem, work)
     stall = float(work.release_stall.sum() + work.need_stall.sum())
     return Timeline(
         total_seconds=total,

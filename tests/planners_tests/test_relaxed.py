@@ -61,13 +61,13 @@ def test_wider_margins_where_it_would_be_slower(slower, monkeypatch):
     plan = make_plan(problem, problem.in_core_peak_bytes, 'swap-all')
     wider = [relaxed(problem, plan, 0.5 + more).maps for more in (0.0, *WIDER)]
     assert wider[0] != wider[1] != wider[2]
-    real, calls = relaxed_module._seconds, []
+    real, calls = relaxed_module.run_lanes, []
 
     def seconds(problem, work):
         calls.append(real(problem, work))
         return calls[-1] + (1 < len(calls) <= slower + 1)
 
-    monkeypatch.setattr(relaxed_module, '_seconds', seconds)
+    monkeypatch.setattr(relaxed_module, 'run_lanes', seconds)
     found = relaxed(problem, plan, 0.5)
     assert found.maps == (plan.maps if slower == 100 else wider[slower])
 

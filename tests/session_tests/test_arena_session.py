@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import time
-
 import networks
 import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import placing
-from chainer_hybridmem.devices import copies
 from chainer_hybridmem.devices.host import HostDevice
 
 ITERATIONS = 12
@@ -55,24 +51,6 @@ def test_without_it_nothing_is_placed(data, in_core):
     figures = session.statistics()
     assert figures['arena_bytes'] is None and figures['placed'] == 0
     assert 'arena' not in session.report()
-
-
-@pytest.fixture
-def hostile(monkeypatch):
-    """Freed memory is full of NaN, and copies are late by chance."""
-    install, execute = HostDevice.install, copies.CopyThread._execute
-    chance = random.Random(0)
-
-    def poisoned(self, reclaim):
-        install(self, reclaim)
-        self._counter.poison_freed(True)
-
-    def late(self, job):
-        time.sleep(chance.choice((0, 0, 0.002, 0.01)))
-        execute(self, job)
-
-    monkeypatch.setattr(HostDevice, 'install', poisoned)
-    monkeypatch.setattr(copies.CopyThread, '_execute', late)
 
 
 @pytest.mark.parametrize('planner', ['swap-all', 'swap-opt', 'superneurons', 'hybrid'])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import random
-import time
 
 import networks
 import numpy as np
@@ -20,8 +18,6 @@ import chainer.functions as F
 import chainer.links as L
 
 from chainer_hybridmem import planners
-from chainer_hybridmem.devices import copies
-from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import executor
 from chainer_hybridmem.execution.feature_maps import State
@@ -266,24 +262,6 @@ def test_same_bits_under_less_memory(crossing, monkeypatch):
         figures['predicted_peak_bytes'], rel=0.01
     )
     assert any(':' in name for name in moved(session))
-
-
-@pytest.fixture
-def hostile(monkeypatch):
-    """Freed memory is full of NaN, and copies are late by chance."""
-    install, execute = HostDevice.install, copies.CopyThread._execute
-    chance = random.Random(0)
-
-    def poisoned(self, reclaim):
-        install(self, reclaim)
-        self._counter.poison_freed(True)
-
-    def late(self, job):
-        time.sleep(chance.choice((0, 0, 0.002, 0.01)))
-        execute(self, job)
-
-    monkeypatch.setattr(HostDevice, 'install', poisoned)
-    monkeypatch.setattr(copies.CopyThread, '_execute', late)
 
 
 @pytest.mark.parametrize('arena', [True, False])
