@@ -1,11 +1,20 @@
-"""One feature map of the running graph, and what can be done with it."""
+"""One feature map of the running graph, and what can be done with it.
+
+Note: [held arrays]
+    The user may hold an array that has left the graph, and may write into it: plain
+    Chainer's backward would see that. So a map that comes back is that very array if
+    anybody still has it. A copy on the host is right only as long as nobody but the
+    graph had the array: where a function retains it again, it may have changed.
+"""
 
 from __future__ import annotations
 
 import enum
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
 from chainer_hybridmem.graph import SlotRef
 
 
@@ -38,12 +47,13 @@ class LiveMap:
     """
 
     __slots__ = (
-        '_device', '_root', '_transfer', '_valid',
+        '_device', '_held', '_root', '_transfer', '_valid',
         'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
+        self._held: Callable[[], Root | None] = nothing  # see [held arrays]
         self._root: Root | None = None  # only while it is coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
@@ -67,11 +77,15 @@ class LiveMap:
         """Adds a reference the graph has just made.
 
         An array that was released is back when the user still held it and a
-        function retains it again.
+        function retains it again; see [held arrays].
         """
         self.slots.append(slot)
-        if self.state not in (State.RESIDENT, State.LEAVING):
-            self._arrived(root)
+        if self._transfer is not None:
+            self._device.wait(self._transfer)
+        if self.state is State.RESIDENT:
+            self._valid = False
+        else:
+            self._return(root)
 
     def start_swap_out(self) -> int:
         """Starts the copy to the host; returns the bytes copied."""
@@ -107,6 +121,10 @@ class LiveMap:
         """Takes device memory and starts the copy; returns the bytes copied."""
         if self.state is not State.AWAY or self.copy is None:
             return 0
+        held = self._held()
+        if held is not None:
+            self._return(held)
+            return 0
         self._root = self._device.allocate(self.nbytes)
         self._transfer = self._device.swap_in(self.copy, self._root)
         self.state = State.COMING
@@ -122,7 +140,11 @@ class LiveMap:
     def refill(self, root: Root) -> None:
         """Puts recomputed contents into the graph."""
         if self.state in (State.AWAY, State.GONE):
-            self._arrived(root)
+            held = self._held()
+            if held is None:
+                self._arrived(root)
+            else:
+                self._return(held)
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
@@ -132,11 +154,16 @@ class LiveMap:
         self.slots.clear()
 
     def _resident_root(self) -> Root | None:
-        for slot in self.slots:
-            array = slot.get()
-            if array is not None:
-                return self._device.root(array)
-        return None
+        array = self._resident_array()
+        return None if array is None else self._device.root(array)
+
+    def _resident_array(self) -> Array | None:
+        return next((a for slot in self.slots if (a := slot.get()) is not None), None)
+
+    def _return(self, root: Root) -> None:
+        """Puts an array that somebody held back into the graph."""
+        self._arrived(root)
+        self._valid = False
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:
@@ -146,7 +173,28 @@ class LiveMap:
         self._root = self._transfer = None
 
     def _leave(self, state: State) -> None:
+        self._held = memory_of(self._device, self._resident_array())
         self.state = state
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
+
+
+def nothing() -> None:
+    """Nobody holds it."""
+
+
+def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
+    """Tells the allocation of an array for as long as somebody has it."""
+    if array is None:
+        return nothing
+    try:
+        return weakref.ref(device.root(array))
+    except TypeError:  # CuPy's memory; there, views refer to the array they are of
+        reference = weakref.ref(array)
+
+    def root() -> Root | None:
+        alive = reference()
+        return None if alive is None else device.root(alive)
+
+    return root
