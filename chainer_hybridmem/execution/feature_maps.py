@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import enum
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Root,
+    Transfer,
+)
 from chainer_hybridmem.graph import SlotRef
 
 
@@ -35,11 +43,13 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        outlives (bool): A later iteration will ask for it.
+        uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'nbytes', 'outlives', 'slots', 'state', 'storage', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -52,6 +62,8 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
+        self.outlives = False
+        self.uses: set[int] = set()
         self.state = State.RESIDENT
 
     @property
@@ -62,6 +74,18 @@ class LiveMap:
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
+
+    def held(self) -> bool:
+        """Whether a Variable of the program holds the memory, as far as one knows."""
+        return any(slot.held() for slot in self.slots)
+
+    def memory(self) -> Callable[[], Root | None]:
+        """Tells its allocation for as long as somebody has it."""
+        for slot in self.slots:
+            array = slot.get()
+            if array is not None:
+                return memory_of(self._device, array)
+        return lambda: None
 
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
@@ -150,3 +174,17 @@ class LiveMap:
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
+
+
+def memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
+    """Tells the allocation of an array for as long as somebody has it."""
+    try:
+        return weakref.ref(device.root(array))
+    except TypeError:  # CuPy's memory; there, views refer to the array they are of
+        reference = weakref.ref(array)
+
+    def root() -> Root | None:
+        alive = reference()
+        return None if alive is None else device.root(alive)
+
+    return root

@@ -11,12 +11,11 @@ Note: [nobody misses it]
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.feature_maps import LiveMap, State, memory_of
 from chainer_hybridmem.owners import Owner
 
 
@@ -30,7 +29,7 @@ class PersistentMap(LiveMap):
         recall (callable): Called with this map when somebody asks for the array.
     """
 
-    __slots__ = ('_owner', '_recall', '_view')
+    __slots__ = ('_owner', '_recall', '_view', 'label')
 
     def __init__(
         self,
@@ -41,6 +40,7 @@ class PersistentMap(LiveMap):
     ) -> None:
         root = device.root(array)
         super().__init__(device, device.allocation_id(array), device.root_bytes(root))
+        self.label = owner.label
         self._owner = owner
         self._recall = recall
         self._view: View = device.capture(array)
@@ -62,7 +62,7 @@ class PersistentMap(LiveMap):
         """Waits for the copy and frees the memory, unless somebody else has it."""
         if self.state is not State.LEAVING:
             return
-        held = _memory_of(self._device, self._owner.get())
+        held = memory_of(self._device, self._owner.get())
         super().release()
         root = held()
         if root is not None:
@@ -92,17 +92,3 @@ class PersistentMap(LiveMap):
     def _leave(self, state: State) -> None:
         super()._leave(state)
         self._owner.put(None)
-
-
-def _memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
-    """Tells the allocation of an array for as long as somebody has it."""
-    try:
-        return weakref.ref(device.root(array))
-    except TypeError:  # CuPy's memory; there, views refer to the array they are of
-        reference = weakref.ref(array)
-
-    def root() -> Root | None:
-        alive = reference()
-        return None if alive is None else device.root(alive)
-
-    return root

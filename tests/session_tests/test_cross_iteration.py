@@ -20,8 +20,8 @@ import chainer.links as L
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import executor
-from chainer_hybridmem.execution.feature_maps import State
-from chainer_hybridmem.execution.persistent import PersistentMap, _memory_of
+from chainer_hybridmem.execution.feature_maps import State, memory_of
+from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.planners.hybrid import hybrid
@@ -390,7 +390,7 @@ def test_memory_to_which_there_are_no_weak_references():
 
     array = np.zeros(3)
     address = array.ctypes.data
-    held = _memory_of(Device(), array)
+    held = memory_of(Device(), array)
     assert held() == (address,)
     del array
     assert held() is None
