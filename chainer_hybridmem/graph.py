@@ -99,6 +99,12 @@ class SlotRef:
         """Whether the owner is still part of a graph."""
         return self._owner() is not None
 
+    def held(self) -> bool:
+        """Whether a live Variable has the array, too."""
+        node = self.node
+        variable = None if node is None else node.get_variable_or_none()
+        return variable is not None and variable._data[0] is not None
+
 
 def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
     name, _, index = key.partition('.')

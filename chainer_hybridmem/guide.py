@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planners.feedback import Feedback
-from chainer_hybridmem.planners.improvement import Improvement
 from chainer_hybridmem.pools.arena import Arena, IterationLog
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.profile import Profile, Slot
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.simulation.problem import (
@@ -55,17 +55,20 @@ class Guide:
         copies (dict): Host copies by storage id.
         timings (list): Times of the operations, per timed guided iteration.
         timed_again (bool): The plan has changed after it was timed.
-        improvement (Improvement or None): The search for a better plan.
         feedback (Feedback): Late swap-ins of the plan.
         logs (list): Guided iterations in a row, as long as there is no arena.
         arena (Arena or None): Places for what the plan's iterations allocate.
         spare_bytes (int): What plans must leave of the limit, because an iteration
             has needed more than its plan's trace tells.
         wants_arena (bool): Whether plans are made so that their arena fits.
+        foreign_bytes (int): What the program holds beyond what its profile knows.
+        evicting (int): Iterations in a row that have evicted.
+        outliving (set of Slot): Of maps that later iterations have asked for.
+        profiled_again (bool): Because they have, although nothing foreign is held.
     """
 
-    def __init__(self) -> None:
-        self.keys: list[Key] = []
+    def __init__(self, keys: list[Key]) -> None:
+        self.keys = keys
         self.stage = Stage.WARM_UP
         self.problem: Problem | None = None
         self.plan: Plan | None = None
@@ -74,10 +77,13 @@ class Guide:
         self.runs: list[Profile] = []
         self.timings: list[list[Times]] = []
         self.timed_again = False
-        self.improvement: Improvement | None = None
         self.feedback = Feedback()
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
+        self.outliving: set[Slot] = set()
+        self.foreign_bytes = 0
+        self.evicting = 0
+        self.profiled_again = False
         self.begin_placing()
 
     @property
@@ -105,15 +111,11 @@ class Guide:
         """Whether the next iteration replays every function to verify it."""
         return self.stage is Stage.PROFILING and not self.runs
 
-    def learn(self, profile: Profile, keys: list[Key]) -> None:
-        """Takes in the recording of one iteration that followed this guide."""
+    def learn(self, profile: Profile) -> None:
+        """Takes in the recording of one of its iterations, the draft first."""
         self.forget_copies()
         if self.stage is Stage.WARM_UP:
             self.stage = Stage.PROFILING
-            self.keys = keys
-        elif keys != self.keys:
-            self.runs.clear()
-            self.keys = keys
         else:
             self.runs.append(profile)
         base = self.runs[0] if self.runs else profile
@@ -155,6 +157,8 @@ class Guide:
             )
             for recipe in base.recipes
         )
+        if self.outliving:  # their graph lives until parameters have been updated
+            recipes = ()
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
         plan = swap_everything(profile)
         self.problem = _undisturbed(profile, plan, cross_iteration)
@@ -189,6 +193,22 @@ class Guide:
         self.problem, self.plan = problem, plan
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)
+
+    def outlives(self, slots: Iterable[Slot]) -> None:
+        """A later iteration has asked for maps with these slots."""
+        if not self.outliving and self.stage is Stage.GUIDED:
+            self.profile_again()  # to be planned without recomputation
+        self.outliving.update(slots)
+
+    def profile_again(self) -> None:
+        """The iterations are not what has been recorded: once more from the draft."""
+        assert self.problem is not None
+        self.forget_copies()
+        profile = self.problem.profile
+        self.stage, self.profiled_again = Stage.PROFILING, True
+        self.runs.clear()
+        self.timings.clear()
+        self.table = compile_plan(profile, swap_everything(profile))
 
     def forget_copies(self) -> None:
         """Gives all host copies back: storage ids are about to change."""

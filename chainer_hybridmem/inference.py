@@ -6,7 +6,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem import session as sessions
+from chainer_hybridmem import owners
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.profile import Category, Profile
@@ -51,7 +51,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
         try:
             parameters = [
                 array
-                for kind, array in sessions.permanent_arrays(model)
+                for kind, array in owners.permanent_arrays(model)
                 if kind is Category.PARAMETER
             ]
             device.adopt(parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chainer
 
+from chainer_hybridmem import owners
 from chainer_hybridmem import session as sessions
 from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.pools import CupyPool, DevicePool, NumpyPool
@@ -63,5 +64,5 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
         from chainer_hybridmem.devices.cuda import _import_cupy
 
         return CupyPool(_import_cupy())
-    arrays = [] if model is None else sessions.model_arrays(model)
+    arrays = [] if model is None else owners.model_arrays(model)
     return NumpyPool(arrays)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -149,6 +149,41 @@ def owners_of(model: chainer.Link) -> Iterator[Owner]:
         for name, value in (rule.state or {}).items() if rule is not None else ():
             if isinstance(value, kinds):
                 yield StateOwner(f'{path}:{name}', rule, name)
+
+
+def model_arrays(model: chainer.Link) -> list[Any]:
+    """What stays from iteration to iteration, as arrays."""
+    return [array for _, array in permanent_arrays(model)]
+
+
+def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
+    """Parameters, gradients, optimizer state and persistent arrays."""
+    arrays: list[tuple[Category, Any]] = []
+    for parameter in model.params():
+        arrays.append((Category.PARAMETER, parameter.array))
+        # The public property raises where there is none.
+        arrays.append((Category.GRADIENT, parameter._grad))
+        rule = parameter.update_rule
+        if rule is not None and rule.state:
+            states = rule.state.values()
+            arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
+    for link in model.links():
+        persistent = (link.__dict__.get(name) for name in link._persistent)
+        arrays.extend((Category.PARAMETER, value) for value in persistent)
+    kinds = chainer.get_array_types()
+    return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
+
+
+def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
+    """How often each parameter among variable nodes has been updated."""
+    counts = []
+    for node in nodes:
+        if node.creator_node is None:
+            variable = node.get_variable_or_none()
+            rule = getattr(variable, 'update_rule', None)
+            if rule is not None:
+                counts.append(rule.t)
+    return tuple(counts)
 
 
 def is_parameter(node: Any) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
-import statistics
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TextIO
 
 import chainer
+from chainer import _backprop, function_node
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices import open_device, parse_device
@@ -21,7 +20,6 @@ from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
     HybridMemoryError,
-    InfeasibleError,
     OptionError,
     OutOfMemoryError,
     SessionError,
@@ -29,20 +27,13 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.guides import Guides
+from chainer_hybridmem.history import History
 from chainer_hybridmem.measured import Measured
-from chainer_hybridmem.owners import Owner, StateOwner, owners_of
-from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.planners.feedback import (
-    moved_earlier,
-    noticeable,
-    with_measured_link,
-)
-from chainer_hybridmem.planners.improvement import Improvement
-from chainer_hybridmem.pools import planned_trace
-from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
+from chainer_hybridmem.owners import Owner, StateOwner, owners_of, permanent_arrays
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners import DEFAULT, check_name, check_options
+from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
@@ -50,10 +41,9 @@ from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
-from chainer_hybridmem.simulation import Problem, simulate
+from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import (
-    format_bound,
     format_bytes,
     format_seconds,
     parse_bandwidth,
@@ -61,12 +51,12 @@ from chainer_hybridmem.units import (
 )
 
 _active = threading.local()
-LARGEST_GUIDE_COUNT = 16
-IMPROVABLE = 'hybrid'
-FED_BACK = 'capuchin'  # its swap-ins move by default
-FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
-SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
-LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
+_BACKWARD_LOOPS = (
+    _backprop._backprop_to_all.__code__,
+    function_node._backprop.__code__,
+)
+MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
+EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
 
 
 def optimize(
@@ -167,28 +157,29 @@ class Session(chainer.FunctionHook):
                 f'model is a {type(model).__name__}; a chainer.Link is needed.'
             )
         self.model = model
-        self.planner = check_name(planner)
-        self.planner_options = check_options(planner, options)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
             )
-        self._improve = improve
-        self._use_arena = arena
-        self._feedback = feedback
         crossing_of(cross_iteration)  # or it cannot be
-        self._cross_iteration = cross_iteration
-        self._improvements: list[Improvement] = []
-        self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
+        self.wishes = Wishes(
+            limit_bytes=parse_bytes(memory_limit, 'memory_limit'),
+            planner=check_name(planner),
+            options=check_options(planner, options),
+            improve=improve,
+            arena=arena,
+            feedback=feedback,
+            cross_iteration=cross_iteration,
+        )
         bandwidth = (
             None
             if link_bandwidth is None
             else parse_bandwidth(link_bandwidth, 'link_bandwidth')
         )
         self.device: Device = open_device(
-            _device_name(model, device), self.limit_bytes, bandwidth, swap_dir
+            _device_name(model, device), self.wishes.limit_bytes, bandwidth, swap_dir
         )
         if progress not in (True, False, None) and not hasattr(progress, 'write'):
             raise OptionError(
@@ -198,25 +189,31 @@ class Session(chainer.FunctionHook):
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)
-        self._guides: list[Guide] = []
-        self._guide: Guide | None = None
-        self._lost = False  # whether the last iteration left its guide
+        self._planning = Planning(
+            self.device, self._executor, self.wishes, self._tell, self.observe_problem
+        )
+        self._history = History(self.device)
+        self._guides = Guides()
+        self._guide: Guide | None = None  # None: nobody knows this iteration
         self._recorder: Recorder | None = None
         self._stopwatch: Stopwatch | None = None
         self._tracer: Tracer | None = None
         self._lateness: Lateness | None = None
         self._log: AllocationLog | None = None
-        self._places_before = self.device.place_figures()
         self._placing = False  # whether allocations have planned places now
         self._trace_next = False
         self._measured: Measured | None = None
         self._link: Link | None = None
         self._open = False
+        self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
+            weakref.WeakKeyDictionary()
+        )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
+        self._depth: int
+        self._backward_seen: bool
+        self._origin: _Origin
         self._reset_iteration()
-        self._history: list[dict[str, Any]] = []
-        self.iterations = 0
         self.deviations = 0
 
     # -- with -----------------------------------------------------------------
@@ -242,21 +239,17 @@ class Session(chainer.FunctionHook):
         self,
         kind: type[BaseException] | None = None,
         error: BaseException | None = None,
-        trace: TracebackType | None = None,
+        trace: types.TracebackType | None = None,
     ) -> None:
         if not self._open:
             return
         self._open = False
         _active.session = None
-        self._stop_improving()
+        self._planning.stop_improving()
         message = self._explain(error)
         self._link_hook.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
-        if self._recorder is not None:
-            self.device.take_events()
-            self._recorder = None
-        self._stopwatch = None
-        self._stop_tracing()
+        self._stop_observing()
         self._stop_placing()
         self.device.uninstall()
         try:
@@ -284,25 +277,62 @@ class Session(chainer.FunctionHook):
     def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
         where = f'after operation {self._position - 1}' if self._position else 'first'
+        limit_bytes = self.wishes.limit_bytes
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
-            f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
-            f'use and nothing more can be swapped. The smallest limit that gets past '
-            f'this allocation is {used + requested} bytes; raise memory_limit or lower '
-            f'the batch size.',
+            f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
+            f'{self._resident()}, and nothing more can be swapped. The smallest limit '
+            f'that gets past this allocation is {used + requested} bytes; raise '
+            f'memory_limit or lower the batch size.',
             requested,
-            self.limit_bytes,
+            limit_bytes,
             used,
         )
+
+    def _resident(self) -> str:
+        """What was in memory at the last shortage, and why it could not go."""
+        shortage = self._executor.shortage
+        if shortage is None:
+            return ''
+        permanent_bytes = self.device.distinct_bytes(
+            array for _, array in permanent_arrays(self.model)
+        )
+        known_bytes = (
+            permanent_bytes
+            + shortage.busy_bytes
+            + shortage.held_bytes
+            + shortage.stuck_bytes
+        )
+        stuck = f'that could not be copied out ({shortage.reason.rstrip(".")})'
+        parts = (
+            (permanent_bytes, 'of parameters, gradients and optimizer states'),
+            (shortage.busy_bytes, 'of feature maps that this operation reads'),
+            (
+                shortage.held_bytes,
+                'of feature maps that the program holds in variables',
+            ),
+            (shortage.stuck_bytes, f'of feature maps {stuck}'),
+            (
+                shortage.used_bytes - known_bytes,
+                'of inputs, gradients on their way, temporary arrays and what else '
+                'the program holds',
+            ),
+        )
+        told = [f'{format_bytes(n)} {what}' for n, what in parts if n > 0]
+        return f' ({"; ".join(told)})' if told else ''
 
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
-        if self._in_backward or not chainer.config.enable_backprop:
+        if not chainer.config.enable_backprop:
             return
+        if self._depth and _backward_is_running():
+            self._nested_forward(function)
+            return
+        self._depth = 0  # an exception may have ended a backward
         self._enter()
         self._complete_last()
-        if self._backward_seen or not self._started:
+        if self._backward_seen or not self._started or self._thrown_away():
             self._end_iteration()
             self._begin_iteration(_forward_key(function, in_data))
         k = self._position
@@ -312,6 +342,7 @@ class Session(chainer.FunctionHook):
         self._start_operation(k, _forward_key(function, in_data))
         self._executor.before_forward(k, function)
         self._index[function] = k
+        self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))
         if self._recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
@@ -321,7 +352,7 @@ class Session(chainer.FunctionHook):
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
         recorder = self._recorder
-        if recorder is None or self._in_backward:
+        if recorder is None or self._depth:
             return
         if self._last is not None and self._last[1]() is function:
             recorder.enter()
@@ -335,12 +366,17 @@ class Session(chainer.FunctionHook):
         del in_data, out_grad
         self._enter()
         self._complete_last()
-        self._in_backward = self._backward_seen = True
+        self._depth += 1
+        self._backward_seen = True
         k = self._position
         self._position += 1
         forward = self._index.get(function, -1)
-        self._label = f'backward of {graph.function_name(function)}'
-        self._start_operation(k, ('backward', forward))
+        if forward < 0 and function in self._origins:
+            self._visit(self._origins[function], function)
+        name = graph.function_name(function)
+        self._label = f'backward of {name}'
+        key = ('backward', forward) if forward >= 0 else ('backward', name)
+        self._start_operation(k, key)
         self._executor.before_backward(k, function)
         if self._recorder is not None:
             self._recorder.backward_starts(
@@ -352,11 +388,30 @@ class Session(chainer.FunctionHook):
         self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
     ) -> None:
         """After a backward function: drop what is not needed any more."""
-        del function, in_data, out_grad
+        del in_data, out_grad
         self._enter()
-        self._executor.after_backward(self._position - 1)
-        self._in_backward = False
+        self._complete_last()
+        self._executor.after_backward(self._position - 1, function)
+        self._depth = max(0, self._depth - 1)
         self._leave(starts_operation=False)
+
+    def _nested_forward(self, function: Any) -> None:
+        """A backward function makes a graph of its own, for another backward.
+
+        No plan knows its maps; they can be evicted.
+        """
+        self._complete_last()
+        self._last = -1, weakref.ref(function)
+
+    def _visit(self, origin: _Origin, function: Any) -> None:
+        """Backward has come to a function of an iteration that has ended.
+
+        What is asked for then must not be recomputed: parameters may be others.
+        """
+        if origin.guide is not None:
+            maps = self._executor.maps_of(function)
+            slots = (reference.slot for live in maps for reference in live.slots)
+            origin.guide.outlives(slot for slot in slots if slot.operation >= 0)
 
     def _enter(self) -> None:
         """What follows is the session's work, not the program's."""
@@ -381,10 +436,11 @@ class Session(chainer.FunctionHook):
         k, reference = self._last
         self._last = None
         function = reference()
+        self._last_lives = function is not None or k < 0
         if function is None:
             return
         self._executor.complete(k, function)
-        if self._recorder is not None:
+        if self._recorder is not None and k >= 0:
             self._recorder.forward_complete(k, function)
 
     # -- iterations -----------------------------------------------------------
@@ -394,93 +450,171 @@ class Session(chainer.FunctionHook):
         self._label = 'no operation yet'
         self._last = None
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._in_backward = False
+        self._last_lives = True
+        self._depth = 0  # backward functions under way
         self._backward_seen = False
         self._matching = False
+        self._tried = False  # whether it has begun with a draft
+        self._whole = False  # whether it has followed one guide alone
         self._keys: list[Key] = []
+        self._origin = _Origin()
         self._start_seconds = 0.0
+        self._foreign_bytes = 0
+
+    def _thrown_away(self) -> bool:
+        """Whether nothing of the iteration's graph lives: it was no training."""
+        if self._last_lives or not self._position:
+            return False
+        return self._executor.graph_is_dead
 
     def _start_operation(self, k: int, key: Key) -> None:
         """What is allocated from here on belongs to operation k."""
-        self._check(k, key)
+        self._keys.append(key)
+        if self._matching:
+            self._check(k, key)
         if self._placing:
             self.device.seek(k)
         elif self._log is not None:
             self._log.start_operation()
 
     def _check(self, k: int, key: Key) -> None:
-        """Compares an operation with the guide's; deviations go passive."""
-        if self._recorder is not None:
-            self._keys.append(key)
-        if not self._matching:
-            return
+        """Compares an operation with the guide's; follows another one if need be."""
         guide = self._guide
-        if guide is None or k >= len(guide.keys) or guide.keys[k] != key:
+        assert guide is not None
+        if k < len(guide.keys) and guide.keys[k] == key:
+            return
+        other = self._guides.alternative(self._keys, guide.stage)
+        if other is None:
             self._deviate()
+        else:
+            self._switch(guide, other, k)
+
+    def _switch(self, guide: Guide, other: Guide, k: int) -> None:
+        """The iteration is one of another guide that begins in the same way."""
+        assert other.table is not None
+        self._guide, self._whole = other, False
+        recorder = self._recorder
+        if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
+            recorder.draft = True
+        self._recorder = None  # goes on
+        self._stop_observing()
+        self._recorder = recorder
+        self._stop_placing()
+        self._executor.switch(other.table, other.copies, k)
 
     def _deviate(self) -> None:
-        """The iteration is not the one the guide knows: passive from here."""
-        self._matching = False
+        """Nobody knows this iteration: passive from here."""
+        self._guide, self._matching, self._whole = None, False, False
         self._executor.leave_plan()
+        recorder, self._recorder = self._recorder, None
+        self._stop_observing()
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.draft = True
         self._stop_placing()
         self.deviations += 1
-        # What begins like this one and goes another way is recorded next time.
-        self._lost = True
-        self._tell(f'iteration {self.iterations + 1} differs: passive, then profiled')
+        after = '' if recorder is None else ', and recorded'
+        number = len(self._history.entries) + 1
+        self._tell(f'iteration {number} is a new one: passive from here{after}')
 
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
-        guide = next((g for g in self._guides if g.keys[:1] == [key]), None)
-        if guide is None or self._lost:
-            guide = Guide()
-        self._lost = False
-        self._guide = guide
-        self._matching = guide.table is not None
+        guide = self._guide = self._guides.begin(key)
+        self._matching = self._whole = guide is not None
+        self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
-        moves = guide.table is not None and bool(guide.table.crossing)
-        holders = self._owners().values() if moves else ()
-        self._executor.begin(guide.table, guide.copies, holders)
-        self.device.whole_blocks = self._use_arena and guide.wants_arena
-        if guide.stage is not Stage.GUIDED:
-            self._recorder = Recorder(
-                self.device,
-                self._executor,
-                trial=guide.trial,
-                draft=guide.stage is Stage.WARM_UP,
-            )
-            self._recorder.enter()
-            if self._cross_iteration:
-                kept = self._owners().values()
-                self._executor.park(o for o in kept if isinstance(o, StateOwner))
-        elif guide.wants_times:
-            self._stop_improving()  # its thread would disturb the times
-            self._stopwatch = Stopwatch(self.device)
-            self._stopwatch.enter()
-        guided = self._matching and guide.stage is Stage.GUIDED
-        if self._trace_next and guided:
-            self._tracer = self._executor.observer = Tracer(self.device)
-            self._tracer.enter()
-        elif guided and guide.timed and self._feeds_back:
-            self._lateness = self._executor.observer = Lateness(self.device)
-        if self._use_arena and guided:
-            self._begin_placing(guide)
+        table = None if guide is None else guide.table
+        holders = self._owners().values() if table and table.crossing else ()
+        copies = {} if guide is None else guide.copies
+        alone = self._guides.alone(key)
+        outliving = () if guide is None else guide.outliving
+        self._executor.begin(table, copies, holders, not alone, outliving)
+        self._foreign_bytes = self._foreign(guide)
+        self._observe(guide, key)
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
 
+    def _foreign(self, guide: Guide | None) -> int:
+        """What the program holds beyond what it held in the guide's profile."""
+        if guide is None or guide.problem is None:
+            return 0
+        return max(0, self.device.used_bytes - guide.problem.profile.initial_bytes)
+
+    def _observe(self, guide: Guide | None, key: Key) -> None:
+        """Whatever is to be found out about the iteration that begins."""
+        wishes, device = self.wishes, self.device
+        device.whole_blocks = wishes.arena and (guide is None or guide.wants_arena)
+        profiling = guide is None or guide.stage is Stage.PROFILING
+        if profiling or self._guides.wants_draft(key):
+            self._recorder = Recorder(
+                device,
+                self._executor,
+                trial=self._guides.wants_trial(key) if self._tried else False,
+                draft=not self._tried,
+            )
+            self._recorder.enter()
+            if profiling and wishes.cross_iteration:
+                kept = self._owners().values()
+                self._executor.park(o for o in kept if isinstance(o, StateOwner))
+        if guide is None or profiling:
+            return
+        free = self._recorder is None and self._history.entries  # not the very first
+        if free and guide.wants_times:
+            self._planning.stop_improving()  # its thread would disturb the times
+            self._stopwatch = Stopwatch(device)
+            self._stopwatch.enter()
+        if self._trace_next and free:
+            self._tracer = self._executor.observer = Tracer(device)
+            self._tracer.enter()
+        elif free and guide.timed and wishes.feeds_back:
+            self._lateness = self._executor.observer = Lateness(device)
+        if wishes.arena:
+            self._begin_placing(guide, may_log=bool(free) and self._tracer is None)
+
+    def _stop_observing(self) -> None:
+        """Nothing is found out about this iteration."""
+        if self._recorder is not None:
+            self._recorder.discard()
+            self._recorder = None
+        self._stopwatch = self._lateness = None
+        self._stop_tracing()
+
     def _end_iteration(self) -> None:
         if not self._started:
             return
+        if not self._backward_seen:  # thrown away
+            self._stop_observing()
+            self._stop_placing()
+            return
         seconds = time.perf_counter() - self._start_seconds
-        self._record_statistics(seconds)
-        recorder, guide, watch = self._recorder, self._guide, self._stopwatch
-        self._recorder = self._stopwatch = None
-        lateness, self._lateness = self._lateness, None
-        assert guide is not None
+        guide = self._guide
+        if guide is not None and self._position != len(guide.keys):
+            other = self._guides.find(self._keys)
+            if other is None:
+                self._deviate()
+            else:
+                self._switch(guide, other, self._position)
+            guide = self._guide
+        self._add_to_history(seconds)
+        if guide is None:
+            if self._recorder is None:
+                self._guides.missed(self._keys[0])
+        else:
+            self._guides.met(guide, self._tried)
+        if guide is not None and guide.stage is Stage.GUIDED:
+            self._finish_guided(guide)
+        self._stop_placing()
+        recorder, self._recorder = self._recorder, None
+        origin = self._origin
+        origin.guide = self._learn(recorder, guide) if recorder is not None else guide
+
+    def _finish_guided(self, guide: Guide) -> None:
+        """What an iteration that has followed a plan tells about it."""
         followed = guide.plan
-        if self._matching and self._position != len(guide.keys):
-            self._deviate()
+        watch, self._stopwatch = self._stopwatch, None
+        lateness, self._lateness = self._lateness, None
         self._finish_trace(guide)
         self._executor.observer = None
         log, self._log = self._log, None
@@ -489,35 +623,57 @@ class Session(chainer.FunctionHook):
             guide.logs.append(log.finish())
         else:
             guide.logs.clear()
-        if watch is not None and self._matching:
+        if not self._whole:
+            return
+        planning = self._planning
+        if watch is not None:
             self.device.synchronize()
             guide.timings.append(watch.times())
             if guide.timed:
-                _uncounted(self._retime, guide)
+                _uncounted(planning.retime, guide)
         if len(guide.logs) == 2:
-            _uncounted(self._lay_out, guide)
-        if self._improve and self._matching and guide.timed:
-            _uncounted(self._adopt, guide)
-        if lateness is not None and self._matching and guide.plan is followed:
+            _uncounted(planning.lay_out, guide)
+        if self.wishes.improve and guide.timed:
+            _uncounted(planning.adopt, guide)
+        if lateness is not None and guide.plan is followed:
             self.device.synchronize()
-            _uncounted(self._move_late, guide, lateness)
-        if recorder is None:
-            return
-        self._executor.settle()
-        self.device.synchronize()
-        link = self._measured_link()
+            _uncounted(planning.move_late, guide, lateness)
+        guide.evicting = guide.evicting + 1 if self._executor.counters.evictions else 0
+        if guide.evicting >= EVICTING_ITERATIONS:
+            _uncounted(planning.make_room, guide, self._foreign_bytes)
+
+    def _learn(self, recorder: Recorder, guide: Guide | None) -> Guide | None:
+        """Takes in what has been recorded, if that is new.
+
+        Returns:
+            Guide of the iteration; None if it is still unknown.
+        """
+        link = None
+        wanted = guide is None or (
+            guide.stage is Stage.PROFILING
+            and not recorder.draft
+            and (recorder.trial or not guide.trial)
+        )
+        if wanted:
+            self._executor.settle()
+            self.device.synchronize()
+            link = self._measured_link()
+        if link is None:
+            recorder.discard()
+            return guide
         kinds = {**self._kinds, **self._permanent_kinds()}
-        profile = _uncounted(
+        profile: Profile = _uncounted(
             recorder.build, link, self.device.describe(), kinds, self._owners()
         )
-        known = next((g for g in self._guides if g.keys == self._keys), guide)
-        if known is guide:
-            _uncounted(guide.learn, profile, self._keys)
-        # The signature seen last is tried first the next time.
-        others = [g for g in self._guides if g is not known and g is not guide]
-        self._guides = [known, *others][:LARGEST_GUIDE_COUNT]
-        if guide.profiled and guide.stage is not Stage.GUIDED:
-            _uncounted(self._plan, guide)
+        if guide is None:
+            guide = self._guide = Guide(self._keys)
+            _uncounted(guide.learn, profile)
+            self._guides.add(guide)
+        else:
+            _uncounted(guide.learn, profile)
+        if guide.profiled:
+            _uncounted(self._planning.plan, guide)
+        return guide
 
     def replan(self, planner: str, **options: Any) -> Plan:
         """Makes a new plan from the profile; it is followed from the next iteration.
@@ -541,14 +697,17 @@ class Session(chainer.FunctionHook):
                 f'There is no profile after {self.iterations} iterations; train '
                 f'until session.profile is not None.'
             )
-        if self._in_backward or (self._started and not self._backward_seen):
+        if self._depth or (self._started and not self._backward_seen):
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_placing()
-        plan = _uncounted(self._make_plan, guide, guide.problem, planner, options)
+        planning = self._planning
+        plan: Plan = _uncounted(
+            planning.make_plan, guide, guide.problem, planner, options
+        )
         self.finish_iteration()
-        self._stop_improving()
-        self.planner, self.planner_options = planner, options
-        _uncounted(self._follow, guide, guide.problem, plan)
+        planning.stop_improving()
+        self.wishes.planner, self.wishes.options = planner, options
+        _uncounted(planning.follow, guide, guide.problem, plan)
         return plan
 
     def trace_iteration(self) -> None:
@@ -566,7 +725,7 @@ class Session(chainer.FunctionHook):
     def _finish_trace(self, guide: Guide) -> None:
         if self._tracer is None:
             return
-        if self._matching and guide.problem is not None and guide.plan is not None:
+        if self._whole and guide.problem is not None and guide.plan is not None:
             self.device.synchronize()
             self._measured = _uncounted(
                 self._tracer.build, guide.problem.profile, guide.plan
@@ -609,129 +768,23 @@ class Session(chainer.FunctionHook):
         To be called after the update, when something else than the next
         iteration follows: its time is then not counted as the iteration's.
         """
-        if self._started and self._backward_seen and not self._in_backward:
+        if self._started and self._backward_seen and not self._depth:
             self._enter()
             self._complete_last()
             self._end_iteration()
             self._started = False
             self._executor.forget_dead()
 
-    def _plan(self, guide: Guide) -> None:
-        problem = guide.make_problem(self._cross_iteration)
-        self.observe_problem(problem)
-        guide.begin_placing()
-        plan = self._make_plan(guide, problem, self.planner, self.planner_options)
-        self._follow(guide, problem, plan)
-
-    def _retime(self, guide: Guide) -> None:
-        """A plan from the times of guided iterations, if it is better for them."""
-        old = guide.plan
-        assert old is not None
-        problem = guide.make_timed_problem()
-        seconds = simulate(problem, old).total_seconds
-        plan = None if guide.timed_again else self._faster(guide, problem, seconds)
-        if plan is None:
-            plan = dataclasses.replace(
-                old,
-                predicted_seconds=seconds,
-                in_core_seconds=problem.in_core_seconds,
-                lower_bound_seconds=lower_bound(problem, self.limit_bytes).seconds,
-            )
-        else:  # its own times tell more
-            guide.timed_again = True
-            guide.timings.clear()
-        self._follow(guide, problem, plan, old)
-
-    def _faster(self, guide: Guide, problem: Problem, seconds: float) -> Plan | None:
-        """The planner's plan for new times if it is clearly better than the old one."""
-        try:
-            plan = self._make_plan(guide, problem, self.planner, self.planner_options)
-        except InfeasibleError:  # it was replanned with another planner
-            return None
-        gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
-        return plan if gained else None
-
-    def _adopt(self, guide: Guide) -> None:
-        """Takes over a plan found meanwhile, or begins to look for one."""
-        problem, plan = guide.problem, guide.plan
-        assert problem is not None and plan is not None
-        current = guide.improvement
-        if current is not None and current.problem is problem:
-            better = current.better(plan)
-            if better is not None:
-                self._follow(guide, problem, better)
-        elif self.planner == IMPROVABLE and not any(
-            other.running for other in self._improvements
-        ):
-            guide.improvement = Improvement(problem, plan.memory_limit_bytes, plan)
-            self._improvements.append(guide.improvement)
-            guide.improvement.start()
-
-    def _stop_improving(self) -> None:
-        for improvement in self._improvements:
-            improvement.close()
-        self._improvements.clear()
-        for guide in self._guides:
-            guide.improvement = None
-
-    # -- feedback -------------------------------------------------------------
-    @property
-    def _feeds_back(self) -> bool:
-        if self._feedback is None:
-            return self.planner == FED_BACK
-        return self._feedback
-
-    def _move_late(self, guide: Guide, lateness: Lateness) -> None:
-        """Swap-ins that are late again and again begin earlier from now on."""
-        problem, plan = guide.problem, guide.plan
-        assert problem is not None and plan is not None
-        late = guide.feedback.take(noticeable(problem, lateness.late_seconds()))
-        if not late:
-            return
-        problem = with_measured_link(
-            problem,
-            plan,
-            lateness.copy_seconds('swap-out'),
-            lateness.copy_seconds('swap-in'),
-        )
-        moved = self._moved_earlier(guide, problem, plan, late)
-        if moved is plan:
-            guide.feedback.settle(late)
-            return
-        self._tell(f'{len(late)} swap-ins were late: they begin earlier')
-        bound = lower_bound(problem, self.limit_bytes).seconds
-        self._follow(
-            guide, problem, dataclasses.replace(moved, lower_bound_seconds=bound)
-        )
-
-    def _moved_earlier(
-        self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
-    ) -> Plan:
-        """The plan with triggers as much earlier as the arena lets them be."""
-        for share in FEEDBACK_SHARES:
-            part = {storage: share * seconds for storage, seconds in late.items()}
-            moved = moved_earlier(problem, plan, part)
-            if moved is plan or self._arena_fits(guide, problem, moved):
-                return moved
-        return plan
-
     # -- arena ----------------------------------------------------------------
-    def _arena_fits(self, guide: Guide, problem: Problem, plan: Plan) -> bool:
-        """Whether a plan needs no arena, or one that fits as far as its trace tells."""
-        if not (self._use_arena and guide.wants_arena):
-            return True
-        arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
-        return arena.footprint_bytes + guide.spare_bytes <= self.limit_bytes
-
-    def _begin_placing(self, guide: Guide) -> None:
+    def _begin_placing(self, guide: Guide, may_log: bool) -> None:
         """Allocations of this iteration get their places, or are logged."""
         if guide.arena is not None:
             self._placing = self.device.set_places(guide.arena)
-            self._places_before = self.device.place_figures()
+            self._history.begin_placing()
             if not self._placing:
                 guide.arena, guide.wants_arena = None, False
                 self._tell('no memory for the arena beside what the pool keeps')
-        elif guide.wants_log and self._tracer is None:
+        elif guide.wants_log and may_log:
             self._log = AllocationLog(self.device)
 
     def _stop_placing(self) -> None:
@@ -742,101 +795,21 @@ class Session(chainer.FunctionHook):
             self._log.finish()
             self._log = None
 
-    def _lay_out(self, guide: Guide) -> None:
-        """Places for a plan's iterations; another plan if they exceed the limit."""
-        arena = self._arena_of((guide.logs[0], guide.logs[1]))
-        guide.logs.clear()
-        excess = arena.footprint_bytes - self.limit_bytes
-        if excess <= 0:
-            guide.arena = arena
-            self._tell(
-                f'arena: {arena.placed} allocations placed in '
-                f'{format_bytes(arena.slab_bytes)}, '
-                f'{arena.layout.competitive_ratio:.3f} of their peak load; '
-                f'{format_bytes(arena.side_bytes)} beside it'
-            )
-            return
-        problem = guide.problem
-        assert problem is not None
-        self._tell(f'arena: {format_bytes(excess)} more than the limit')
-        guide.wants_arena = not guide.spare_bytes  # once more, not twice
-        guide.spare_bytes += excess + self.limit_bytes // SPARE_SHARE
-        guide.timings.clear()
-        plan = self._make_plan(guide, problem, self.planner, self.planner_options)
-        self._follow(guide, problem, plan)
-
-    def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
-        device = self.device
-        return lay_out(
-            logs, device.block_bytes, device.alignment_bytes, device.moves_in
-        )
-
-    def _make_plan(
-        self, guide: Guide, problem: Problem, planner: str, options: dict[str, Any]
-    ) -> Plan:
-        """A plan for the limit, with an arena if there is one that fits.
-
-        Raises:
-            InfeasibleError: If there is no plan, with or without an arena.
-        """
-
-        def make_plan_for(limit_bytes: int) -> Plan:
-            return make_plan(problem, limit_bytes, planner, **options)
-
-        if not (self._use_arena and guide.wants_arena):
-            return make_plan_for(self.limit_bytes)
-        plan, fits = plan_with_arena(
-            problem,
-            make_plan_for,
-            self._arena_of,
-            self.limit_bytes,
-            guide.spare_bytes,
-            optional=self.device.moves_in,
-        )
-        if not fits:
-            guide.wants_arena = False
-            self._tell(
-                f'no arena: none fits the limit for {MOST_SLOWDOWN:.0%} more time'
-            )
-        elif plan.memory_limit_bytes < self.limit_bytes:
-            self._tell(
-                f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '
-                f'arena fits'
-            )
-        if plan.memory_limit_bytes < self.limit_bytes:
-            bound = lower_bound(problem, self.limit_bytes).seconds
-            plan = dataclasses.replace(plan, lower_bound_seconds=bound)
-        return plan
+    def _measured_link(self) -> Link | None:
+        """The link; None if there is no memory to measure it yet."""
+        if self._link is None:
+            device = self.device
+            free_bytes = device.limit_bytes - device.used_bytes
+            if free_bytes < MEASURING_BYTES:
+                self._executor.reclaim(MEASURING_BYTES - free_bytes)
+            try:
+                self._link = measure_link(device)
+            except MemoryError:
+                self._tell('no memory to measure the link: profiled later')
+        return self._link
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""
-
-    def _follow(
-        self, guide: Guide, problem: Problem, plan: Plan, old: Plan | None = None
-    ) -> None:
-        self._executor.settle()
-        guide.follow(problem, plan)
-        self.device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
-        if old is not None and plan.maps == old.maps:
-            self._tell(
-                f'timed: the same plan; predicted '
-                f'{format_seconds(plan.predicted_seconds)} per iteration, bound '
-                f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
-            )
-            return
-        self._tell(
-            f'planned in {format_seconds(plan.planning_seconds)} '
-            f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '
-            f'{plan.count(Action.SWAP)} swap, {plan.count(Action.RECOMPUTE)} '
-            f'recompute; predicted {format_seconds(plan.predicted_seconds)} per '
-            f'iteration, bound {format_bound(plan.lower_bound_seconds, plan.gap)}, '
-            f'peak {format_bytes(plan.predicted_peak_bytes)}'
-        )
-
-    def _measured_link(self) -> Link:
-        if self._link is None:
-            self._link = measure_link(self.device)
-        return self._link
 
     def _permanent_kinds(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
@@ -863,11 +836,20 @@ class Session(chainer.FunctionHook):
     @property
     def state(self) -> str:
         """``'warm-up'``, ``'profiling'``, ``'guided'`` or ``'passive'``."""
-        if self._guide is None or self._guide.stage is Stage.WARM_UP:
-            return Stage.WARM_UP.value
-        if self._started and not self._matching and self._guide.stage is Stage.GUIDED:
-            return 'passive'
-        return self._guide.stage.value
+        if self._guide is not None:
+            return self._guide.stage.value
+        recorded = self._recorder is not None or not len(self._guides)
+        return Stage.WARM_UP.value if recorded else 'passive'
+
+    @property
+    def planner(self) -> str:
+        """Name of the planner."""
+        return self.wishes.planner
+
+    @property
+    def iterations(self) -> int:
+        """Finished ones."""
+        return len(self._history.entries)
 
     @property
     def plan(self) -> Plan | None:
@@ -888,59 +870,32 @@ class Session(chainer.FunctionHook):
             return self._guide
         return next((g for g in self._guides if g.plan is not None), None)
 
-    def _record_statistics(self, seconds: float) -> None:
-        self.iterations += 1
-        guided = (
-            self._matching
-            and self._guide is not None
-            and self._guide.stage is Stage.GUIDED
-        )
-        counters = self._executor.counters
-        placed = self.device.place_figures()
-        before, self._places_before = self._places_before, placed
-        pool = self.device.pool_figures()
-        self._history.append(
-            {
-                'guided': float(guided),
-                'host_bytes': self.device.host_bytes,
-                'plan': self._guide.plan if self._guide is not None else None,
-                'seconds': seconds,
-                'stall_seconds': self.device.take_stall_seconds(),
-                'peak_bytes': self.device.peak_bytes,
-                'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
-                'recomputed_bytes': counters.recomputed_bytes,
-                'evictions': counters.evictions,
-                'restores': counters.restores,
-                'footprint_bytes': max(
-                    self.device.peak_bytes, pool.occupied_bytes + pool.free_bytes
-                ),
-                'placed': placed.placed - before.placed,
-                'unplaced': sum(placed[1:]) - sum(before[1:]),
-            }
+    def _add_to_history(self, seconds: float) -> None:
+        guide = self._guide
+        entry = self._history.add(
+            seconds,
+            self._executor.counters,
+            None if guide is None else guide.plan,
+            guide is not None and guide.stage is Stage.GUIDED,
+            self._foreign_bytes,
         )
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '
-            f'peak {format_bytes(self.device.peak_bytes)}'
+            f'peak {format_bytes(entry["peak_bytes"])}'
         )
 
     def _finish_statistics(self) -> None:
         """Counts the last iteration, which no other one has ended."""
         if self._started and self._backward_seen:
-            self._record_statistics(time.perf_counter() - self._start_seconds)
+            self._add_to_history(time.perf_counter() - self._start_seconds)
             self._started = False
-
-    def _guided_entries(self) -> list[dict[str, Any]]:
-        """Iterations after the present prediction; all guided ones before any is."""
-        guided = [e for e in self._history if e['guided']]
-        plan = self.plan
-        return [e for e in guided if e['plan'] is plan] or guided
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.
 
         Of all guided iterations, as long as there is none.
         """
-        return [entry['seconds'] for entry in self._guided_entries()]
+        return [entry['seconds'] for entry in self._history.guided(self.plan)]
 
     def statistics(self) -> dict[str, Any]:
         """Figures of the run so far.
@@ -950,59 +905,9 @@ class Session(chainer.FunctionHook):
             yet. Medians are over guided iterations. ``overhead`` is measured,
             ``gap`` is predicted: the plan's time over the proven bound, minus 1.
         """
-        guided = self._guided_entries()
-        recent = guided or self._history
-
-        def median(name: str) -> float | None:
-            if not recent:
-                return None
-            return statistics.median(entry[name] for entry in recent)
-
-        plan, guide = self.plan, self._planned_guide()
-        problem = guide.problem if guide is not None else None
-        arena = guide.arena if guide is not None else None
-        seconds = median('seconds')
-        in_core = plan.in_core_seconds if plan is not None else None
-        return {
-            'state': self.state,
-            'planner': self.planner,
-            'iterations': self.iterations,
-            'guided_iterations': sum(bool(e['guided']) for e in self._history),
-            'deviations': self.deviations,
-            'limit_bytes': self.limit_bytes,
-            'peak_bytes': int(max((e['peak_bytes'] for e in self._history), default=0)),
-            'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
-            'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
-            'footprint_bytes': int(
-                max((e['footprint_bytes'] for e in self._history), default=0)
-            ),
-            'arena_bytes': arena.slab_bytes if arena else None,
-            'side_bytes': arena.side_bytes if arena else None,
-            'placed': _as_int(median('placed')),
-            'unplaced': _as_int(median('unplaced')),
-            'host_bytes': int(
-                max((e['host_bytes'] for e in guided or self._history), default=0)
-            ),
-            'iteration_seconds': seconds,
-            'predicted_seconds': plan.predicted_seconds if plan else None,
-            'in_core_seconds': in_core,
-            'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
-            'gap': plan.gap if plan else None,
-            'overhead': seconds / in_core - 1 if seconds and in_core else None,
-            'stall_seconds': median('stall_seconds'),
-            'swapped_bytes': _as_int(median('swapped_bytes')),
-            'recomputed_bytes': _as_int(median('recomputed_bytes')),
-            'evictions': _as_int(median('evictions')),
-            'restores': _as_int(median('restores')),
-            'keep': plan.count(Action.KEEP) if plan else None,
-            'swap': plan.count(Action.SWAP) if plan else None,
-            'recompute': plan.count(Action.RECOMPUTE) if plan else None,
-            'planning_seconds': plan.planning_seconds if plan else None,
-            'simulations': plan.simulations if plan else None,
-            'guided_peak_bytes': (
-                int(max(e['peak_bytes'] for e in guided)) if guided else None
-            ),
-        }
+        return self._history.statistics(
+            self.wishes, self.state, self._planned_guide(), self.deviations
+        )
 
     def report(self) -> str:
         """The statistics as a table for people."""
@@ -1010,11 +915,22 @@ class Session(chainer.FunctionHook):
 
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""
-        return dict(self._history[-1]) if self._history else {}
+        entries = self._history.entries
+        return dict(entries[-1]) if entries else {}
 
     def _tell(self, message: str) -> None:
         if self._progress is not None:
             print(f'hybridmem: {message}', file=self._progress, flush=True)
+
+
+class _Origin:
+    """The iteration that a function belongs to.
+
+    Attributes:
+        guide (Guide or None): Once it has ended and is known.
+    """
+
+    guide: Guide | None = None
 
 
 class _LinkPath(chainer.LinkHook):
@@ -1037,6 +953,19 @@ class _LinkPath(chainer.LinkHook):
     def forward_postprocess(self, args: Any) -> None:
         if self._stack:
             self._stack.pop()
+
+
+def _backward_is_running() -> bool:
+    """Whether the caller was called by one of Chainer's loops over backward functions.
+
+    An exception that the program has caught leaves no other trace.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _BACKWARD_LOOPS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -1069,29 +998,6 @@ def check_switches(**values: Any) -> None:
             raise OptionError(f'{name} is {value!r}; True or False is needed.')
 
 
-def model_arrays(model: chainer.Link) -> list[Any]:
-    """What stays from iteration to iteration, as arrays."""
-    return [array for _, array in permanent_arrays(model)]
-
-
-def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
-    """Parameters, gradients, optimizer state and persistent arrays."""
-    arrays: list[tuple[Category, Any]] = []
-    for parameter in model.params():
-        arrays.append((Category.PARAMETER, parameter.array))
-        # The public property raises where there is none.
-        arrays.append((Category.GRADIENT, parameter._grad))
-        rule = parameter.update_rule
-        if rule is not None and rule.state:
-            states = rule.state.values()
-            arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
-    for link in model.links():
-        persistent = (link.__dict__.get(name) for name in link._persistent)
-        arrays.extend((Category.PARAMETER, value) for value in persistent)
-    kinds = chainer.get_array_types()
-    return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
-
-
 def _device_name(model: chainer.Link, device: str | None) -> str:
     """The device to open; the model must be on it already.
 
@@ -1119,7 +1025,3 @@ def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:
         type(graph.target(function)).__name__,
         *[(x.shape, x.dtype.char) for x in in_data],
     )
-
-
-def _as_int(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -234,6 +234,15 @@ class Device(abc.ABC):
     def same_bits(self, left: Array, right: Array) -> bool:
         """Whether shapes, types and every bit are equal (NaN included)."""
 
+    def distinct_bytes(self, arrays: Iterable[Array]) -> int:
+        """Bytes of the allocations behind arrays, each counted once."""
+        roots = {
+            self.allocation_id(array): self.root_bytes(self.root(array))
+            for array in arrays
+            if self.owns(array)
+        }
+        return sum(roots.values())
+
     def reset_peak(self) -> None:
         """Starts a new peak at the present load."""
         self.peak_bytes = self.used_bytes

@@ -19,31 +19,49 @@ Note: [iterations that change]
     Maps stay known as long as any part of the graph that uses them lives, so a
     second backward over an older graph finds them. Recipes stay known with the
     function they belong to: what a plan has dropped is made again as that plan
-    would, also after an iteration has left it.
+    would, also after an iteration has left it. An iteration may go on with another
+    plan: that plan's maps are found by their slots, and what should have left, leaves.
+
+Note: [later iterations]
+    A second backward may come over a graph after an update (the two losses of a GAN).
+    What has been dropped cannot be made again then, for parameters are others. Once
+    such a backward has been seen, what it asks for is copied out instead of dropped,
+    and the iteration is planned without recomputation. A function whose parameters have
+    been updated since is never run again.
+
+Note: [passive mode]
+    Backward uses maps in the reverse order of the functions that retain them, so the
+    map whose last user came first is needed last: it is evicted first. Maps of older
+    graphs come before those of younger ones. What a live Variable holds cannot go, and
+    what turns out to be held otherwise is put back at once. While one map leaves, the
+    copy of the next one begins; in backward what is needed next comes back as far
+    as memory is free, and is the first to go again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
-from chainer_hybridmem.profile import Recipe, SlotKind
+from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import passes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.recording.observer import Observer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
+PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
 
 
 class Counters:
@@ -65,6 +83,25 @@ class Counters:
         self.replays = 0
         self.evictions = 0
         self.restores = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortage:
+    """What was in memory when an allocation could not be made to fit, in bytes.
+
+    Attributes:
+        used_bytes (int): Everything.
+        busy_bytes (int): Feature maps that the running function reads.
+        held_bytes (int): Feature maps that the program holds itself.
+        stuck_bytes (int): Feature maps that could not be copied out.
+        reason (str): Why they could not; empty if there are none.
+    """
+
+    used_bytes: int
+    busy_bytes: int
+    held_bytes: int
+    stuck_bytes: int
+    reason: str
 
 
 class Executor:
@@ -104,11 +141,27 @@ class Executor:
         self._pristine: weakref.WeakKeyDictionary[Any, Any] = (
             weakref.WeakKeyDictionary()
         )
+        self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
+            weakref.WeakKeyDictionary()
+        )  # of its parameters when a function ran
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
             weakref.WeakKeyDictionary()
         )  # with weak references to the functions that a pass covers
         self._temporaries: dict[Any, Array] = {}
-        self._busy: set[LiveMap] = set()
+        self._busy: set[LiveMap] = set()  # read by a backward function under way
+        self._serials: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )  # of the functions, in the order in which they have run
+        self._serial = 0
+        self._stuck: set[LiveMap] = set()  # cannot go in this operation
+        self._stray = False  # whether maps may be away that no plan brings back
+        self._coming_back: list[LiveMap] | None = None  # the next one last
+        self._load_before = 0
+        self._transient_bytes = 0  # that a backward function takes at most
+        self._may_switch = False
+        self._outliving: Collection[Slot] = ()
+        self._purge_at = PURGED_MAPS
+        self.shortage: Shortage | None = None
 
     # -- iterations -----------------------------------------------------------
     def begin(
@@ -116,6 +169,8 @@ class Executor:
         table: ActionTable | None,
         copies: dict[int, HostCopy],
         holders: Iterable[owners.Owner] = (),
+        may_switch: bool = False,
+        outliving: Collection[Slot] = (),
     ) -> None:
         """Starts an iteration.
 
@@ -124,8 +179,15 @@ class Executor:
             copies: Host copies by storage id, reused from iteration to
                 iteration; new ones are added.
             holders: Who holds the parameters and optimizer states that may leave.
+            may_switch: Whether the iteration may go on with another plan.
+            outliving: Slots of maps that later iterations will ask for.
         """
         self.settle()
+        self._may_switch = may_switch
+        self._outliving = outliving
+        self._busy.clear()
+        self._stray = table is None
+        self._coming_back = None
         self.counters = Counters()
         self._table = table
         self._copies = copies
@@ -189,11 +251,76 @@ class Executor:
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
         self._table = None
+        self._stray, self._coming_back = True, None
+
+    def switch(self, table: ActionTable, copies: dict[int, HostCopy], k: int) -> None:
+        """Goes on with another plan, for iterations that begin like this one.
+
+        Args:
+            table: What to do from here on; what it has done by now is done.
+            copies: Its host copies by storage id.
+            k: The next operation.
+        """
+        former, self._copies = self._copies, copies
+        self._table, self._by_storage = table, {}
+        self._stray, self._coming_back = True, None
+        for number, reference in self._functions.items():
+            function = reference()
+            if function is None:
+                continue
+            self._know_recipe(number, function)
+            for live in self.maps_of(function):
+                self._adopt(live, former)
+        for live in self._crossing:
+            storage = table.crossing.get(live.label, -1)
+            self._take_copy(live, former, storage)
+        self._catch_up(table, k)
+
+    def _adopt(self, live: LiveMap, former: dict[int, HostCopy]) -> None:
+        """A map of this iteration gets the storage of the plan now followed."""
+        assert self._table is not None
+        storages = (self._table.storage_of.get(slot.slot, -1) for slot in live.slots)
+        storage = next((storage for storage in storages if storage >= 0), -1)
+        if storage < 0 or storage not in self._by_storage:
+            self._take_copy(live, former, storage)
+
+    def _take_copy(
+        self, live: LiveMap, former: dict[int, HostCopy], storage: int
+    ) -> None:
+        if live.storage >= 0 and former.get(live.storage) is live.copy:
+            former.pop(live.storage, None)
+        live.storage = storage
+        if storage < 0:
+            return
+        self._by_storage[storage] = live
+        if live.copy is None:
+            live.copy = self._copies.get(storage)
+            return
+        unused = self._copies.get(storage)
+        if unused is not None and unused is not live.copy:
+            unused.close()
+        self._copies[storage] = live.copy
+
+    def _catch_up(self, table: ActionTable, k: int) -> None:
+        """What a plan has let go before operation k goes now."""
+        for actions, act in (
+            (table.swap_outs, self._start_swap_out),
+            (table.releases, self._release),
+            (table.drops, LiveMap.drop),
+        ):
+            for position in sorted(p for p in actions if p < k):
+                for storage in actions[position]:
+                    live = self._by_storage.get(storage)
+                    if live is not None:
+                        act(live)
 
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died."""
         self._table = None
         self._bring_home()
+        self._forget_maps()
+
+    def _forget_maps(self) -> None:
         for allocation, live in list(self._by_allocation.items()):
             if live.alive():
                 continue
@@ -234,18 +361,37 @@ class Executor:
     # -- what the hooks call --------------------------------------------------
     def before_forward(self, k: int, function: Any) -> None:
         """Before forward operation k issues anything."""
-        if self._table is not None and not self._table.passive:
+        self._stuck.clear()
+        table = self._table
+        if table is not None and (self._may_switch or not table.passive):
             self._pristine[function] = graph.pristine(function)
-            recipe = self._table.recipes.get(k)
-            if recipe is not None:
-                covered = [self._functions.get(c) for c in recipe.covers[:-1]]
-                self._recipes[function] = recipe, covered
+            self._know_recipe(k, function)
             self._act(k)
+
+    def _know_recipe(self, k: int, function: Any) -> None:
+        assert self._table is not None
+        recipe = self._table.recipes.get(k)
+        if recipe is not None:
+            covered = [self._functions.get(c) for c in recipe.covers[:-1]]
+            self._recipes[function] = recipe, covered
+
+    @property
+    def graph_is_dead(self) -> bool:
+        """Whether no function of the iteration is in a graph any more."""
+        return all(reference() is None for reference in self._functions.values())
 
     def complete(self, k: int, function: Any) -> None:
         """After forward operation k: finds what it left in the graph."""
         device, table = self.device, self._table
-        self._functions[k] = weakref.ref(function)
+        if k >= 0:
+            self._functions[k] = weakref.ref(function)
+        self._serial += 1
+        self._serials[function] = self._serial
+        if function in self._pristine:
+            self._updates[function] = owners.updates(function.inputs)
+        if len(self._by_allocation) >= self._purge_at:
+            self._forget_maps()
+            self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
@@ -266,6 +412,8 @@ class Executor:
                 self._by_allocation[allocation] = live
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
+            live.uses.add(self._serial)
+            live.outlives = live.outlives or slot in self._outliving
             if reference.node is not None:
                 self._by_node[reference.node] = live
             if live not in maps:
@@ -281,6 +429,7 @@ class Executor:
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
+        self._stuck.clear()
         if self._table is not None:
             self._act(k)
         for node in function.inputs if self._parameters else ():
@@ -288,18 +437,28 @@ class Executor:
                 self._recall(self._parameters[node])
         maps = self._by_function.get(function)
         if maps:
-            self._busy = set(maps)
+            self._busy.update(maps)
             for live in maps:
                 if live.state not in (State.RESIDENT, State.LEAVING):
                     self._restore(live)
+        if self._stray:
+            self._prefetch()
+            self.device.reset_window()
+            self._load_before = self.device.used_bytes
 
-    def after_backward(self, k: int) -> None:
+    def after_backward(self, k: int, function: Any) -> None:
         """After backward operation k: drops what is not needed any more.
 
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
-        self._busy = set()
+        serial = self._serials.get(function, -1)
+        for live in self.maps_of(function):
+            live.uses.discard(serial)
+            self._busy.discard(live)
+        if self._stray:
+            taken = self.device.window_peak_bytes - self._load_before
+            self._transient_bytes = max(self._transient_bytes, taken)
         table = self._table
         if table is None:
             return
@@ -349,6 +508,8 @@ class Executor:
             live = self._by_storage.get(storage)
             if live is None:
                 continue
+            if live.outlives:  # see [later iterations]
+                self._start_swap_out(live)
             if self._waits(live):
                 assert self.observer is not None
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
@@ -451,12 +612,26 @@ class Executor:
                 f'that uses it twice from the start of the session.'
             )
         self.counters.replays += 1
+        functions = [reference and reference() for reference in covered]
+        for other in (*functions, function):
+            self._refuse_updated(other)
         if recipe.covers:
-            functions = [reference and reference() for reference in covered]
             return passes.run([*functions, function], self._materialise)
         inputs = tuple(self._materialise(node) for node in function.inputs)
         self._bring_back(function, recipe.attributes)
         return graph.replay(before, function, recipe.attributes, inputs, self.device)
+
+    def _refuse_updated(self, function: Any) -> None:
+        """See [later iterations]."""
+        before = self._updates.get(function)
+        if before is not None and before != owners.updates(function.inputs):
+            raise SessionError(
+                f'Parameters of {graph.function_name(function)} have been updated '
+                f'since its forward, and a backward asks for a feature map that was to '
+                f'be recomputed from them; run that backward in every iteration from '
+                f'the start of the session, or use a planner that only swaps, such as '
+                f'swap-opt.'
+            )
 
     def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores what a replay reads from a function, where a plan has not."""
@@ -518,25 +693,116 @@ class Executor:
             f'twice from the start of the session.'
         )
 
+    def _prefetch(self) -> None:
+        """Brings back what backward needs next, as far as memory is free."""
+        if self._coming_back is None:
+            away = [m for m in self._by_allocation.values() if self._is_stray(m)]
+            away.sort(key=_needed_at)
+            self._coming_back = away
+        queue, device = self._coming_back, self.device
+        free_bytes = device.limit_bytes - device.used_bytes - self._transient_bytes
+        while queue:
+            live = queue[-1]
+            if live.state is State.AWAY and live.alive():
+                if live.nbytes > free_bytes:
+                    return
+                try:
+                    with device.without_reclaim():
+                        self.counters.swapped_in_bytes += self._start_swap_in(live)
+                except MemoryError:  # not in one piece
+                    return
+                free_bytes -= live.nbytes
+            queue.pop()
+
+    def _is_stray(self, live: LiveMap) -> bool:
+        """Whether a map is away and no plan brings it back."""
+        table = self._table
+        scheduled = table is not None and live.storage in table.swapped
+        return live.state is State.AWAY and not scheduled
+
     def reclaim(self, missing_bytes: int) -> None:
         """Frees device memory because an allocation does not fit.
 
-        First releases what is being copied out anyway, then evicts resident
-        maps; the earliest produced is needed last.
+        First releases what is being copied out anyway, then evicts; see
+        [passive mode].
         """
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
-        for state in (State.LEAVING, State.RESIDENT):
-            for live in list(self._by_allocation.values()):
-                if device.used_bytes <= goal:
-                    return
-                if live.state is state and live not in self._busy and live.alive():
-                    self._evict(live)
+        leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
+        for live in leaving:
+            if device.used_bytes <= goal:
+                return
+            self._evict(live)
+        reason = ''
+        candidates = self._candidates()
+        for live in candidates:
+            if device.used_bytes <= goal:
+                break
+            try:
+                self._evict(live)
+            except SwapStoreError as error:
+                reason = str(error)
+                self._stuck.add(live)
+        if device.used_bytes > goal:
+            self.shortage = self._take_stock(reason)
+        elif self._table is None:
+            self._begin_next(candidates, missing_bytes)
+
+    def _candidates(self) -> Iterator[LiveMap]:
+        """What can go; the one that is needed last comes first."""
+        for state in (State.RESIDENT, State.COMING):
+            maps = [m for m in self._by_allocation.values() if m.state is state]
+            for live in sorted(maps, key=_needed_at):
+                if live in self._busy or live in self._stuck or live.state is not state:
+                    continue
+                if live.alive() and not live.held():
+                    yield live
+
+    def _begin_next(self, candidates: Iterator[LiveMap], wanted_bytes: int) -> None:
+        """Begins to copy out what will have to go next."""
+        for live in candidates:
+            if wanted_bytes <= 0 or live.state is not State.RESIDENT:
+                return
+            try:
+                self.counters.swapped_out_bytes += self._start_swap_out(live)
+            except SwapStoreError:
+                return
+            wanted_bytes -= live.nbytes
 
     def _evict(self, live: LiveMap) -> None:
+        if live.state is State.COMING:
+            self._finish_swap_in(live)
+            if self._coming_back is not None:
+                self._coming_back.append(live)
         self.counters.swapped_out_bytes += self._start_swap_out(live)
+        held = live.memory()
         self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
+        root = held()
+        if root is not None:
+            live.refill(root)  # somebody else has the memory
+            self._stuck.add(live)
+            return
         self.counters.evictions += 1
+
+    def _take_stock(self, reason: str) -> Shortage:
+        resident = [
+            live
+            for live in self._by_allocation.values()
+            if live.state in (State.RESIDENT, State.LEAVING) and live.alive()
+        ]
+        busy = sum(live.nbytes for live in resident if live in self._busy)
+        held = sum(
+            live.nbytes
+            for live in resident
+            if live not in self._busy and (live.held() or live in self._stuck)
+        )
+        stuck = sum(live.nbytes for live in resident) - busy - held
+        return Shortage(self.device.used_bytes, busy, held, stuck, reason)
+
+
+def _needed_at(live: LiveMap) -> int:
+    """When backward needs a map: the later, the smaller."""
+    return max(live.uses, default=-1)

@@ -14,7 +14,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Root,
+    Transfer,
+)
 from chainer_hybridmem.graph import SlotRef
 
 
@@ -44,16 +50,18 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        outlives (bool): A later iteration will ask for it.
+        uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
         '_device', '_held', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'nbytes', 'outlives', 'slots', 'state', 'storage', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
-        self._held: Callable[[], Root | None] = nothing  # see [held arrays]
+        self._held: Callable[[], Root | None] = nobody  # see [held arrays]
         self._root: Root | None = None  # only while it is coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
@@ -62,6 +70,8 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
+        self.outlives = False
+        self.uses: set[int] = set()
         self.state = State.RESIDENT
 
     @property
@@ -72,6 +82,18 @@ class LiveMap:
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
+
+    def held(self) -> bool:
+        """Whether a Variable of the program holds the memory, as far as one knows."""
+        return any(slot.held() for slot in self.slots)
+
+    def memory(self) -> Callable[[], Root | None]:
+        """Tells its allocation for as long as somebody has it."""
+        for slot in self.slots:
+            array = slot.get()
+            if array is not None:
+                return memory_of(self._device, array)
+        return nobody
 
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
@@ -154,11 +176,11 @@ class LiveMap:
         self.slots.clear()
 
     def _resident_root(self) -> Root | None:
-        array = self._resident_array()
-        return None if array is None else self._device.root(array)
-
-    def _resident_array(self) -> Array | None:
-        return next((a for slot in self.slots if (a := slot.get()) is not None), None)
+        for slot in self.slots:
+            array = slot.get()
+            if array is not None:
+                return self._device.root(array)
+        return None
 
     def _return(self, root: Root) -> None:
         """Puts an array that somebody held back into the graph."""
@@ -173,21 +195,19 @@ class LiveMap:
         self._root = self._transfer = None
 
     def _leave(self, state: State) -> None:
-        self._held = memory_of(self._device, self._resident_array())
+        self._held = self.memory()
         self.state = state
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
 
 
-def nothing() -> None:
-    """Nobody holds it."""
+def nobody() -> None:
+    """Has it."""
 
 
-def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
+def memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
     """Tells the allocation of an array for as long as somebody has it."""
-    if array is None:
-        return nothing
     try:
         return weakref.ref(device.root(array))
     except TypeError:  # CuPy's memory; there, views refer to the array they are of

@@ -29,7 +29,7 @@ class PersistentMap(LiveMap):
         recall (callable): Called with this map when somebody asks for the array.
     """
 
-    __slots__ = ('_owner', '_recall', '_view')
+    __slots__ = ('_owner', '_recall', '_view', 'label')
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class PersistentMap(LiveMap):
     ) -> None:
         root = device.root(array)
         super().__init__(device, device.allocation_id(array), device.root_bytes(root))
+        self.label = owner.label
         self._owner = owner
         self._recall = recall
         self._view: View = device.capture(array)

@@ -22,6 +22,7 @@ class ActionTable:
         swap_ins (dict): Copies to the device that start.
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
+        swapped (set): Storages that leave and come back.
         storage_of (dict): Planned storage behind a slot.
         recipes (dict): Recipe of each forward operation.
         crossing (dict): Storage of each parameter or state that moves, by its label.
@@ -35,6 +36,7 @@ class ActionTable:
     swap_ins: Lists
     needs: Lists
     replays: dict[int, list[Replay]]
+    swapped: set[int]
     storage_of: dict[Slot, int]
     recipes: dict[int, Recipe]
     crossing: dict[str, int]
@@ -73,6 +75,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         swap_ins=dict(swap_ins),
         needs=dict(needs),
         replays=dict(replays),
+        swapped={m.storage for m in plan.maps if m.action is Action.SWAP},
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
         },

@@ -307,6 +307,13 @@ class Recorder:
         return node.creator_node is not None or graph.node_array(node) is not None
 
     # -- result ---------------------------------------------------------------
+    def discard(self) -> None:
+        """Ends the recording; nobody wants it."""
+        self._held = self._watch = self._walker = None
+        self._chains.clear()
+        self.executor.spare.clear()
+        self.device.take_events()
+
     def build(
         self,
         link: Link,

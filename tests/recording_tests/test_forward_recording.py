@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import pools, session
+from chainer_hybridmem import owners, pools
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import SamplePair, lower_to_cudnn
@@ -81,7 +81,7 @@ def test_another_way_to_measure_the_peak(profile):
         with hybridmem.profile_memory(model) as memory:
             model(*batch)
     trace = pools.forward_trace(profile, pools.Lifetimes.RUN)
-    model_bytes = sum(array.nbytes for array in session.model_arrays(model))
+    model_bytes = sum(array.nbytes for array in owners.model_arrays(model))
     batch_bytes = sum(array.nbytes for array in batch)
     expected = trace.peak_load_bytes - batch_bytes + model_bytes
     assert memory.summary()['peak_bytes'] == expected

@@ -9,8 +9,8 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan import Action
+from chainer_hybridmem.planning import Planning
 from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.session import Session
 
 ITERATIONS = 14
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
@@ -31,13 +31,13 @@ def in_core(data):
 def plans(monkeypatch):
     """Every plan that is followed, in order."""
     followed = []
-    follow = Session._follow
+    follow = Planning.follow
 
     def noted(self, guide, problem, plan, old=None):
         followed.append(plan)
         follow(self, guide, problem, plan, old)
 
-    monkeypatch.setattr(Session, '_follow', noted)
+    monkeypatch.setattr(Planning, 'follow', noted)
     return followed
 
 
@@ -100,9 +100,9 @@ def test_it_settles(late, data):
     """Who cannot move any more is let be, however late it is."""
     late.seconds = VERY
     _, session = run(data, arena=False)
-    last = [entry['plan'] for entry in session._history[-4:]]
+    last = [entry['plan'] for entry in session._history.entries[-4:]]
     assert last == [session.plan] * 4
-    assert positions(last[0]) != positions(session._history[3]['plan'])
+    assert positions(last[0]) != positions(session._history.entries[3]['plan'])
 
 
 def test_a_single_wait_is_chance(monkeypatch, plans, data):

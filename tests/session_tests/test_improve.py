@@ -42,7 +42,7 @@ def train(wait=False, **options):
             iterate(x, t)
             plans.append(session.plan)
             if wait and i == ITERATIONS - 4:
-                for search in session._improvements:
+                for search in session._planning.improvements:
                     search.wait(120)
     return networks.outcome(model, losses), plans, session
 
@@ -80,7 +80,7 @@ def test_a_better_plan_is_adopted_and_numbers_stay_exact(lazy, monkeypatch):
 
 def test_without_it_nothing_runs(lazy):
     _, _, session = train(planner='hybrid')
-    assert session._improvements == [] and not improvements()
+    assert session._planning.improvements == [] and not improvements()
 
 
 def test_it_ends_with_the_session(lazy, monkeypatch):

@@ -1,0 +1,122 @@
+"""Every kind of iteration that a session has met.
+
+An iteration is known by its operations in order, and only once it has ended. Until
+then it may be any of those that have begun like it: it follows one of them, and
+another one where it differs. What has begun like none of them is passive from there.
+
+Note: [when to learn]
+    Recording must begin with the iteration, before anybody knows which one it is.
+    (1) After an iteration nobody knew, the next ones that begin like it are recorded
+    beside what they follow: one that is new becomes a draft. Drafts that never come
+    again (a random path through the network) make this rarer.
+    (2) A draft is profiled in iterations that swap everything. They are tried as long
+    as it is a draft that comes; each try in vain doubles the time to the next one.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from chainer_hybridmem.guide import Guide, Key, Stage
+
+LARGEST_GUIDE_COUNT = 128
+DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after one nobody knew
+MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
+SELDOM = 16
+LONGEST_WAIT = 64  # iterations between two tries to profile
+
+
+class Guides:
+    """Guides by how their iterations begin; the one met last comes first."""
+
+    def __init__(self) -> None:
+        self._guides: list[Guide] = []
+        self._drafting: collections.Counter[Key] = collections.Counter()
+        self._unused = 0  # drafts made since one has come again
+        self._unknown = 0
+        self._tries = 0  # to profile, in vain
+        self._wait = 0
+
+    def __iter__(self) -> collections.abc.Iterator[Guide]:
+        return iter(self._guides)
+
+    def __len__(self) -> int:
+        return len(self._guides)
+
+    def begin(self, key: Key) -> Guide | None:
+        """The guide to follow when an iteration begins; None if none begins so."""
+        found = [guide for guide in self._guides if guide.keys[0] == key]
+        drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
+        guided = [guide for guide in found if guide.stage is Stage.GUIDED]
+        if drafts and guided and self._wait > 0:
+            self._wait -= 1
+            drafts = []
+        return next(iter(drafts or guided), None)
+
+    def alternative(self, keys: Sequence[Key], stage: Stage) -> Guide | None:
+        """Another guide for an iteration that has begun like this.
+
+        Args:
+            keys: The iteration's operations so far.
+            stage: Of the guide it has followed; one like it is preferred.
+        """
+        n, begun = len(keys), list(keys)
+        found = [g for g in self._guides if len(g.keys) > n and g.keys[:n] == begun]
+        found.sort(key=lambda g: (g.stage is not stage, g.stage is not Stage.GUIDED))
+        return found[0] if found else None
+
+    def find(self, keys: Sequence[Key]) -> Guide | None:
+        """The guide of exactly these operations."""
+        complete = list(keys)
+        return next((g for g in self._guides if g.keys == complete), None)
+
+    def alone(self, key: Key) -> bool:
+        """Whether at most one guide begins so."""
+        return sum(guide.keys[0] == key for guide in self._guides) < 2
+
+    def wants_draft(self, key: Key) -> bool:
+        """Whether an iteration that begins so is recorded whatever it follows."""
+        return self._drafting[key] > 0
+
+    def wants_trial(self, key: Key) -> bool:
+        """Whether a draft that begins so waits for its replays to be verified."""
+        return any(guide.trial for guide in self._guides if guide.keys[0] == key)
+
+    # -- what an iteration has been --------------------------------------------
+    def met(self, guide: Guide, tried: bool) -> None:
+        """An iteration has turned out to be this guide's.
+
+        Args:
+            guide: One of these.
+            tried: Whether it has followed a draft from the start.
+        """
+        if guide.stage is Stage.PROFILING:
+            self._unused = self._tries = self._wait = 0
+        elif tried:
+            self._tries += 1
+            self._wait = min(2**self._tries, LONGEST_WAIT)
+        key = guide.keys[0]
+        self._drafting[key] = max(0, self._drafting[key] - 1)
+        self._guides.remove(guide)
+        self._guides.insert(0, guide)
+
+    def missed(self, key: Key) -> None:
+        """An iteration that began so was unknown and has not been recorded."""
+        self._unknown += 1
+        if self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
+            self._drafting[key] = DRAFTS_AFTER_UNKNOWN
+
+    def add(self, guide: Guide) -> None:
+        """Takes a guide in whose first iteration has been recorded."""
+        key = guide.keys[0]
+        if any(other.keys[0] == key for other in self._guides):
+            self._unused += 1
+            more = self._unused < MOST_UNUSED_DRAFTS
+            self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
+        self._guides.insert(0, guide)
+        while len(self._guides) > LARGEST_GUIDE_COUNT:
+            drafts = [g for g in self._guides if g.stage is not Stage.GUIDED]
+            dropped = (drafts or self._guides)[-1]
+            dropped.forget_copies()
+            self._guides.remove(dropped)

@@ -1,0 +1,151 @@
+"""What the iterations of a session have been, and the figures made of them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.execution.executor import Counters
+from chainer_hybridmem.guide import Guide
+from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.planning import Wishes
+
+Entry = dict[str, Any]
+
+
+class History:
+    """One entry per finished iteration.
+
+    Args:
+        device (Device): Counts memory.
+
+    Attributes:
+        entries (list of dict): Figures of each iteration.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._placed_before = device.place_figures()
+        self.entries: list[Entry] = []
+
+    def begin_placing(self) -> None:
+        """Places are set now: what has been before does not count."""
+        self._placed_before = self._device.place_figures()
+
+    def add(
+        self,
+        seconds: float,
+        counters: Counters,
+        plan: Plan | None,
+        guided: bool,
+        foreign_bytes: int,
+    ) -> Entry:
+        """An iteration has ended.
+
+        Args:
+            seconds: It took.
+            counters: What it has moved.
+            plan: What it may have followed.
+            guided: Whether it has followed it.
+            foreign_bytes: What the program held when it began, beyond what it
+                held when the plan's profile was recorded.
+        """
+        device = self._device
+        placed, pool = device.place_figures(), device.pool_figures()
+        before, self._placed_before = self._placed_before, placed
+        entry = {
+            'guided': float(guided),
+            'host_bytes': device.host_bytes,
+            'plan': plan,
+            'seconds': seconds,
+            'stall_seconds': device.take_stall_seconds(),
+            'peak_bytes': device.peak_bytes,
+            'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
+            'recomputed_bytes': counters.recomputed_bytes,
+            'evictions': counters.evictions,
+            'restores': counters.restores,
+            'foreign_bytes': foreign_bytes,
+            'footprint_bytes': max(
+                device.peak_bytes, pool.occupied_bytes + pool.free_bytes
+            ),
+            'placed': placed.placed - before.placed,
+            'unplaced': sum(placed[1:]) - sum(before[1:]),
+        }
+        self.entries.append(entry)
+        return entry
+
+    def guided(self, plan: Plan | None) -> list[Entry]:
+        """Iterations that have followed a plan; any plan, as long as there is none."""
+        guided = [e for e in self.entries if e['guided']]
+        return [e for e in guided if e['plan'] is plan] or guided
+
+    def statistics(
+        self, wishes: Wishes, state: str, guide: Guide | None, differed: int
+    ) -> dict[str, Any]:
+        """See :meth:`.session.Session.statistics`.
+
+        Args:
+            wishes: What the plan was made for.
+            state: Of the session.
+            guide: The guide with the plan; None before there is one.
+            differed: Iterations that nobody knew.
+        """
+        plan = guide.plan if guide is not None else None
+        guided = self.guided(plan)
+        recent = guided or self.entries
+
+        def median(name: str) -> float | None:
+            if not recent:
+                return None
+            return statistics.median(entry[name] for entry in recent)
+
+        problem = guide.problem if guide is not None else None
+        arena = guide.arena if guide is not None else None
+        seconds = median('seconds')
+        in_core = plan.in_core_seconds if plan is not None else None
+        return {
+            'state': state,
+            'planner': wishes.planner,
+            'iterations': len(self.entries),
+            'guided_iterations': sum(bool(e['guided']) for e in self.entries),
+            'deviations': differed,
+            'limit_bytes': wishes.limit_bytes,
+            'peak_bytes': int(max((e['peak_bytes'] for e in self.entries), default=0)),
+            'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
+            'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
+            'footprint_bytes': int(
+                max((e['footprint_bytes'] for e in self.entries), default=0)
+            ),
+            'arena_bytes': arena.slab_bytes if arena else None,
+            'side_bytes': arena.side_bytes if arena else None,
+            'placed': _as_int(median('placed')),
+            'unplaced': _as_int(median('unplaced')),
+            'host_bytes': int(
+                max((e['host_bytes'] for e in guided or self.entries), default=0)
+            ),
+            'iteration_seconds': seconds,
+            'predicted_seconds': plan.predicted_seconds if plan else None,
+            'in_core_seconds': in_core,
+            'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
+            'gap': plan.gap if plan else None,
+            'overhead': seconds / in_core - 1 if seconds and in_core else None,
+            'stall_seconds': median('stall_seconds'),
+            'swapped_bytes': _as_int(median('swapped_bytes')),
+            'recomputed_bytes': _as_int(median('recomputed_bytes')),
+            'evictions': _as_int(median('evictions')),
+            'restores': _as_int(median('restores')),
+            'foreign_bytes': int(recent[-1]['foreign_bytes']) if recent else None,
+            'keep': plan.count(Action.KEEP) if plan else None,
+            'swap': plan.count(Action.SWAP) if plan else None,
+            'recompute': plan.count(Action.RECOMPUTE) if plan else None,
+            'planning_seconds': plan.planning_seconds if plan else None,
+            'simulations': plan.simulations if plan else None,
+            'guided_peak_bytes': (
+                int(max(e['peak_bytes'] for e in guided)) if guided else None
+            ),
+        }
+
+
+def _as_int(value: float | None) -> int | None:
+    return None if value is None else int(value)
