@@ -83,7 +83,7 @@ def run(
             seconds = [training.step(length) for length in lengths]
         figures = session.statistics()
         figures['last_guided'] = sum(
-            bool(entry['guided']) for entry in session._history[-options.last :]
+            bool(entry['guided']) for entry in session._history.entries[-options.last :]
         )
     return seconds[-options.last :], figures
 

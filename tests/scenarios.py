@@ -319,8 +319,8 @@ def language_model_lengths(run: Run) -> None:
     optimizer = start(model, chainer.optimizers.SGD(0.5))
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
     with run.training(model):
-        for i in range(24):
-            if i % 10 == 0:
+        for i in range(16):
+            if i % 8 == 0:
                 model.lstm.reset_state()
             length = rng.randint(5, 36)
             words = rng.randint(0, 50, (length + 1, 32)).astype(np.int32)
@@ -361,7 +361,7 @@ def sequence_to_sequence(run: Run) -> None:
     model = Translator()
     optimizer = start(model, chainer.optimizers.Adam())
     with run.training(model):
-        for _ in range(48):
+        for _ in range(40):
             m, n = rng.choice((4, 7)), rng.choice((5, 8))
             sources = list(rng.randint(0, 40, (8, m)).astype(np.int32))
             targets = list(rng.randint(0, 40, (8, n)).astype(np.int32))
