@@ -1,4 +1,11 @@
-"""One feature map of the running graph, and what can be done with it."""
+"""One feature map of the running graph, and what can be done with it.
+
+Note: [held arrays]
+    The user may hold an array that has left the graph, and may write into it: plain
+    Chainer's backward would see that. So a map that comes back is that very array if
+    anybody still has it. A copy on the host is right only as long as nobody but the
+    graph had the array: where a function retains it again, it may have changed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import (
-    Array,
-    Device,
-    HostCopy,
-    Root,
-    Transfer,
-)
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
 from chainer_hybridmem.graph import SlotRef
+from chainer_hybridmem.profile import Slot
 
 
 class State(enum.Enum):
@@ -43,17 +45,21 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        older (int): How many of the references are of older iterations.
         outlives (bool): A later iteration will ask for it.
+        sticks (bool): Somebody but the graph has had it when it was to go.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
-        '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'outlives', 'slots', 'state', 'storage', 'uses',
+        '_device', '_held', '_root', '_transfer', '_valid',
+        'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
+        'sticks', 'storage', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
+        self._held: Callable[[], Root | None] = nothing  # see [held arrays]
         self._root: Root | None = None  # only while it is coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
@@ -62,7 +68,8 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
-        self.outlives = False
+        self.older = 0
+        self.outlives = self.sticks = False
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -70,6 +77,16 @@ class LiveMap:
     def transfer(self) -> Transfer | None:
         """The copy under way; it keeps the memory alive."""
         return self._transfer
+
+    def begin_iteration(self) -> None:
+        """What has been so far belongs to older iterations; no plan knows them."""
+        self.older = len(self.slots)
+        self.storage = -1
+        self.outlives = self.sticks = False
+
+    def present_slots(self) -> list[Slot]:
+        """Names of the references that the present iteration has made."""
+        return [reference.slot for reference in self.slots[self.older :]]
 
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
@@ -79,23 +96,27 @@ class LiveMap:
         """Whether a Variable of the program holds the memory, as far as one knows."""
         return any(slot.held() for slot in self.slots)
 
-    def memory(self) -> Callable[[], Root | None]:
-        """Tells its allocation for as long as somebody has it."""
-        for slot in self.slots:
-            array = slot.get()
-            if array is not None:
-                return memory_of(self._device, array)
-        return lambda: None
+    def returned(self) -> bool:
+        """Puts what has left back if somebody else has it; whether that is so."""
+        root = self._held() if self.state is State.AWAY else None
+        if root is None:
+            return False
+        self._return(root)
+        return True
 
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
 
         An array that was released is back when the user still held it and a
-        function retains it again.
+        function retains it again; see [held arrays].
         """
         self.slots.append(slot)
-        if self.state not in (State.RESIDENT, State.LEAVING):
-            self._arrived(root)
+        if self._transfer is not None:
+            self._device.wait(self._transfer)
+        if self.state is State.RESIDENT:
+            self._valid = False
+        else:
+            self._return(root)
 
     def start_swap_out(self) -> int:
         """Starts the copy to the host; returns the bytes copied."""
@@ -119,17 +140,24 @@ class LiveMap:
             self._leave(State.AWAY)
 
     def drop(self) -> None:
-        """Frees the device memory; a copy on the host stays valid."""
+        """Frees the device memory; a copy on the host stays valid.
+
+        What somebody has changed perhaps, nobody can make again: it stays.
+        """
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:
             self.finish_swap_in()
-        if self.state is State.RESIDENT:
+        if self.state is State.RESIDENT and (self._valid or not self.sticks):
             self._leave(State.AWAY if self._valid else State.GONE)
 
     def start_swap_in(self) -> int:
         """Takes device memory and starts the copy; returns the bytes copied."""
         if self.state is not State.AWAY or self.copy is None:
+            return 0
+        held = self._held()
+        if held is not None:
+            self._return(held)
             return 0
         self._root = self._device.allocate(self.nbytes)
         self._transfer = self._device.swap_in(self.copy, self._root)
@@ -146,7 +174,11 @@ class LiveMap:
     def refill(self, root: Root) -> None:
         """Puts recomputed contents into the graph."""
         if self.state in (State.AWAY, State.GONE):
-            self._arrived(root)
+            held = self._held()
+            if held is None:
+                self._arrived(root)
+            else:
+                self._return(held)
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
@@ -156,11 +188,17 @@ class LiveMap:
         self.slots.clear()
 
     def _resident_root(self) -> Root | None:
-        for slot in self.slots:
-            array = slot.get()
-            if array is not None:
-                return self._device.root(array)
-        return None
+        array = self._resident_array()
+        return None if array is None else self._device.root(array)
+
+    def _resident_array(self) -> Array | None:
+        return next((a for slot in self.slots if (a := slot.get()) is not None), None)
+
+    def _return(self, root: Root) -> None:
+        """Puts an array that somebody held back into the graph."""
+        self._arrived(root)
+        self._valid = False
+        self.sticks = True
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:
@@ -170,14 +208,21 @@ class LiveMap:
         self._root = self._transfer = None
 
     def _leave(self, state: State) -> None:
+        self._held = memory_of(self._device, self._resident_array())
         self.state = state
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
 
 
-def memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
+def nothing() -> None:
+    """Nobody holds it."""
+
+
+def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
     """Tells the allocation of an array for as long as somebody has it."""
+    if array is None:
+        return nothing
     try:
         return weakref.ref(device.root(array))
     except TypeError:  # CuPy's memory; there, views refer to the array they are of

@@ -33,6 +33,7 @@ from chainer_hybridmem.recompute import passes
 from chainer_hybridmem.recording.verification import (
     Verdict,
     Walker,
+    checksum,
     verify,
     verify_pass,
 )
@@ -68,6 +69,7 @@ class _Step:
     passes: list[tuple[tuple[int, ...], Verdict]] = dataclasses.field(
         default_factory=list
     )  # operations covered, best first
+    written: set[int] = dataclasses.field(default_factory=set)  # of what it reads
 
 
 class Recorder:
@@ -95,6 +97,7 @@ class Recorder:
         self._graph_end = -1
         self._held: tuple[int, Any, tuple[Array, ...]] | None = None
         self._pristine: Any = None
+        self._checksums: list[int] = []
         self._watch: Any = None
         self._functions: list[Any] = []  # weak references
         self._slots: dict[int, list[Slot]] = {}  # by allocation id
@@ -129,7 +132,9 @@ class Recorder:
         reads = tuple(self._identify(x) for x in inputs)
         hook = len(self._hooks) - 1
         self._steps.append(_Step(label, Phase.FORWARD, hook, -1, specs, reads))
-        self._pristine = graph.pristine(function) if self.trial else None
+        if self.trial:
+            self._pristine = graph.pristine(function)
+            self._checksums = [checksum(self.device, x) for x in inputs]
         self._before = {
             name for name, _ in graph.attribute_arrays(function, self.device.owns)
         }
@@ -145,7 +150,15 @@ class Recorder:
 
     def forward_ran(self, inputs: tuple[Array, ...]) -> None:
         """After a forward function has run; its inputs are held for a trial."""
-        if self.trial:
+        if not self.trial:
+            return
+        step = self._steps[-1]
+        for allocation, before, array in zip(
+            step.reads, self._checksums, inputs, strict=True
+        ):
+            if allocation and checksum(self.device, array) != before:
+                step.written.add(allocation)  # see verification, [in place]
+        if not step.written:
             self._held = (len(self._steps) - 1, self._pristine, inputs)
 
     def forward_complete(self, k: int, function: Any) -> None:
@@ -154,10 +167,8 @@ class Recorder:
         self._functions.append(weakref.ref(function))
         self._positions[function] = k
         for live in self.executor.maps_of(function):
-            for reference in live.slots:
-                slots = self._slots.setdefault(live.allocation, [])
-                if reference.slot not in slots:
-                    slots.append(reference.slot)
+            slots = self._slots.setdefault(live.allocation, [])
+            slots += [slot for slot in live.present_slots() if slot not in slots]
         made = {
             name: array
             for name, array in graph.attribute_arrays(function, device.owns)
@@ -509,6 +520,12 @@ class _Builder:
         return peak - max(load, 0)
 
     def _recipes(self) -> list[Recipe]:
+        self.written = {
+            self.index[allocation]
+            for step in self.steps
+            for allocation in step.written
+            if allocation in self.index
+        }
         recipes = []
         for k, step in enumerate(self.steps):
             for covers, verdict in step.passes:
@@ -554,6 +571,7 @@ class _Builder:
             for storage, slot in made.items()
             if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
         )
+        exact = verdict.exact and self.written.isdisjoint({*inputs, *made})
         reachable = all(
             step.input_nodes and all(replayable for _, replayable in step.input_nodes)
             for step in covered
@@ -566,6 +584,6 @@ class _Builder:
             attributes=verdict.attributes,
             seconds=verdict.seconds(self.recorder.device),
             peak_bytes=verdict.peak_bytes,
-            exact=verdict.exact and reachable,
+            exact=exact and reachable,
             covers=covers,
         )

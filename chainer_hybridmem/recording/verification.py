@@ -14,19 +14,22 @@ import dataclasses
 import mmap
 import statistics
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import chainer
 import numpy as np
 
 from chainer_hybridmem import graph
-from chainer_hybridmem.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
 from chainer_hybridmem.recompute import passes
 
 SHORT_SECONDS = 0.01
 TIMED_RUNS = 3  # of what is short
 WALKED_BYTES = 2**25  # of a processor's last cache
 WALKED_TIMES = 8  # what a replay touches
+CHECKED_BYTES = 2**24  # at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,20 @@ class Walker:
         """Makes a replay that touches so many bytes find none in the cache."""
         part = self._memory[: WALKED_TIMES * touched_bytes]
         np.add(part, 1, out=part)
+
+
+def checksum(device: Device, array: Any) -> int:
+    """Of the allocation that an array is in; 0 for what is not the device's."""
+    if not device.owns(array):
+        return 0
+    root = device.root(array)
+    nbytes = device.root_bytes(root)
+    memory = device.restore(root, View(0, (nbytes,), (1,), '|u1'))
+    result = 0
+    for start in range(0, nbytes, CHECKED_BYTES):
+        part = chainer.backends.cuda.to_cpu(memory[start : start + CHECKED_BYTES])
+        result = zlib.crc32(part, result)
+    return result
 
 
 def verify(

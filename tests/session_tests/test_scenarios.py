@@ -1,0 +1,115 @@
+"""Programs that change their iterations or use the graph in unusual ways.
+
+Every scenario (tests/scenarios.py) gives the bits of plain Chainer after every update, stays
+inside its limit, and settles as far as the program lets it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import scenarios
+
+from chainer_hybridmem.session import Session
+
+# Options of the session, and whether freed memory is poisoned and copies are late.
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    'hybrid': ({}, False),
+    'swap-all': ({'planner': 'swap-all', 'arena': False}, True),
+    'crossing': ({'planner': 'superneurons', 'cross_iteration': 'all'}, True),
+}
+WRONG: dict[str, str] = {}
+UNSETTLED: dict[str, str] = {}
+
+
+class Reference(NamedTuple):
+    """What plain Chainer gives, and the most memory it needs."""
+
+    records: list[dict[str, str]]
+    peak_bytes: int
+
+
+class Outcome(NamedTuple):
+    """What a session gives, and how it got there."""
+
+    records: list[dict[str, str]]
+    figures: dict[str, Any]
+    history: list[dict[str, Any]]
+    profiles: int
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    program = scenarios.SCENARIOS[name].program
+    plain, counted = scenarios.Run(), scenarios.Run(counted=True)
+    program(plain)
+    program(counted)
+    return Reference(plain.records, counted.peak_bytes)
+
+
+def limit_of(name: str) -> int:
+    return int(reference(name).peak_bytes * scenarios.SCENARIOS[name].share)
+
+
+def train(name: str, options: dict[str, Any]) -> Outcome:
+    run = scenarios.Run({'memory_limit': limit_of(name), **options})
+    with mock.patch.object(Session, 'observe_problem') as profiled:
+        scenarios.SCENARIOS[name].program(run)
+    session = run.session
+    figures, history = session.statistics(), session._history.entries
+    return Outcome(run.records, figures, history, profiled.call_count)
+
+
+@functools.cache
+def undisturbed(name: str) -> Outcome:
+    return train(name, CONFIGURATIONS['hybrid'][0])
+
+
+def marked(reasons: dict[str, str]) -> list[Any]:
+    """Names of all scenarios; those that fail are expected to."""
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(reason=reasons[name]))
+        if name in reasons
+        else name
+        for name in scenarios.SCENARIOS
+    ]
+
+
+@pytest.mark.parametrize('configuration', CONFIGURATIONS)
+@pytest.mark.parametrize('name', marked(WRONG))
+def test_same_bits_inside_the_limit(name, configuration, request):
+    options, disturbed = CONFIGURATIONS[configuration]
+    expected = reference(name).records
+    if disturbed:
+        request.getfixturevalue('hostile')
+        outcome = train(name, options)
+    else:
+        outcome = undisturbed(name)
+    for i, (left, right) in enumerate(zip(expected, outcome.records, strict=True)):
+        assert left == right, f'record {i}'
+    assert outcome.figures['footprint_bytes'] <= limit_of(name)
+
+
+@pytest.mark.parametrize('name', marked(UNSETTLED))
+def test_it_settles(name):
+    scenario, outcome = scenarios.SCENARIOS[name], undisturbed(name)
+    if scenario.signatures is not None:
+        assert outcome.profiles == scenario.signatures
+    if scenario.deviations is not None:
+        assert outcome.figures['deviations'] <= scenario.deviations
+    late = outcome.history[-len(outcome.history) // 3 :]
+    if scenario.steady:
+        assert all(entry['guided'] for entry in late)
+        if not scenario.evictions:
+            assert not any(entry['evictions'] + entry['restores'] for entry in late)
+
+
+def test_records_see_every_bit():
+    """The comparisons above would notice."""
+    expected = reference('zerograds').records
+    changed = {**expected[-1], '0/head/b': expected[-2]['0/head/b']}
+    assert expected[-1] != changed
+    assert len({tuple(record.items()) for record in expected}) == len(expected)
