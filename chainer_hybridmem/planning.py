@@ -175,6 +175,8 @@ class Planning:
             return
         wishes = self.wishes
         for reserve_bytes in (2 * (foreign_bytes - former_bytes), 0):
+            if foreign_bytes + reserve_bytes >= wishes.limit_bytes:
+                continue
             guide.foreign_bytes = foreign_bytes + reserve_bytes
             guide.begin_placing()
             try:

@@ -341,7 +341,7 @@ class Session(chainer.FunctionHook):
         self._label = f'{self._link_hook.path}/{name}'
         self._start_operation(k, _forward_key(function, in_data))
         self._executor.before_forward(k, function)
-        self._index[function] = k
+        self._origin.operations[function] = k
         self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))
         if self._recorder is not None:
@@ -370,7 +370,7 @@ class Session(chainer.FunctionHook):
         self._backward_seen = True
         k = self._position
         self._position += 1
-        forward = self._index.get(function, -1)
+        forward = self._origin.operations.get(function, -1)
         if forward < 0 and function in self._origins:
             self._visit(self._origins[function], function)
         name = graph.function_name(function)
@@ -410,8 +410,13 @@ class Session(chainer.FunctionHook):
         """
         if origin.guide is not None:
             maps = self._executor.maps_of(function)
-            slots = (reference.slot for live in maps for reference in live.slots)
-            origin.guide.outlives(slot for slot in slots if slot.operation >= 0)
+            of_function = origin.operations.get(function, -1)
+            origin.guide.outlives(
+                reference.slot
+                for live in maps
+                for reference in live.slots
+                if reference.slot.operation == of_function
+            )
 
     def _enter(self) -> None:
         """What follows is the session's work, not the program's."""
@@ -449,7 +454,6 @@ class Session(chainer.FunctionHook):
         self._position = 0
         self._label = 'no operation yet'
         self._last = None
-        self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._last_lives = True
         self._depth = 0  # backward functions under way
         self._backward_seen = False
@@ -540,7 +544,8 @@ class Session(chainer.FunctionHook):
         """What the program holds beyond what it held in the guide's profile."""
         if guide is None or guide.problem is None:
             return 0
-        return max(0, self.device.used_bytes - guide.problem.profile.initial_bytes)
+        held_bytes = self.device.used_bytes - self._executor.older_bytes
+        return max(0, held_bytes - guide.problem.profile.initial_bytes)
 
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
@@ -548,6 +553,7 @@ class Session(chainer.FunctionHook):
         device.whole_blocks = wishes.arena and (guide is None or guide.wants_arena)
         profiling = guide is None or guide.stage is Stage.PROFILING
         if profiling or self._guides.wants_draft(key):
+            self._executor.clear()
             self._recorder = Recorder(
                 device,
                 self._executor,
@@ -924,13 +930,18 @@ class Session(chainer.FunctionHook):
 
 
 class _Origin:
-    """The iteration that a function belongs to.
+    """An iteration, as its functions know it.
 
     Attributes:
         guide (Guide or None): Once it has ended and is known.
+        operations (WeakKeyDictionary): Number of each of its forward functions.
     """
 
-    guide: Guide | None = None
+    def __init__(self) -> None:
+        self.guide: Guide | None = None
+        self.operations: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
 
 
 class _LinkPath(chainer.LinkHook):

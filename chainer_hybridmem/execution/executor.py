@@ -198,6 +198,16 @@ class Executor:
         for owner in holders:
             storage = -1 if table is None else table.crossing.get(owner.label, -1)
             self._expect(owner, storage)
+        if table is not None and not table.passive:
+            for live in self._candidates():  # their memory will be needed
+                self.counters.swapped_out_bytes += self._start_swap_out(live)
+
+    @property
+    def older_bytes(self) -> int:
+        """Of older graphs' maps on the device."""
+        maps = self._by_allocation.values()
+        kinds = (State.AWAY, State.GONE)
+        return sum(live.nbytes for live in maps if live.state not in kinds)
 
     def _expect(self, owner: owners.Owner, storage: int) -> None:
         array = owner.get()
@@ -279,7 +289,9 @@ class Executor:
     def _adopt(self, live: LiveMap, former: dict[int, HostCopy]) -> None:
         """A map of this iteration gets the storage of the plan now followed."""
         assert self._table is not None
-        storages = (self._table.storage_of.get(slot.slot, -1) for slot in live.slots)
+        storages = (
+            self._table.storage_of.get(slot, -1) for slot in live.present_slots()
+        )
         storage = next((storage for storage in storages if storage >= 0), -1)
         if storage < 0 or storage not in self._by_storage:
             self._take_copy(live, former, storage)
@@ -339,7 +351,15 @@ class Executor:
         for live in self._by_allocation.values():
             if live.storage >= 0 and self._copies.get(live.storage) is live.copy:
                 self._copies.pop(live.storage, None)
-            live.storage = -1
+            live.begin_iteration()
+
+    def clear(self) -> None:
+        """Copies out what is left of older graphs, so that no recording counts it."""
+        candidates = list(self._candidates())
+        for live in candidates:
+            self.counters.swapped_out_bytes += self._start_swap_out(live)
+        for live in candidates:
+            self._evict(live)
 
     def close(self) -> None:
         """Brings back whatever a living graph may still ask for."""
@@ -442,7 +462,7 @@ class Executor:
                 if live.state not in (State.RESIDENT, State.LEAVING):
                     self._restore(live)
         if self._stray:
-            self._prefetch()
+            self._prefetch(self._serials.get(function, -1))
             self.device.reset_window()
             self._load_before = self.device.used_bytes
 
@@ -693,10 +713,18 @@ class Executor:
             f'twice from the start of the session.'
         )
 
-    def _prefetch(self) -> None:
-        """Brings back what backward needs next, as far as memory is free."""
+    def _prefetch(self, serial: int) -> None:
+        """Brings back what backward needs after a function, as far as memory is free.
+
+        Args:
+            serial: Of the function; what came later is not on the way.
+        """
         if self._coming_back is None:
-            away = [m for m in self._by_allocation.values() if self._is_stray(m)]
+            away = [
+                live
+                for live in self._by_allocation.values()
+                if self._is_stray(live) and -1 < _needed_at(live) <= serial
+            ]
             away.sort(key=_needed_at)
             self._coming_back = away
         queue, device = self._coming_back, self.device
@@ -729,6 +757,7 @@ class Executor:
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
+        self._forget_maps()
         leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
         for live in leaving:
             if device.used_bytes <= goal:
@@ -753,7 +782,7 @@ class Executor:
         """What can go; the one that is needed last comes first."""
         for state in (State.RESIDENT, State.COMING):
             maps = [m for m in self._by_allocation.values() if m.state is state]
-            for live in sorted(maps, key=_needed_at):
+            for live in sorted(maps, key=lambda live: (live.sticks, _needed_at(live))):
                 if live in self._busy or live in self._stuck or live.state is not state:
                     continue
                 if live.alive() and not live.held():
@@ -776,16 +805,13 @@ class Executor:
             if self._coming_back is not None:
                 self._coming_back.append(live)
         self.counters.swapped_out_bytes += self._start_swap_out(live)
-        held = live.memory()
         self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
-        root = held()
-        if root is not None:
-            live.refill(root)  # somebody else has the memory
+        if live.returned():
             self._stuck.add(live)
-            return
-        self.counters.evictions += 1
+        elif live.uses:  # else its backward has been
+            self.counters.evictions += 1
 
     def _take_stock(self, reason: str) -> Shortage:
         resident = [

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+<<<<<<< HEAD
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
@@ -21,7 +22,11 @@ from chainer_hybridmem.devices.protocol import (
     Root,
     Transfer,
 )
+=======
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
+>>>>>>> main
 from chainer_hybridmem.graph import SlotRef
+from chainer_hybridmem.profile import Slot
 
 
 class State(enum.Enum):
@@ -50,13 +55,20 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        older (int): How many of the references are of older iterations.
         outlives (bool): A later iteration will ask for it.
+        sticks (bool): Somebody but the graph has had it when it was to go.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
         '_device', '_held', '_root', '_transfer', '_valid',
+<<<<<<< HEAD
         'allocation', 'copy', 'nbytes', 'outlives', 'slots', 'state', 'storage', 'uses',
+=======
+        'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
+        'sticks', 'storage', 'uses',
+>>>>>>> main
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -70,7 +82,8 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
-        self.outlives = False
+        self.older = 0
+        self.outlives = self.sticks = False
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -78,6 +91,16 @@ class LiveMap:
     def transfer(self) -> Transfer | None:
         """The copy under way; it keeps the memory alive."""
         return self._transfer
+
+    def begin_iteration(self) -> None:
+        """What has been so far belongs to older iterations; no plan knows them."""
+        self.older = len(self.slots)
+        self.storage = -1
+        self.outlives = self.sticks = False
+
+    def present_slots(self) -> list[Slot]:
+        """Names of the references that the present iteration has made."""
+        return [reference.slot for reference in self.slots[self.older :]]
 
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
@@ -87,6 +110,7 @@ class LiveMap:
         """Whether a Variable of the program holds the memory, as far as one knows."""
         return any(slot.held() for slot in self.slots)
 
+<<<<<<< HEAD
     def memory(self) -> Callable[[], Root | None]:
         """Tells its allocation for as long as somebody has it."""
         for slot in self.slots:
@@ -94,6 +118,15 @@ class LiveMap:
             if array is not None:
                 return memory_of(self._device, array)
         return nobody
+=======
+    def returned(self) -> bool:
+        """Puts what has left back if somebody else has it; whether that is so."""
+        root = self._held() if self.state is State.AWAY else None
+        if root is None:
+            return False
+        self._return(root)
+        return True
+>>>>>>> main
 
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
@@ -131,12 +164,15 @@ class LiveMap:
             self._leave(State.AWAY)
 
     def drop(self) -> None:
-        """Frees the device memory; a copy on the host stays valid."""
+        """Frees the device memory; a copy on the host stays valid.
+
+        What somebody has changed perhaps, nobody can make again: it stays.
+        """
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:
             self.finish_swap_in()
-        if self.state is State.RESIDENT:
+        if self.state is State.RESIDENT and (self._valid or not self.sticks):
             self._leave(State.AWAY if self._valid else State.GONE)
 
     def start_swap_in(self) -> int:
@@ -186,6 +222,7 @@ class LiveMap:
         """Puts an array that somebody held back into the graph."""
         self._arrived(root)
         self._valid = False
+        self.sticks = True
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:
@@ -202,12 +239,23 @@ class LiveMap:
         self._root = self._transfer = None
 
 
+<<<<<<< HEAD
 def nobody() -> None:
     """Has it."""
 
 
 def memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
     """Tells the allocation of an array for as long as somebody has it."""
+=======
+def nothing() -> None:
+    """Nobody holds it."""
+
+
+def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
+    """Tells the allocation of an array for as long as somebody has it."""
+    if array is None:
+        return nothing
+>>>>>>> main
     try:
         return weakref.ref(device.root(array))
     except TypeError:  # CuPy's memory; there, views refer to the array they are of

@@ -167,10 +167,8 @@ class Recorder:
         self._functions.append(weakref.ref(function))
         self._positions[function] = k
         for live in self.executor.maps_of(function):
-            for reference in live.slots:
-                slots = self._slots.setdefault(live.allocation, [])
-                if reference.slot not in slots:
-                    slots.append(reference.slot)
+            slots = self._slots.setdefault(live.allocation, [])
+            slots += [slot for slot in live.present_slots() if slot not in slots]
         made = {
             name: array
             for name, array in graph.attribute_arrays(function, device.owns)

@@ -104,7 +104,8 @@ def test_poisoned_memory_and_late_copies_change_nothing(name, hostile):
 def test_it_settles(name):
     scenario, outcome = scenarios.SCENARIOS[name], undisturbed(name)
     if scenario.signatures is not None:
-        assert outcome.profiles == scenario.signatures
+        kinds = scenario.signatures  # each is profiled once more at most
+        assert kinds <= outcome.profiles <= 2 * kinds
     if scenario.deviations is not None:
         assert outcome.figures['deviations'] <= scenario.deviations
     late = outcome.history[-len(outcome.history) // 3 :]
