@@ -14,17 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-<<<<<<< HEAD
-from chainer_hybridmem.devices.protocol import (
-    Array,
-    Device,
-    HostCopy,
-    Root,
-    Transfer,
-)
-=======
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
->>>>>>> main
 from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.profile import Slot
 
@@ -63,17 +53,13 @@ class LiveMap:
 
     __slots__ = (
         '_device', '_held', '_root', '_transfer', '_valid',
-<<<<<<< HEAD
-        'allocation', 'copy', 'nbytes', 'outlives', 'slots', 'state', 'storage', 'uses',
-=======
         'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
         'sticks', 'storage', 'uses',
->>>>>>> main
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
-        self._held: Callable[[], Root | None] = nobody  # see [held arrays]
+        self._held: Callable[[], Root | None] = nothing  # see [held arrays]
         self._root: Root | None = None  # only while it is coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
@@ -110,15 +96,6 @@ class LiveMap:
         """Whether a Variable of the program holds the memory, as far as one knows."""
         return any(slot.held() for slot in self.slots)
 
-<<<<<<< HEAD
-    def memory(self) -> Callable[[], Root | None]:
-        """Tells its allocation for as long as somebody has it."""
-        for slot in self.slots:
-            array = slot.get()
-            if array is not None:
-                return memory_of(self._device, array)
-        return nobody
-=======
     def returned(self) -> bool:
         """Puts what has left back if somebody else has it; whether that is so."""
         root = self._held() if self.state is State.AWAY else None
@@ -126,7 +103,6 @@ class LiveMap:
             return False
         self._return(root)
         return True
->>>>>>> main
 
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
@@ -212,11 +188,11 @@ class LiveMap:
         self.slots.clear()
 
     def _resident_root(self) -> Root | None:
-        for slot in self.slots:
-            array = slot.get()
-            if array is not None:
-                return self._device.root(array)
-        return None
+        array = self._resident_array()
+        return None if array is None else self._device.root(array)
+
+    def _resident_array(self) -> Array | None:
+        return next((a for slot in self.slots if (a := slot.get()) is not None), None)
 
     def _return(self, root: Root) -> None:
         """Puts an array that somebody held back into the graph."""
@@ -232,21 +208,13 @@ class LiveMap:
         self._root = self._transfer = None
 
     def _leave(self, state: State) -> None:
-        self._held = self.memory()
+        self._held = memory_of(self._device, self._resident_array())
         self.state = state
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
 
 
-<<<<<<< HEAD
-def nobody() -> None:
-    """Has it."""
-
-
-def memory_of(device: Device, array: Array) -> Callable[[], Root | None]:
-    """Tells the allocation of an array for as long as somebody has it."""
-=======
 def nothing() -> None:
     """Nobody holds it."""
 
@@ -255,7 +223,6 @@ def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
     """Tells the allocation of an array for as long as somebody has it."""
     if array is None:
         return nothing
->>>>>>> main
     try:
         return weakref.ref(device.root(array))
     except TypeError:  # CuPy's memory; there, views refer to the array they are of
