@@ -165,6 +165,13 @@ def find_slots(
         yield Slot(operation, SlotKind.ATTRIBUTE, key), target(function), array
 
 
+def retained_inputs(function: Any) -> list[Any]:
+    """Variable nodes of the inputs that backward reads."""
+    inputs = function.inputs or ()
+    kept = function._input_indexes_to_retain or ()
+    return [inputs[index] for index in kept if index < len(inputs)]
+
+
 def output_arrays(function: Any) -> list[Array | None]:
     """Output arrays that are still reachable through the graph or the user."""
     result = []

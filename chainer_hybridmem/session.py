@@ -298,7 +298,11 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
-        if self._in_backward or not chainer.config.enable_backprop:
+        if not chainer.config.enable_backprop:
+            return
+        if self._in_backward:  # for a second backward: its maps are only known
+            self._complete_last()
+            self._last = (-1, weakref.ref(function))
             return
         self._enter()
         self._complete_last()
@@ -354,6 +358,7 @@ class Session(chainer.FunctionHook):
         """After a backward function: drop what is not needed any more."""
         del function, in_data, out_grad
         self._enter()
+        self._complete_last()
         self._executor.after_backward(self._position - 1)
         self._in_backward = False
         self._leave(starts_operation=False)
@@ -384,7 +389,7 @@ class Session(chainer.FunctionHook):
         if function is None:
             return
         self._executor.complete(k, function)
-        if self._recorder is not None:
+        if self._recorder is not None and k >= 0:
             self._recorder.forward_complete(k, function)
 
     # -- iterations -----------------------------------------------------------
@@ -429,9 +434,7 @@ class Session(chainer.FunctionHook):
         self._tell(f'iteration {self.iterations + 1} differs: passive, then profiled')
 
     def _begin_iteration(self, key: Key) -> None:
-        index = self._index
         self._reset_iteration()
-        self._index = index  # older graphs may still be asked for
         guide = next((g for g in self._guides if g.keys[:1] == [key]), None)
         if guide is None or self._lost:
             guide = Guide()

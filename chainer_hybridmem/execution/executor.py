@@ -243,9 +243,16 @@ class Executor:
             self._act(k)
 
     def complete(self, k: int, function: Any) -> None:
-        """After forward operation k: finds what it left in the graph."""
+        """After forward operation k: finds what it left in the graph.
+
+        Args:
+            k: Its number; -1 for a function that a backward function has called, so
+                that one can differentiate once more.
+            function: The function.
+        """
         device, table = self.device, self._table
-        self._functions[k] = weakref.ref(function)
+        if k >= 0:
+            self._functions[k] = weakref.ref(function)
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
@@ -258,6 +265,8 @@ class Executor:
             ):
                 continue
             live = self._by_allocation.get(allocation)
+            if live is None:
+                live = self._returned(owner, array)
             if live is None:
                 nbytes = device.root_bytes(device.root(array))
                 if nbytes < self.minimum_map_bytes:
@@ -276,8 +285,19 @@ class Executor:
                     live.storage = storage
                     live.copy = self._copies.get(storage)
                     self._by_storage[storage] = live
+        for node in graph.retained_inputs(function):  # evicted since it has run
+            live = self._by_node.get(node) if node._data is None else None
+            if live is not None and live not in maps:
+                maps.append(live)
         if maps:
             self._by_function[function] = maps
+
+    def _returned(self, owner: Any, array: Array) -> LiveMap | None:
+        """The map of a node if the array is that map, back in other memory."""
+        live = self._by_node.get(owner)
+        if live is not None and live.is_at(self.device.root(array)):
+            return live
+        return None
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""

@@ -63,6 +63,10 @@ class LiveMap:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
 
+    def is_at(self, root: Root) -> bool:
+        """Whether the graph has it there now."""
+        return self._resident_root() is root
+
     def add(self, slot: SlotRef, root: Root) -> None:
         """Adds a reference the graph has just made.
 
