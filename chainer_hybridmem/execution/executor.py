@@ -174,9 +174,7 @@ class Executor:
             self.permanent.add(live.allocation)
         if live.storage < 0:  # parked: no plan owns the copy
             self.parked.add(live.allocation)
-            if live.copy is not None:
-                live.copy.close()
-                live.copy = None
+            self._close_copy(live)
 
     def _bring_home(self) -> None:
         """Everything that crosses iterations is where its owner expects it."""
@@ -195,12 +193,22 @@ class Executor:
         self._table = None
         self._bring_home()
         for allocation, live in list(self._by_allocation.items()):
-            if live.alive():
+            if allocation in self.permanent:
+                self._let_stay(live)
+            elif live.alive():
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if live.storage < 0 and live.copy is not None:
-                live.copy.close()  # no plan owns it
+            if live.storage < 0:  # no plan owns its copy
+                self._close_copy(live)
+
+    def _let_stay(self, live: LiveMap) -> None:
+        """What an iteration has made and now stays, such as a lazy parameter."""
+        for reference in live.slots:
+            array = graph.node_array(reference.node)
+            if array is not None:
+                live.renew(self.device.root(array))
+                return
 
     def settle(self) -> None:
         """Like :meth:`forget_dead`; living graphs keep what they need.
@@ -213,6 +221,13 @@ class Executor:
             if live.storage >= 0 and self._copies.get(live.storage) is live.copy:
                 self._copies.pop(live.storage, None)
             live.storage = -1
+            live.outdated = True
+
+    @staticmethod
+    def _close_copy(live: LiveMap) -> None:
+        if live.copy is not None:
+            live.copy.close()
+            live.copy = None
 
     def close(self) -> None:
         """Brings back whatever a living graph may still ask for."""
@@ -273,13 +288,16 @@ class Executor:
                     continue
                 live = LiveMap(device, allocation, nbytes)
                 self._by_allocation[allocation] = live
+            if live.outdated:  # its memory serves another iteration: new contents
+                live.renew(device.root(array))
+                self._close_copy(live)
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
             if reference.node is not None:
                 self._by_node[reference.node] = live
             if live not in maps:
                 maps.append(live)
-            if table is not None and live.storage < 0:
+            if table is not None and live.storage < 0 and live.copy is None:
                 storage = table.storage_of.get(slot, -1)
                 if storage >= 0:
                     live.storage = storage
@@ -369,7 +387,9 @@ class Executor:
             live = self._by_storage.get(storage)
             if live is None:
                 continue
-            if self._waits(live):
+            if live.differentiated:  # a second backward is no part of the plan
+                self._put_away(live)
+            elif self._waits(live):
                 assert self.observer is not None
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
                 self.observer.wait(kind, live.storage, live.drop)
@@ -526,9 +546,9 @@ class Executor:
     def _recreate(self, live: LiveMap) -> None:
         try:
             for reference in live.slots:
-                node = reference.node
-                if node is not None and node.creator_node is not None:
-                    live.refill(self.device.root(self._materialise(node)))
+                array = self._made_again(reference)
+                if array is not None:
+                    live.refill(self.device.root(array))
                     return
         finally:
             self._temporaries.clear()
@@ -537,6 +557,16 @@ class Executor:
             f'planned use and is asked for again; run the iteration that uses it '
             f'twice from the start of the session.'
         )
+
+    def _made_again(self, reference: graph.SlotRef) -> Array | None:
+        """What belongs into a slot; None if the slot does not tell who makes it."""
+        node, function = reference.node, reference.function
+        if node is not None:
+            return self._materialise(node) if node.creator_node is not None else None
+        if function is None or function not in self._recipes:
+            return None
+        outputs, owner = self._run(function)
+        return graph.product(reference.slot, function, outputs, owner)
 
     def reclaim(self, missing_bytes: int) -> None:
         """Frees device memory because an allocation does not fit.
@@ -555,8 +585,12 @@ class Executor:
                     self._evict(live)
 
     def _evict(self, live: LiveMap) -> None:
+        self._put_away(live)
+        self.counters.evictions += 1
+
+    def _put_away(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that has to come back."""
         self.counters.swapped_out_bytes += self._start_swap_out(live)
         self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
-        self.counters.evictions += 1

@@ -35,11 +35,13 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        outdated (bool): It is of an earlier iteration: whoever uses its memory
+            anew, such as a buffer for input, may have changed the contents.
     """
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'nbytes', 'outdated', 'slots', 'state', 'storage',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -52,6 +54,7 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
+        self.outdated = False
         self.state = State.RESIDENT
 
     @property
@@ -62,6 +65,11 @@ class LiveMap:
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether a function that backward has called may read it as well."""
+        return any(slot.slot.operation < 0 and slot.alive() for slot in self.slots)
 
     def is_at(self, root: Root) -> bool:
         """Whether the graph has it there now."""
@@ -76,6 +84,13 @@ class LiveMap:
         self.slots.append(slot)
         if self.state not in (State.RESIDENT, State.LEAVING):
             self._arrived(root)
+
+    def renew(self, root: Root) -> None:
+        """Takes the contents as they are in memory now; the copy is worth nothing."""
+        if self._transfer is not None:
+            self._device.wait(self._transfer)
+        self._arrived(root)
+        self._valid = self.outdated = False
 
     def start_swap_out(self) -> int:
         """Starts the copy to the host; returns the bytes copied."""
