@@ -43,6 +43,18 @@ def function_name(function: Any) -> str:
     return str(type(target(function)).__name__)
 
 
+def communicates(function: Any) -> bool:
+    """Whether forward talks to other processes.
+
+    They would have to answer at the same moment: each of them has a plan of its own.
+    """
+    own = target(function)
+    return any(
+        type(part).__module__.partition('.')[0] == 'chainermn'
+        for part in (own, *vars(own).values())
+    )
+
+
 class SlotRef:
     """A live slot: its owner (weakly), and how the array looks at its storage.
 

@@ -32,9 +32,14 @@ REGIMES = ('swap', 'recompute', 'random')
 def open_device() -> HostDevice:
     """The device that counts what the tests allocate; poisons what is freed."""
     device = HostDevice(LIMIT_BYTES)
+    install(device)
+    return device
+
+
+def install(device: HostDevice) -> None:
+    """Counts allocations from here on."""
     device.install(lambda missing_bytes: None)
     device._counter.poison_freed(True)
-    return device
 
 
 class _Numbers(dict[Slot, int]):

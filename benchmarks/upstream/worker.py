@@ -1,4 +1,4 @@
-"""One pass over Chainer's own tests, under a regime or without; see run.py."""
+"""Chainer's own tests, each without us and then under every regime; see run.py."""
 
 from __future__ import annotations
 
@@ -18,29 +18,67 @@ import chainer_hybridmem  # noqa: F401  before chainer
 import numpy as np
 import pytest
 import regimes
+from _pytest.runner import runtestprotocol
 
 sys.modules.setdefault('mock', unittest.mock)  # the package of that name, by today's
 UNWANTED = 'gpu cudnn ideep chainerx slow multi_gpu theano'.split()
+PLAIN = 'plain'
+LONGEST_REASON = 300  # characters
 
 
-class Outcomes:
-    """Pytest plugin: runs each test under a regime and notes its outcome.
+class Passes:
+    """Pytest plugin: runs each test several times and notes what became of it.
 
     Args:
-        regime: Name of the regime; None for Chainer alone.
+        modes: :data:`PLAIN` and regimes, in order.
+        share: Every so many-th test is run, chosen by its name.
 
     Attributes:
-        outcomes: Passed, failed or skipped, by test.
-        reasons: Last line of what went wrong, by test.
-        counts: What the regime has done, summed over the tests.
+        outcomes: Passed, failed or skipped, by mode and test.
+        reasons: What went wrong, likewise.
+        counts: What the regimes have done, by mode.
     """
 
-    def __init__(self, regime: str | None) -> None:
-        self.regime = regime
-        self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
-        self.counts: collections.Counter[str] = collections.Counter()
-        self._device = regimes.open_device() if regime else None
+    def __init__(self, modes: list[str], share: int) -> None:
+        self.modes = modes
+        self.share = share
+        self.outcomes: dict[str, dict[str, str]] = {mode: {} for mode in modes}
+        self.reasons: dict[str, dict[str, str]] = {mode: {} for mode in modes}
+        self.counts: dict[str, collections.Counter[str]] = {
+            mode: collections.Counter() for mode in modes
+        }
+        self.unreadable: list[str] = []
+        self._mode = PLAIN
+        self._device = regimes.open_device()
+        self._device.uninstall()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leaves the chosen share."""
+        items[:] = [
+            item for item in items if zlib.crc32(item.nodeid.encode()) % self.share == 0
+        ]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Notes files that cannot be read."""
+        if report.failed:
+            self.unreadable.append(report.nodeid)
+
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+        """Every pass over one test."""
+        for mode in self.modes:
+            self._mode = mode
+            last = mode is self.modes[-1]
+            with contextlib.ExitStack() as stack:
+                if mode != PLAIN:
+                    regimes.install(self._device)
+                    stack.callback(self._device.uninstall)
+                reports = runtestprotocol(
+                    item, log=False, nextitem=nextitem if last else item
+                )
+            self._note(mode, item.nodeid, reports)
+            if not last and hasattr(item, '_initrequest'):
+                item._initrequest()  # its fixtures are made anew
+        return True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Any:
@@ -49,41 +87,39 @@ class Outcomes:
         np.random.seed(seed)
         random.seed(seed)
         with contextlib.ExitStack() as stack:
-            if self._device is not None:
-                hook = regimes.Regime(self._device, self.regime, item.nodeid)
+            if self._mode != PLAIN:
+                hook = regimes.Regime(self._device, self._mode, item.nodeid)
                 stack.enter_context(hook)
-                stack.callback(lambda: self.counts.update(hook.counts))
+                stack.callback(lambda: self.counts[self._mode].update(hook.counts))
             return (yield)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Notes the worst outcome of a test's phases."""
-        if report.when == 'call' or report.outcome != 'passed':
-            self.outcomes[report.nodeid] = report.outcome
-        if report.failed:
+    def _note(self, mode: str, test: str, reports: list[Any]) -> None:
+        failed = [report for report in reports if report.failed]
+        skipped = any(report.skipped for report in reports)
+        outcome = 'failed' if failed else 'skipped' if skipped else 'passed'
+        self.outcomes[mode][test] = outcome
+        for report in failed:
             lines = str(report.longrepr).strip().splitlines() or ['']
-            self.reasons[report.nodeid] = lines[-1]
-
-    def pytest_collectreport(self, report: Any) -> None:
-        """A file that cannot be read counts as a failure."""
-        if report.failed:
-            self.outcomes[report.nodeid] = 'failed'
+            self.reasons[mode][test] = lines[-1].strip()[:LONGEST_REASON]
 
 
-def main(regime: str, output: str, *what: str) -> int:
+def main(modes: str, share: str, output: str, *what: str) -> int:
     """Runs tests in the present folder, the root of Chainer's source."""
-    plugin = Outcomes(None if regime == 'plain' else regime)
+    plugin = Passes(modes.split(','), int(share))
     settings = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'chainer.ini')
     options = ['-c', settings, '--rootdir', os.getcwd(), '-p', 'no:cacheprovider']
-    options += ['-q', '--tb=short', '-m', ' and '.join(f'not {m}' for m in UNWANTED)]
+    options += ['--continue-on-collection-errors', '-p', 'no:terminal']
+    options += ['-m', ' and '.join(f'not {mark}' for mark in UNWANTED)]
     pytest.main([*options, *what], plugins=[plugin])
     body = {
         'outcomes': plugin.outcomes,
         'reasons': plugin.reasons,
-        'counts': dict(plugin.counts),
+        'counts': plugin.counts,
+        'unreadable': plugin.unreadable,
     }
     with open(output, 'w', encoding='utf-8') as file:
         json.dump(body, file)
-    return 0 if plugin.outcomes else 1
+    return 0
 
 
 if __name__ == '__main__':

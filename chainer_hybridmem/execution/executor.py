@@ -307,6 +307,10 @@ class Executor:
             live = self._by_node.get(node) if node._data is None else None
             if live is not None and live not in maps:
                 maps.append(live)
+        if k < 0:  # it may keep the function that has called it, or what that reads
+            maps.extend(live for live in self._busy if live not in maps)
+            for live in maps:
+                live.differentiated = True
         if maps:
             self._by_function[function] = maps
 

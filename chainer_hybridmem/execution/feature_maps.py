@@ -35,13 +35,14 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        differentiated (bool): A function that backward has called reads it as well.
         outdated (bool): It is of an earlier iteration: whoever uses its memory
             anew, such as a buffer for input, may have changed the contents.
     """
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'outdated', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'differentiated', 'nbytes', 'outdated', 'slots', 'state', 'storage',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -54,6 +55,7 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
+        self.differentiated = False
         self.outdated = False
         self.state = State.RESIDENT
 
@@ -65,11 +67,6 @@ class LiveMap:
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
-
-    @property
-    def differentiated(self) -> bool:
-        """Whether a function that backward has called may read it as well."""
-        return any(slot.slot.operation < 0 and slot.alive() for slot in self.slots)
 
     def is_at(self, root: Root) -> bool:
         """Whether the graph has it there now."""
