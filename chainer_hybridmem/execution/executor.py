@@ -25,7 +25,8 @@ Note: [iterations that change]
 Note: [later iterations]
     A second backward may come over a graph after an update (the two losses of a GAN).
     What has been dropped cannot be made again then, for parameters are others. Once
-    such a backward has been seen, what it asks for is copied out instead of dropped,
+    such a backward has been seen, what it asks for is copied out instead of dropped
+    (so is what functions read that a backward function has called, from the start),
     and the iteration is planned without recomputation. A function whose parameters have
     been updated since is never run again.
 
@@ -246,9 +247,7 @@ class Executor:
             self.permanent.add(live.allocation)
         if live.storage < 0:  # parked: no plan owns the copy
             self.parked.add(live.allocation)
-            if live.copy is not None:
-                live.copy.close()
-                live.copy = None
+            self._close_copy(live)
 
     def _bring_home(self) -> None:
         """Everything that crosses iterations is where its owner expects it."""
@@ -334,12 +333,28 @@ class Executor:
 
     def _forget_maps(self) -> None:
         for allocation, live in list(self._by_allocation.items()):
-            if live.alive():
+            if allocation in self.permanent:
+                self._let_stay(live)
+            elif live.alive():
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if live.storage < 0 and live.copy is not None:
-                live.copy.close()  # no plan owns it
+            if live.storage < 0:  # no plan owns its copy
+                self._close_copy(live)
+
+    def _let_stay(self, live: LiveMap) -> None:
+        """What an iteration has made and now stays, such as a lazy parameter."""
+        for reference in live.slots:
+            array = graph.node_array(reference.node)
+            if array is not None:
+                live.renew(self.device.root(array))
+                return
+
+    @staticmethod
+    def _close_copy(live: LiveMap) -> None:
+        if live.copy is not None:
+            live.copy.close()
+            live.copy = None
 
     def settle(self) -> None:
         """Like :meth:`forget_dead`; living graphs keep what they need.
@@ -401,7 +416,13 @@ class Executor:
         return all(reference() is None for reference in self._functions.values())
 
     def complete(self, k: int, function: Any) -> None:
-        """After forward operation k: finds what it left in the graph."""
+        """After forward operation k: finds what it left in the graph.
+
+        Args:
+            k: Its number; -1 for a function that a backward function has called, so
+                that one can differentiate once more.
+            function: The function.
+        """
         device, table = self.device, self._table
         if k >= 0:
             self._functions[k] = weakref.ref(function)
@@ -425,6 +446,8 @@ class Executor:
                 continue
             live = self._by_allocation.get(allocation)
             if live is None:
+                live = self._returned(owner, array)
+            if live is None:
                 nbytes = device.root_bytes(device.root(array))
                 if nbytes < self.minimum_map_bytes:
                     continue
@@ -432,6 +455,8 @@ class Executor:
                 self._by_allocation[allocation] = live
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
+            if live.storage < 0 and not live.copied:
+                self._close_copy(live)
             live.uses.add(self._serial)
             live.outlives = live.outlives or slot in self._outliving
             if reference.node is not None:
@@ -444,8 +469,23 @@ class Executor:
                     live.storage = storage
                     live.copy = self._copies.get(storage)
                     self._by_storage[storage] = live
+        for node in graph.retained_inputs(function):  # evicted since it has run
+            found = self._by_node.get(node) if node._data is None else None
+            if found is not None and found not in maps:
+                maps.append(found)
+        if k < 0:  # it may keep the function that has called it, or what that reads
+            maps.extend(live for live in self._busy if live not in maps)
+            for live in maps:
+                live.outlives = True
         if maps:
             self._by_function[function] = maps
+
+    def _returned(self, owner: Any, array: Array) -> LiveMap | None:
+        """The map of a node if the array is that map, back in other memory."""
+        live = self._by_node.get(owner)
+        if live is not None and live.is_at(self.device.root(array)):
+            return live
+        return None
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
@@ -529,8 +569,8 @@ class Executor:
             if live is None:
                 continue
             if live.outlives:  # see [later iterations]
-                self._start_swap_out(live)
-            if self._waits(live):
+                self._put_away(live)
+            elif self._waits(live):
                 assert self.observer is not None
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
                 self.observer.wait(kind, live.storage, live.drop)
@@ -701,9 +741,9 @@ class Executor:
     def _recreate(self, live: LiveMap) -> None:
         try:
             for reference in live.slots:
-                node = reference.node
-                if node is not None and node.creator_node is not None:
-                    live.refill(self.device.root(self._materialise(node)))
+                array = self._made_again(reference)
+                if array is not None:
+                    live.refill(self.device.root(array))
                     return
         finally:
             self._temporaries.clear()
@@ -712,6 +752,16 @@ class Executor:
             f'planned use and is asked for again; run the iteration that uses it '
             f'twice from the start of the session.'
         )
+
+    def _made_again(self, reference: graph.SlotRef) -> Array | None:
+        """What belongs into a slot; None if the slot does not tell who makes it."""
+        node, function = reference.node, reference.function
+        if node is not None:
+            return self._materialise(node) if node.creator_node is not None else None
+        if function is None or function not in self._recipes:
+            return None
+        outputs, owner = self._run(function)
+        return graph.product(reference.slot, function, outputs, owner)
 
     def _prefetch(self, serial: int) -> None:
         """Brings back what backward needs after a function, as far as memory is free.
@@ -804,14 +854,18 @@ class Executor:
             self._finish_swap_in(live)
             if self._coming_back is not None:
                 self._coming_back.append(live)
-        self.counters.swapped_out_bytes += self._start_swap_out(live)
-        self._release(live)
-        if live.storage >= 0 and live.copy is not None:
-            self._copies[live.storage] = live.copy
+        self._put_away(live)
         if live.returned():
             self._stuck.add(live)
         elif live.uses:  # else its backward has been
             self.counters.evictions += 1
+
+    def _put_away(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that has to come back."""
+        self.counters.swapped_out_bytes += self._start_swap_out(live)
+        self._release(live)
+        if live.storage >= 0 and live.copy is not None:
+            self._copies[live.storage] = live.copy
 
     def _take_stock(self, reason: str) -> Shortage:
         resident = [

@@ -46,7 +46,7 @@ class LiveMap:
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
         older (int): How many of the references are of older iterations.
-        outlives (bool): A later iteration will ask for it.
+        outlives (bool): A backward will ask for it that is no part of the plan.
         sticks (bool): Somebody but the graph has had it when it was to go.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
@@ -91,6 +91,21 @@ class LiveMap:
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
+
+    @property
+    def copied(self) -> bool:
+        """Whether the copy on the host has the contents."""
+        return self._valid
+
+    def is_at(self, root: Root) -> bool:
+        """Whether the graph has it there now."""
+        return self._resident_root() is root
+
+    def renew(self, root: Root) -> None:
+        """Takes the contents as they are in memory now; the copy is worth nothing."""
+        if self._transfer is not None:
+            self._device.wait(self._transfer)
+        self._return(root)
 
     def held(self) -> bool:
         """Whether a Variable of the program holds the memory, as far as one knows."""
