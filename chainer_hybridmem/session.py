@@ -429,9 +429,7 @@ class Session(chainer.FunctionHook):
         self._tell(f'iteration {self.iterations + 1} differs: passive, then profiled')
 
     def _begin_iteration(self, key: Key) -> None:
-        index = self._index
         self._reset_iteration()
-        self._index = index  # older graphs may still be asked for
         guide = next((g for g in self._guides if g.keys[:1] == [key]), None)
         if guide is None or self._lost:
             guide = Guide()

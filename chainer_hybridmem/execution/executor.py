@@ -249,7 +249,9 @@ class Executor:
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
-            if allocation in self.permanent and not owners.is_parameter(owner):
+            if owners.is_parameter(owner):
+                self.permanent.add(allocation)  # it may have been made just now
+            elif allocation in self.permanent:
                 self.pinned.add(allocation)
             if allocation == 0 or allocation in self.permanent:
                 continue

@@ -95,7 +95,8 @@ class Recorder:
         self._graph_end = -1
         self._held: tuple[int, Any, tuple[Array, ...]] | None = None
         self._pristine: Any = None
-        self._watch: Any = None
+        self._watched: list[Any] = []  # weak references to where backward begins
+        self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
         self._functions: list[Any] = []  # weak references
         self._slots: dict[int, list[Slot]] = {}  # by allocation id
         self._uses: dict[int, list[int]] = {}  # backward, by allocation id
@@ -256,7 +257,8 @@ class Recorder:
     def backward_starts(self, label: str, function: Any, forward: int) -> None:
         """Before a backward function runs."""
         if not any(step.phase is Phase.BACKWARD for step in self._steps):
-            self._forward_ends(function)
+            self._forward_ends()
+        self._watch(function)
         hook = len(self._hooks) - 1
         k = len(self._steps)
         self._steps.append(_Step(label, Phase.BACKWARD, hook, forward, ()))
@@ -269,8 +271,20 @@ class Recorder:
         """Label of a forward operation of this iteration."""
         return self._steps[forward].label if forward >= 0 else otherwise
 
-    def _forward_ends(self, last: Any) -> None:
-        """Which inputs a replay will find, and when the graph dies."""
+    def _watch(self, function: Any) -> None:
+        """Finds out when the last of the iteration's graphs dies."""
+        if function not in self._reached:  # another loss
+
+            def graph_died(_: Any) -> None:
+                self._graph_end = self.device.event_count
+
+            self._watched.append(weakref.ref(function, graph_died))
+        for node in function.inputs:
+            if node.creator_node is not None:
+                self._reached.add(node.creator_node)
+
+    def _forward_ends(self) -> None:
+        """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
         self.executor.spare.clear()
         for step, reference in zip(self._steps, self._functions, strict=False):
@@ -281,13 +295,6 @@ class Recorder:
                 (allocation, self._replayable(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )
-        device = self.device
-
-        def graph_died(_: Any) -> None:
-            if self._graph_end < 0:
-                self._graph_end = device.event_count
-
-        self._watch = weakref.ref(last, graph_died)
 
     @staticmethod
     def _replayable(node: Any) -> bool:
@@ -309,7 +316,10 @@ class Recorder:
             kinds: What the model's own allocations hold.
             owners: Who holds its parameters and optimizer states, by allocation id.
         """
-        self._held = self._watch = self._walker = None
+        self._held = self._walker = None
+        if any(reference() is not None for reference in self._watched):
+            self._graph_end = -1
+        self._watched.clear()
         self._chains.clear()
         self.executor.spare.clear()
         entries = self.device.take_events()
