@@ -66,6 +66,14 @@ class SlotRef:
             return owner
         return None
 
+    @property
+    def function(self) -> Any:
+        """The function that has retained it as output or attribute, if still alive."""
+        owner = self._owner()
+        if owner is None or self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
+            return None
+        return owner.node if isinstance(owner, chainer.Function) else owner
+
     def put(self, array: Array | None) -> None:
         """Fills or clears the slot; nothing happens if its owner is dead."""
         owner = self._owner()

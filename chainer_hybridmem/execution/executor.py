@@ -288,7 +288,7 @@ class Executor:
         for node in function.inputs if self._parameters else ():
             if node in self._parameters:
                 self._recall(self._parameters[node])
-        maps = self._by_function.get(function)
+        maps = self.maps_of(function)
         if maps:
             self._busy = set(maps)
             for live in maps:
@@ -313,7 +313,17 @@ class Executor:
 
     def maps_of(self, function: Any) -> list[LiveMap]:
         """Feature maps that a function's backward reads."""
-        return self._by_function.get(function) or []
+        maps = self._by_function.get(function)
+        if maps is not None:
+            return maps
+        # Made by a backward function, for gradients of gradients, or without a map.
+        retained = function._input_indexes_to_retain or ()
+        nodes = [function.inputs[index] for index in retained]
+        return [live for node in nodes if (live := self._by_node.get(node))]
+
+    def knows(self, node: Any) -> bool:
+        """Whether a node's array is a feature map, wherever its contents are."""
+        return node in self._by_node
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
@@ -508,9 +518,9 @@ class Executor:
     def _recreate(self, live: LiveMap) -> None:
         try:
             for reference in live.slots:
-                node = reference.node
-                if node is not None and node.creator_node is not None:
-                    live.refill(self.device.root(self._materialise(node)))
+                array = self._made_again(reference)
+                if array is not None:
+                    live.refill(self.device.root(array))
                     return
         finally:
             self._temporaries.clear()
@@ -519,6 +529,18 @@ class Executor:
             f'planned use and is asked for again; run the iteration that uses it '
             f'twice from the start of the session.'
         )
+
+    def _made_again(self, reference: graph.SlotRef) -> Array | None:
+        node, function = reference.node, reference.function
+        if node is not None and node.creator_node is not None:
+            return self._materialise(node)
+        if function is None:
+            return None
+        slot = reference.slot
+        outputs, owner = self._run(function)
+        if slot.kind is SlotKind.ATTRIBUTE:
+            return graph.read_attribute(owner, str(slot.key))
+        return outputs[function._output_indexes_to_retain[int(slot.key)]]
 
     def reclaim(self, missing_bytes: int) -> None:
         """Frees device memory because an allocation does not fit.

@@ -38,6 +38,7 @@ from chainer_hybridmem.recording.verification import (
 )
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
+IN_GRAPH = -1  # the source of an input that the graph holds itself
 
 
 @dataclasses.dataclass
@@ -63,7 +64,7 @@ class _Step:
     specs: tuple[str, ...]
     reads: tuple[int, ...] = ()  # allocation ids
     products: tuple[tuple[int, Slot], ...] = ()
-    input_nodes: tuple[tuple[int, bool], ...] = ()  # allocation id, replayable
+    input_nodes: tuple[tuple[int, int | None], ...] = ()  # allocation id, source
     verdict: Verdict | None = None  # of running the whole forward again
     passes: list[tuple[tuple[int, ...], Verdict]] = dataclasses.field(
         default_factory=list
@@ -292,13 +293,21 @@ class Recorder:
             if function is None or function.inputs is None:
                 continue
             step.input_nodes = tuple(
-                (allocation, self._replayable(node))
+                (allocation, self._source(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )
 
-    @staticmethod
-    def _replayable(node: Any) -> bool:
-        return node.creator_node is not None or graph.node_array(node) is not None
+    def _source(self, node: Any) -> int | None:
+        """Where a replay gets the array of a node from.
+
+        Returns:
+            ``IN_GRAPH``, the forward operation to replay before, or None: nowhere.
+        """
+        if node._data is not None or self.executor.knows(node):
+            return IN_GRAPH
+        if node.creator_node is not None:
+            return self._positions.get(node.creator_node)
+        return None if graph.node_array(node) is None else IN_GRAPH
 
     # -- result ---------------------------------------------------------------
     def build(
@@ -512,16 +521,16 @@ class _Builder:
         return peak - max(load, 0)
 
     def _recipes(self) -> list[Recipe]:
-        recipes = []
+        recipes: dict[int, Recipe] = {}
         for k, step in enumerate(self.steps):
             for covers, verdict in step.passes:
                 if not any(self._is_map(c) for c in covers[:-1]):
-                    recipes.append(self._recipe(k, covers, verdict))
+                    recipes[k] = self._recipe(k, covers, verdict, recipes)
                     break
             else:
                 if step.verdict is not None:
-                    recipes.append(self._recipe(k, (), step.verdict))
-        return recipes
+                    recipes[k] = self._recipe(k, (), step.verdict, recipes)
+        return list(recipes.values())
 
     def _is_map(self, k: int) -> bool:
         """Whether backward reads an output of an operation."""
@@ -530,8 +539,19 @@ class _Builder:
             for allocation, slot in self.steps[k].products
         )
 
-    def _recipe(self, k: int, covers: tuple[int, ...], verdict: Verdict) -> Recipe:
-        """The recipe of operation k, by a pass or by its whole forward."""
+    def _recipe(
+        self,
+        k: int,
+        covers: tuple[int, ...],
+        verdict: Verdict,
+        before: dict[int, Recipe],
+    ) -> Recipe:
+        """The recipe of operation k, by a pass or by its whole forward.
+
+        Exact only if its inputs are: they are in the graph, or are made again by
+        operations ``before``, as views are that no function has retained.
+        """
+        exact = {IN_GRAPH, *covers, *(o for o, recipe in before.items() if recipe.exact)}
         covered = [self.steps[c] for c in covers or (k,)]
         inside = {
             allocation
@@ -558,7 +578,7 @@ class _Builder:
             if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
         )
         reachable = all(
-            step.input_nodes and all(replayable for _, replayable in step.input_nodes)
+            step.input_nodes and all(source in exact for _, source in step.input_nodes)
             for step in covered
         )
         return Recipe(

@@ -95,7 +95,7 @@ def draw(seed: int) -> Case:
     deep = any(step.kind in DEEP for step in steps)
     names = [name for name, kind in KINDS.items() if kind.twice or not deep]
     layers = []
-    for _ in range(rng.choice((3, 6, 9, 12, 16))):
+    for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 6, 8))):
         name = rng.choice(names)
         back = [_back(rng) for _ in range(KINDS[name].inputs)]
         layers.append((name, KINDS[name].draw(rng), back))
@@ -117,7 +117,7 @@ def _back(rng: random.Random) -> int:
 
 def _steps(rng: random.Random) -> list[Step]:
     usual = rng.choice((*['plain'] * 6, *STEPS))
-    count = rng.choice((6, 7, 8, 9, 10))
+    count = rng.choice((6, 6, 7, 7, 8))
     steps = []
     changing = rng.choice((0.0, 0.0, 0.0, 0.2, 0.5))
     evaluate = rng.choice(('', '', '', 'after', 'between'))

@@ -20,7 +20,7 @@ from .training import Observation, Run, ask, in_core_bytes, open_session, surrou
 
 MEASURED_STEPS = 2
 LARGEST_SHARE = 1.1  # of what plain Chainer needs beside what stays
-TRIES = 3  # with less than that
+TRIES = 2  # with less than that
 PASSED = ('same', 'refused', 'invalid')
 
 

@@ -249,8 +249,8 @@ def depthwise(at: Layer, x: Any, multiplier: int) -> Any:
 
 
 @kind('picture', draw=lambda r: {'out': r.randint(1, 5), 'stride': r.choice((1, 2))},
-      links=lambda out, stride: {
-          'up': L.Deconvolution2D(None, out, 2, stride)})  # fmt: skip
+      links=lambda out, stride: {'up': L.Deconvolution2D(None, out, 2, stride)},
+      twice=False)  # fmt: skip
 def deconvolution(at: Layer, x: Any, out: int, stride: int) -> Any:
     return at.up(x)
 
@@ -296,11 +296,16 @@ def highway(at: Layer, x: Any) -> Any:
     return at.highway(at.dense(x))
 
 
-@kind('vector', inputs=2, twice=False, links=lambda: {
-    'a': L.Linear(None, 6), 'b': L.Linear(None, 5),
-    'both': L.Bilinear(6, 5, 7)})  # fmt: skip
+def _bilinear() -> dict[str, chainer.Link]:
+    with chainer.using_config('dtype', np.dtype('float32')):
+        both = L.Bilinear(6, 5, 7)
+    return {'a': L.Linear(None, 6), 'b': L.Linear(None, 5), 'both': both}
+
+
+@kind('vector', inputs=2, twice=False, links=_bilinear)
 def bilinear(at: Layer, x: Any, y: Any) -> Any:
-    return at.both(at.a(x), at.b(like(x, y)))
+    a, b = (F.cast(h, 'float32') for h in (at.a(x), at.b(like(x, y))))
+    return F.cast(at.both(a, b), x.dtype)
 
 
 @kind('vector', draw=lambda r: {'heads': r.choice((1, 2))},
@@ -324,7 +329,7 @@ def embed(at: Layer, x: Any, words: int) -> Any:
     return F.concat((x, F.cast(y, x.dtype)), axis=1)
 
 
-@kind('vector', draw=lambda r: {'steps': r.randint(2, 4), 'carry': r.random() < 0.4},
+@kind('vector', draw=lambda r: {'steps': r.randint(2, 3), 'carry': r.random() < 0.4},
       links=lambda steps, carry: {'lstm': L.LSTM(None, 8)})  # fmt: skip
 def lstm(at: Layer, x: Any, steps: int, carry: bool) -> Any:
     """Shared parameters over time; the state may outlive the iteration."""
@@ -354,7 +359,7 @@ def gru(at: Layer, x: Any, steps: int) -> Any:
 
 @kind('vector', twice=False, draw=lambda r: {'dropout': r.choice((0.0, 0.3))},
       links=lambda dropout: {'dense': L.Linear(None, 12),
-                             'many': L.NStepBiLSTM(2, 4, 3, dropout)})  # fmt: skip
+                             'many': L.NStepLSTM(2, 4, 3, dropout)})  # fmt: skip
 def n_step_lstm(at: Layer, x: Any, dropout: float) -> Any:
     """Sentences of different lengths."""
     h = F.reshape(at.dense(x), (x.shape[0], 3, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -107,7 +108,13 @@ class Run:
     @contextlib.contextmanager
     def configured(self) -> Iterator[None]:
         """Chainer's configuration of the case."""
-        with chainer.using_config('dtype', self.mode), np.errstate(all='ignore'):
+        with (
+            chainer.using_config('dtype', self.mode),
+            chainer.using_config('type_check', False),  # it takes time
+            np.errstate(all='ignore'),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter('ignore')
             yield
 
     def _batch(self, step: Step) -> tuple[Any, Any]:
