@@ -98,7 +98,7 @@ class Recorder:
         self._pristine: Any = None
         self._watched: list[Any] = []  # weak references to where backward begins
         self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
-        self._functions: list[Any] = []  # weak references
+        self._functions: dict[int, Any] = {}  # weak references; some die at once
         self._slots: dict[int, list[Slot]] = {}  # by allocation id
         self._uses: dict[int, list[int]] = {}  # backward, by allocation id
         self._before: set[str] = set()
@@ -153,7 +153,7 @@ class Recorder:
     def forward_complete(self, k: int, function: Any) -> None:
         """After the function has left its arrays in the graph."""
         step, device = self._steps[k], self.device
-        self._functions.append(weakref.ref(function))
+        self._functions[k] = weakref.ref(function)
         self._positions[function] = k
         for live in self.executor.maps_of(function):
             for reference in live.slots:
@@ -288,8 +288,8 @@ class Recorder:
         """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
         self.executor.spare.clear()
-        for step, reference in zip(self._steps, self._functions, strict=False):
-            function = reference()
+        for k, reference in self._functions.items():
+            step, function = self._steps[k], reference()
             if function is None or function.inputs is None:
                 continue
             step.input_nodes = tuple(
@@ -301,13 +301,13 @@ class Recorder:
         """Where a replay gets the array of a node from.
 
         Returns:
-            ``IN_GRAPH``, the forward operation to replay before, or None: nowhere.
+            ``IN_GRAPH``, the forward operation to replay before, or None: nowhere;
+            what only a user's Variable holds may be gone in another iteration.
         """
         if node._data is not None or self.executor.knows(node):
             return IN_GRAPH
-        if node.creator_node is not None:
-            return self._positions.get(node.creator_node)
-        return None if graph.node_array(node) is None else IN_GRAPH
+        creator = node.creator_node
+        return None if creator is None else self._positions.get(creator)
 
     # -- result ---------------------------------------------------------------
     def build(
