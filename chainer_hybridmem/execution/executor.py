@@ -19,7 +19,9 @@ Note: [iterations that change]
     Maps stay known as long as any part of the graph that uses them lives, so a
     second backward over an older graph finds them. Recipes stay known with the
     function they belong to: what a plan has dropped is made again as that plan
-    would, also after an iteration has left it.
+    would, also after an iteration has left it. Once the graph of an iteration that is
+    over has been asked for (gradients of gradients are), nothing is dropped any more
+    that could not be brought back.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class Executor:
         )  # with weak references to the functions that a pass covers
         self._temporaries: dict[Any, Array] = {}
         self._busy: set[LiveMap] = set()
+        self._graphs_return = False  # see [iterations that change]
 
     # -- iterations -----------------------------------------------------------
     def begin(
@@ -213,6 +216,7 @@ class Executor:
             if live.storage >= 0 and self._copies.get(live.storage) is live.copy:
                 self._copies.pop(live.storage, None)
             live.storage = -1
+            live.outlived = True
 
     def close(self) -> None:
         """Brings back whatever a living graph may still ask for."""
@@ -292,6 +296,7 @@ class Executor:
         if maps:
             self._busy = set(maps)
             for live in maps:
+                self._graphs_return |= live.outlived
                 if live.state not in (State.RESIDENT, State.LEAVING):
                     self._restore(live)
 
@@ -359,7 +364,7 @@ class Executor:
         assert table is not None
         for storage in table.drops.get(k, ()):
             live = self._by_storage.get(storage)
-            if live is None:
+            if live is None or (self._graphs_return and not self._can_return(live)):
                 continue
             if self._waits(live):
                 assert self.observer is not None
@@ -367,6 +372,18 @@ class Executor:
                 self.observer.wait(kind, live.storage, live.drop)
             else:
                 live.drop()
+
+    def _can_return(self, live: LiveMap) -> bool:
+        """Whether a map's contents can be had again once they are dropped."""
+        if live.copied or isinstance(live, PersistentMap):
+            return True
+        for reference in live.slots:
+            node = reference.node
+            maker = reference.function if node is None else node.creator_node
+            recipe, _ = self._recipes.get(maker, (None, [])) if maker else (None, [])
+            if recipe is not None and recipe.exact:
+                return True
+        return False
 
     # Each of these is traced where somebody wants to know.
     def _waits(self, live: LiveMap) -> bool:

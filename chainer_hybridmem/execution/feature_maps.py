@@ -35,11 +35,12 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        outlived (bool): Whether the iteration that made it is over.
     """
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'nbytes', 'outlived', 'slots', 'state', 'storage',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -53,6 +54,12 @@ class LiveMap:
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
         self.state = State.RESIDENT
+        self.outlived = False
+
+    @property
+    def copied(self) -> bool:
+        """Whether the host has the contents, or will have them."""
+        return self._valid or self.state is State.LEAVING
 
     @property
     def transfer(self) -> Transfer | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import chainer
 from chainer_hybridmem import InfeasibleError
 from chainer_hybridmem.devices import numpy_memory
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import OptionError, SessionError
 
 from .cases import RANDOM, Case
 from .training import Observation, Run, ask, in_core_bytes, open_session, surroundings
@@ -21,7 +21,7 @@ from .training import Observation, Run, ask, in_core_bytes, open_session, surrou
 MEASURED_STEPS = 2
 LARGEST_SHARE = 1.1  # of what plain Chainer needs beside what stays
 TRIES = 2  # with less than that
-PASSED = ('same', 'refused', 'invalid')
+PASSED = ('same', 'refused', 'declined', 'invalid')
 
 
 @dataclasses.dataclass
@@ -29,8 +29,9 @@ class Result:
     """What came out of a case.
 
     Attributes:
-        outcome: ``'same'``, ``'refused'`` (every limit was too small), ``'invalid'``
-            (plain Chainer cannot train it), or what went wrong.
+        outcome: ``'same'``, ``'refused'`` (every limit was too small), ``'declined'`` (a
+            graph was used again for the first time), ``'invalid'`` (plain Chainer
+            cannot train it), or what went wrong.
         detail: Why.
         refusals: Limits that were too small, before one that was not.
         guided: Iterations that followed a plan.
@@ -132,6 +133,12 @@ def _train(
     except (MemoryError, InfeasibleError) as error:
         _whole_after_refusal(run, expected)
         raise _Wrong('refused', f'{type(error).__name__} {error}') from error
+    except SessionError as error:
+        # An iteration that is new to the session may ask for what its plan has dropped.
+        changing = len({step.kind for step in case.steps}) > 1
+        if 'uses it twice' not in str(error) or not changing:
+            raise
+        raise _Wrong('declined', str(error)) from error
     except OptionError as error:
         if 'lower sets' not in str(error):
             raise
