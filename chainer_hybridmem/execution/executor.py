@@ -436,7 +436,9 @@ class Executor:
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
-            if allocation in self.permanent and not owners.is_parameter(owner):
+            if owners.is_parameter(owner):
+                self.permanent.add(allocation)  # it may have been made just now
+            elif allocation in self.permanent:
                 self.pinned.add(allocation)
             if allocation == 0 or allocation in self.permanent:
                 continue
@@ -531,6 +533,10 @@ class Executor:
     def maps_of(self, function: Any) -> list[LiveMap]:
         """Feature maps that a function's backward reads."""
         return self._by_function.get(function) or []
+
+    def knows(self, node: Any) -> bool:
+        """Whether a node's array is a feature map, wherever its contents are."""
+        return node in self._by_node
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
