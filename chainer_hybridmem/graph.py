@@ -17,11 +17,13 @@ Note: [weak references]
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
+from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.profile import Slot, SlotKind
@@ -41,6 +43,16 @@ def target(function: Any) -> Any:
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
     return str(type(target(function)).__name__)
+
+
+def backward_runs() -> bool:
+    """Whether a backward function is among the callers."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_code is _backprop_utils.backprop_step.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SlotRef:

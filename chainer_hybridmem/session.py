@@ -252,12 +252,7 @@ class Session(chainer.FunctionHook):
         message = self._explain(error)
         self._link_hook.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
-        if self._recorder is not None:
-            self.device.take_events()
-            self._recorder = None
-        self._stopwatch = None
-        self._stop_tracing()
-        self._stop_placing()
+        self._stop_observing()
         self.device.uninstall()
         try:
             if error is None:
@@ -268,6 +263,14 @@ class Session(chainer.FunctionHook):
             self.device.close()
         if message is not None:
             raise message from error
+
+    def _stop_observing(self) -> None:
+        """Ends whatever is written down of the iteration under way."""
+        if self._recorder is not None:
+            self.device.take_events()
+        self._recorder = self._stopwatch = self._lateness = None
+        self._stop_tracing()
+        self._stop_placing()
 
     def _explain(self, error: BaseException | None) -> BaseException | None:
         """NumPy's and CuPy's own errors know neither limit nor operation."""
@@ -298,8 +301,12 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
-        if self._in_backward or not chainer.config.enable_backprop:
+        if not chainer.config.enable_backprop:
             return
+        if self._in_backward and graph.backward_runs():
+            return  # of a double backprop
+        if self._broken_off():
+            self._give_up_iteration()
         self._enter()
         self._complete_last()
         if self._backward_seen or not self._started:
@@ -604,6 +611,22 @@ class Session(chainer.FunctionHook):
             )
         guide.timings.clear()
         guide.timed_again = False
+
+    def _broken_off(self) -> bool:
+        """Whether the program has caught an error that ended the iteration.
+
+        Then its backward function has not come to an end, or its graph has died.
+        """
+        if not self._started or self._in_backward:
+            return self._in_backward
+        if self._backward_seen or self._last is None or self._last[1]() is not None:
+            return False
+        return self._executor.graph_has_died()
+
+    def _give_up_iteration(self) -> None:
+        """What was begun is not recorded; its kind is known as well as before."""
+        self._stop_observing()
+        self._in_backward = self._started = False
 
     def finish_iteration(self) -> None:
         """Ends the iteration now instead of at the start of the next one.

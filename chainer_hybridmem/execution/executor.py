@@ -131,6 +131,7 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
+        self._busy = set()
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -189,6 +190,11 @@ class Executor:
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
         self._table = None
+
+    def graph_has_died(self) -> bool:
+        """Whether nothing is left of the forward functions of this iteration."""
+        self.spare.clear()  # it holds nodes
+        return all(function() is None for function in self._functions.values())
 
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died."""
