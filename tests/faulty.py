@@ -33,10 +33,7 @@ STAGES: dict[str, tuple[int, dict[str, Any]]] = {
     'guided': (4, {'arena': False}),
     'guided with an arena': (7, {}),
 }
-PLAN = {
-    'planner': 'manual',
-    'actions': {'*': 'swap', '*Pooling*': 'recompute', '*Sigmoid': 'recompute'},
-}
+PLAN = {'planner': 'superneurons'}
 SWAP_ALL = {'planner': 'swap-all'}
 CROSSING = {'planner': 'swap-all', 'cross_iteration': 'all'}
 
@@ -70,6 +67,7 @@ class Run:
     def __init__(self) -> None:
         np.random.seed(0)
         self.model = Small()
+        self.model.cleargrads()
         self.optimizer = chainer.optimizers.MomentumSGD(0.01).setup(self.model)
         self.updating = False  # whether an update has begun that has not ended
         rng = np.random.RandomState(1)

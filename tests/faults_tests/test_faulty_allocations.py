@@ -12,7 +12,7 @@ import pytest
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.session import Session
 
-AT_MOST = 12  # refusals per stage and kind, unless every one is wanted
+AT_MOST = 5  # refusals per stage and kind, unless every one is wanted
 KINDS = {'final': {'final': True}, 'lasting': {'lasting': True}}
 PLANS = {
     'swap and recompute': faulty.PLAN,
