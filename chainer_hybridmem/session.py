@@ -259,8 +259,10 @@ class Session(chainer.FunctionHook):
                 self._finish_statistics()
                 self._executor.close()
         finally:
-            self._executor.abandon()
-            self.device.close()
+            try:
+                self._executor.abandon()
+            finally:
+                self.device.close()
         if message is not None:
             raise message from error
 
@@ -615,13 +617,14 @@ class Session(chainer.FunctionHook):
     def _broken_off(self) -> bool:
         """Whether the program has caught an error that ended the iteration.
 
-        Then its backward function has not come to an end, or its graph has died.
+        Then its backward function or a hook before a forward function has not come to
+        an end, or its graph has died.
         """
         if not self._started or self._in_backward:
             return self._in_backward
-        if self._backward_seen or self._last is None or self._last[1]() is not None:
-            return False
-        return self._executor.graph_has_died()
+        if self._backward_seen or self._last is None:
+            return not self._backward_seen
+        return self._last[1]() is None and self._executor.graph_has_died()
 
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""

@@ -105,6 +105,9 @@ class Run:
         return Snapshot(arrays, np.random.get_state(), int(self.model.n.N))
 
     def restore(self, snapshot: Snapshot) -> None:
+        for parameter in self.model.params():
+            if not parameter.update_rule.state:  # Chainer was about to make it
+                parameter.update_rule._state = None
         for name, array in self.arrays().items():
             array[...] = snapshot.arrays.get(name, 0)  # states begin as zeros
         np.random.set_state(snapshot.random)

@@ -22,12 +22,16 @@ from chainer_hybridmem.errors import SwapStoreError
 _STEP_SECONDS = 0.2
 _LATE_SECONDS = 0.01  # a copy thread that woke late may make up for so much
 _LEAST_STEP_BYTES = 1 << 16
+_ALIVE_SECONDS = 1.0  # who waits looks so often whether the thread still lives
 
 _Copy = Callable[[int, int, int], None]
 
 
 class HostCompletion(Completion):
     """When a worker has finished a copy.
+
+    Args:
+        thread: The worker.
 
     Attributes:
         event (threading.Event): Set once the copy has finished or failed.
@@ -36,15 +40,30 @@ class HostCompletion(Completion):
         ended (float): When it ended.
     """
 
-    __slots__ = ('began', 'ended', 'error', 'event')
+    __slots__ = ('_thread', 'began', 'ended', 'error', 'event')
 
-    def __init__(self) -> None:
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
         self.event = threading.Event()
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
 
     def done(self) -> bool:
         return self.event.is_set()
+
+    def wait(self) -> None:
+        """Returns once the copy has finished or failed.
+
+        Raises:
+            SwapStoreError: If the worker has died with it.
+        """
+        while not self.event.wait(_ALIVE_SECONDS):
+            if not self._thread.is_alive() and not self.event.is_set():
+                raise SwapStoreError(
+                    f'the thread {self._thread.name} has died before a copy of a '
+                    f'feature map had finished; leave the session and start another '
+                    f'one.'
+                )
 
 
 class HostTransfer(Transfer):
@@ -56,10 +75,10 @@ class HostTransfer(Transfer):
 
     __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
 
-    def __init__(self, root: Root, nbytes: int) -> None:
+    def __init__(self, root: Root, nbytes: int, thread: threading.Thread) -> None:
         self.root = root
         self.nbytes = nbytes
-        self.completion = HostCompletion()
+        self.completion = HostCompletion(thread)
         self.submitted = time.perf_counter()
         self._seconds = 0.0
 
@@ -99,7 +118,6 @@ class _Job:
         self.address = address
         self.outward = outward
         self.after = space.last if isinstance(space.last, HostCompletion) else None
-        space.last = transfer.completion
 
 
 class CopyThread:
@@ -120,6 +138,7 @@ class CopyThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._last: HostCompletion | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._free_from = 0.0
 
     def throttle(self, bandwidth: float | None) -> None:
@@ -128,24 +147,51 @@ class CopyThread:
         self._throttled = bandwidth is not None or self._latency > 0
 
     def submit(
-        self, transfer: HostTransfer, space: Space, address: int, outward: bool
-    ) -> None:
-        """Queues a copy; it also waits for the space's former copy."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=self._name, daemon=True
+        self, root: Root, space: Space, address: int, outward: bool
+    ) -> HostTransfer:
+        """Queues a copy; it also waits for the space's former copy.
+
+        Raises:
+            SwapStoreError: If there is no thread for it.
+        """
+        transfer = HostTransfer(root, space.nbytes, self._living())
+        job = _Job(transfer, space, address, outward)
+        self._last = space.last = transfer.completion
+        self._jobs.put(job)
+        return transfer
+
+    def _living(self) -> threading.Thread:
+        """The thread, which begins with the first copy."""
+        if self._closed:
+            raise SwapStoreError(
+                f'the thread {self._name} has ended with its session; nothing can be '
+                f'copied any more.'
             )
-            self._thread.start()
-        self._last = transfer.completion
-        self._jobs.put(_Job(transfer, space, address, outward))
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise SwapStoreError(
+                    f'the thread {self._name}, which copies feature maps, cannot be '
+                    f'started ({error}). Allow this process more threads.'
+                ) from error
+            self._thread = thread
+        elif not self._thread.is_alive():
+            raise SwapStoreError(
+                f'the thread {self._name}, which copies feature maps, has died; leave '
+                f'the session and start another one.'
+            )
+        return self._thread
 
     def drain(self) -> None:
         """Waits until every copy queued so far has finished."""
         if self._last is not None:
-            self._last.event.wait()
+            self._last.wait()
 
     def close(self) -> None:
         """Finishes what is queued and ends the thread."""
+        self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -168,8 +214,8 @@ class CopyThread:
     def _execute(self, job: _Job) -> None:
         transfer = job.transfer
         start = max(transfer.submitted, self._free_from)
-        if job.after is not None and not job.after.event.is_set():
-            job.after.event.wait()
+        if job.after is not None and not job.after.done():
+            job.after.wait()
             start = time.perf_counter()
         if job.after is not None and job.after.error and not job.outward:
             raise SwapStoreError(str(job.after.error))

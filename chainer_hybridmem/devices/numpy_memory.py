@@ -103,6 +103,7 @@ def _call_reclaim(address: int, missing_bytes: int) -> int:
     reference = _counters.get(address)
     counter = reference() if reference is not None else None
     if counter is not None:
+        counter.error = None
         try:
             counter._reclaim(missing_bytes)
         except BaseException as error:

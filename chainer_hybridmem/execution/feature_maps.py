@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer
+from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.graph import SlotRef
 
 
@@ -23,7 +25,8 @@ class LiveMap:
     """A storage with the graph's references to it.
 
     Every method may be called in any state and does nothing where there is
-    nothing to do, so that a plan and an eviction never fight.
+    nothing to do, so that a plan and an eviction never fight. When a copy has failed,
+    the contents are where they were before it, and it may be tried again.
 
     While it is resident only the graph holds its memory, so that the graph's
     death frees it as it does without us.
@@ -89,8 +92,7 @@ class LiveMap:
         if self.state is State.RESIDENT and self._valid:
             self._leave(State.AWAY)
         elif self.state is State.LEAVING:
-            assert self._transfer is not None
-            self._device.wait(self._transfer)
+            self._wait_or(State.RESIDENT)
             self._valid = True
             self._leave(State.AWAY)
 
@@ -107,16 +109,16 @@ class LiveMap:
         """Takes device memory and starts the copy; returns the bytes copied."""
         if self.state is not State.AWAY or self.copy is None:
             return 0
-        self._root = self._device.allocate(self.nbytes)
-        self._transfer = self._device.swap_in(self.copy, self._root)
+        root = self._device.allocate(self.nbytes)
+        self._transfer = self._device.swap_in(self.copy, root)
+        self._root = root
         self.state = State.COMING
         return self.nbytes
 
     def finish_swap_in(self) -> None:
         """Waits for the copy to the device and puts it into the graph."""
         if self.state is State.COMING:
-            assert self._transfer is not None
-            self._device.wait(self._transfer)
+            self._wait_or(State.AWAY)
             self._arrived(self._root)
 
     def refill(self, root: Root) -> None:
@@ -127,9 +129,20 @@ class LiveMap:
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
         if self._transfer is not None:
-            self._device.wait(self._transfer)
+            with contextlib.suppress(SwapStoreError):  # nobody needs the contents
+                self._device.wait(self._transfer)
         self._root = self._transfer = None
         self.slots.clear()
+
+    def _wait_or(self, former: State) -> None:
+        """Waits for the copy; if it has failed, the contents are where they were."""
+        assert self._transfer is not None
+        try:
+            self._device.wait(self._transfer)
+        except SwapStoreError:
+            self.state = former
+            self._root = self._transfer = None
+            raise
 
     def _resident_root(self) -> Root | None:
         for slot in self.slots:

@@ -10,12 +10,14 @@ Note: [nobody misses it]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
+from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.owners import Owner
 
@@ -63,7 +65,11 @@ class PersistentMap(LiveMap):
         if self.state is not State.LEAVING:
             return
         held = _memory_of(self._device, self._owner.get())
-        super().release()
+        try:
+            super().release()
+        except SwapStoreError:  # it has not left
+            self._owner.unwatch()
+            raise
         root = held()
         if root is not None:
             self._arrived(root)
@@ -72,10 +78,29 @@ class PersistentMap(LiveMap):
         """Calls a copy off: the array may change from here on."""
         if self.state is State.LEAVING:
             assert self._transfer is not None
-            self._device.wait(self._transfer)
+            with contextlib.suppress(SwapStoreError):  # the array is still here
+                self._device.wait(self._transfer)
             self._transfer = None
             self.state = State.RESIDENT
             self._owner.unwatch()
+
+    def finish_swap_in(self) -> None:
+        """Waits for the array; see :class:`LiveMap`. A failed copy is tried once more.
+
+        Raises:
+            SwapStoreError: If that fails, too: there is no other copy.
+        """
+        try:
+            super().finish_swap_in()
+        except SwapStoreError:
+            try:
+                self.start_swap_in()
+                super().finish_swap_in()
+            except SwapStoreError as error:
+                raise SwapStoreError(
+                    f'{self._owner.label} ({self.nbytes} bytes) cannot be read back, '
+                    f'its values are lost: go on from a snapshot. {error}'
+                ) from error
 
     def _resident_root(self) -> Root | None:
         array = self._owner.get()
