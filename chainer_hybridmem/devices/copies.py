@@ -8,6 +8,7 @@ Note: [frees in the main thread]
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -32,18 +33,21 @@ class HostCompletion(Completion):
 
     Args:
         thread: The worker.
+        outward: Whether it is a copy to the store.
 
     Attributes:
+        spoilt (bool): The space in the store does not have the contents (yet).
         event (threading.Event): Set once the copy has finished or failed.
         error (Exception or None): Why it failed.
         began (float): When the copy began, on the clock of ``perf_counter``.
         ended (float): When it ended.
     """
 
-    __slots__ = ('_thread', 'began', 'ended', 'error', 'event')
+    __slots__ = ('_thread', 'began', 'ended', 'error', 'event', 'spoilt')
 
-    def __init__(self, thread: threading.Thread) -> None:
+    def __init__(self, thread: threading.Thread, outward: bool) -> None:
         self._thread = thread
+        self.spoilt = outward
         self.event = threading.Event()
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
@@ -57,13 +61,14 @@ class HostCompletion(Completion):
         Raises:
             SwapStoreError: If the worker has died with it.
         """
-        while not self.event.wait(_ALIVE_SECONDS):
-            if not self._thread.is_alive() and not self.event.is_set():
-                raise SwapStoreError(
-                    f'the thread {self._thread.name} has died before a copy of a '
-                    f'feature map had finished; leave the session and start another '
-                    f'one.'
-                )
+        while self._thread.is_alive():
+            if self.event.wait(_ALIVE_SECONDS):
+                return
+        if not self.event.is_set():
+            raise SwapStoreError(
+                f'the thread {self._thread.name} has died before a copy of a feature '
+                f'map had finished; run the iteration again.'
+            )
 
 
 class HostTransfer(Transfer):
@@ -75,10 +80,10 @@ class HostTransfer(Transfer):
 
     __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
 
-    def __init__(self, root: Root, nbytes: int, thread: threading.Thread) -> None:
+    def __init__(self, root: Root, nbytes: int, completion: HostCompletion) -> None:
         self.root = root
         self.nbytes = nbytes
-        self.completion = HostCompletion(thread)
+        self.completion = completion
         self.submitted = time.perf_counter()
         self._seconds = 0.0
 
@@ -135,7 +140,7 @@ class CopyThread:
         self._name = name
         self._latency = latency_seconds
         self.throttle(bandwidth)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None]
         self._last: HostCompletion | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -154,21 +159,28 @@ class CopyThread:
         Raises:
             SwapStoreError: If there is no thread for it.
         """
-        transfer = HostTransfer(root, space.nbytes, self._living())
+        completion = HostCompletion(self._living(), outward)
+        transfer = HostTransfer(root, space.nbytes, completion)
         job = _Job(transfer, space, address, outward)
         self._last = space.last = transfer.completion
         self._jobs.put(job)
         return transfer
 
     def _living(self) -> threading.Thread:
-        """The thread, which begins with the first copy."""
+        """The thread, which begins with the first copy, and again if it has died.
+
+        What it had not finished then, nobody does: who waits for that is told.
+        """
         if self._closed:
             raise SwapStoreError(
                 f'the thread {self._name} has ended with its session; nothing can be '
                 f'copied any more.'
             )
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        if self._thread is None or not self._thread.is_alive():
+            self._jobs = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._run, args=(self._jobs,), name=self._name, daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:
@@ -177,11 +189,6 @@ class CopyThread:
                     f'started ({error}). Allow this process more threads.'
                 ) from error
             self._thread = thread
-        elif not self._thread.is_alive():
-            raise SwapStoreError(
-                f'the thread {self._name}, which copies feature maps, has died; leave '
-                f'the session and start another one.'
-            )
         return self._thread
 
     def drain(self) -> None:
@@ -196,10 +203,11 @@ class CopyThread:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+            self._jobs = queue.SimpleQueue()  # a thread that has died left some
 
-    def _run(self) -> None:
+    def _run(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         while True:
-            job = self._jobs.get()
+            job = jobs.get()
             if job is None:
                 return
             completion = job.transfer.completion
@@ -215,10 +223,12 @@ class CopyThread:
         transfer = job.transfer
         start = max(transfer.submitted, self._free_from)
         if job.after is not None and not job.after.done():
-            job.after.wait()
+            with contextlib.suppress(SwapStoreError):  # it has died
+                job.after.wait()
             start = time.perf_counter()
-        if job.after is not None and job.after.error and not job.outward:
-            raise SwapStoreError(str(job.after.error))
+        if job.after is not None and job.after.spoilt and not job.outward:
+            transfer.completion.spoilt = True
+            raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
         transfer.completion.began = time.perf_counter()
         if self._throttled:
@@ -226,6 +236,7 @@ class CopyThread:
         else:
             start = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
+        transfer.completion.spoilt = False
         transfer.completion.ended = end = time.perf_counter()
         transfer._seconds = end - start
 

@@ -410,6 +410,7 @@ class SwapFile:
             self._open = False
             self.nbytes = 0
             os.close(self._fd)
+            self._fd = -1  # the number may be somebody else's soon
 
     def _grow(self, end: int) -> None:
         try:

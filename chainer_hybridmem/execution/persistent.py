@@ -32,7 +32,7 @@ class PersistentMap(LiveMap):
         recall (callable): Called with this map when somebody asks for the array.
     """
 
-    __slots__ = ('_owner', '_recall', '_view')
+    __slots__ = ('_lost', '_owner', '_recall', '_view')
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class PersistentMap(LiveMap):
         self._owner = owner
         self._recall = recall
         self._view: View = device.capture(array)
+        self._lost: str | None = None  # why its values are nowhere
 
     def alive(self) -> bool:
         """The owner outlives every graph."""
@@ -84,6 +85,16 @@ class PersistentMap(LiveMap):
             self.state = State.RESIDENT
             self._owner.unwatch()
 
+    def start_swap_in(self) -> int:
+        """See :class:`LiveMap`.
+
+        Raises:
+            SwapStoreError: If its values are lost.
+        """
+        if self._lost is not None:
+            raise SwapStoreError(self._lost)
+        return super().start_swap_in()
+
     def finish_swap_in(self) -> None:
         """Waits for the array; see :class:`LiveMap`. A failed copy is tried once more.
 
@@ -97,10 +108,12 @@ class PersistentMap(LiveMap):
                 self.start_swap_in()
                 super().finish_swap_in()
             except SwapStoreError as error:
-                raise SwapStoreError(
+                self._lost = (
                     f'{self._owner.label} ({self.nbytes} bytes) cannot be read back, '
-                    f'its values are lost: go on from a snapshot. {error}'
-                ) from error
+                    f'its values are lost: go on with a new model from a snapshot. '
+                    f'{error}'
+                )
+                raise SwapStoreError(self._lost) from error
 
     def _resident_root(self) -> Root | None:
         array = self._owner.get()
