@@ -42,6 +42,7 @@ import ctypes
 import functools
 import mmap
 import os
+import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -99,16 +100,28 @@ _counters: dict[int, weakref.ref[Counter]] = {}
 
 
 def _call_reclaim(address: int, missing_bytes: int) -> int:
-    """Entered from native code; nothing may be raised from here."""
+    """Entered from native code; nothing may be raised from here.
+
+    Returns:
+        int: A signal that is to come again once NumPy has its block, or 0: what
+        Ctrl-C raises here would be lost.
+    """
+    signal_number = 0
     reference = _counters.get(address)
     counter = reference() if reference is not None else None
-    if counter is not None:
+    while counter is not None:
         counter.error = None
         try:
             counter._reclaim(missing_bytes)
+        except KeyboardInterrupt as error:
+            counter.error = error
+            if not signal_number:  # the second time it must be meant
+                signal_number = signal.SIGINT
+                continue
         except BaseException as error:
             counter.error = error
-    return 0
+        break
+    return signal_number
 
 
 _callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
@@ -133,7 +146,8 @@ _c_mmap = types.ExternalFunction(
 )
 _c_munmap = types.ExternalFunction('munmap', types.int32(_i64, _i64))
 _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int32))
-_reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
+_python_reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
+_raise_again = types.ExternalFunction('PyErr_SetInterruptEx', types.int32(types.int32))
 
 
 @_native(types.void(_i64, _i64, _i64))
@@ -158,6 +172,16 @@ def _release_pages(start: int, end: int) -> None:
     first, last = (start + 4095) & -4096, end & -4096
     if last > first:
         _c_madvise(first, last - first, _MADV_DONTNEED)
+
+
+@_native(types.void(_i64, _i64))
+def _reclaim(counter: int, missing_bytes: int) -> None:
+    """Asks for space; not while that is being done already."""
+    store(counter + _RECLAIMING, 1)
+    signal_number = _python_reclaim(counter, missing_bytes)
+    store(counter + _RECLAIMING, 0)
+    if signal_number != 0:
+        _raise_again(signal_number)
 
 
 @_native(_i64(_i64))
@@ -295,9 +319,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
         tries = 0
         while base == 0 and tries < _RECLAIM_TRIES:
             used = load(counter + _USED)
-            store(counter + _RECLAIMING, 1)
             _reclaim(counter, total)
-            store(counter + _RECLAIMING, 0)
             if load(counter + _USED) == used:
                 break
             base = _find_space(counter, total)
@@ -341,9 +363,7 @@ def _admit(counter: int, size: int) -> bool:
         if load(counter + _REFUSAL) != _LASTING:
             store(counter + _REFUSED_ID, 0)
     if (missing > 0 or refused) and load(counter + _RECLAIMING) == 0:
-        store(counter + _RECLAIMING, 1)
         _reclaim(counter, missing)
-        store(counter + _RECLAIMING, 0)
         used = load(counter + _USED)
         refused = refused and load(counter + _REFUSAL) != _PASSING
     if used + size > limit or refused:
