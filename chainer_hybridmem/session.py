@@ -29,6 +29,7 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.owners import Owner, StateOwner, owners_of
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
@@ -221,6 +222,15 @@ class Session(chainer.FunctionHook):
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
+        try:
+            with HeldBack():
+                self._begin()
+            return self
+        except BaseException:
+            self.__exit__()  # if it was held back until the session had begun
+            raise
+
+    def _begin(self) -> None:
         if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '
@@ -236,8 +246,8 @@ class Session(chainer.FunctionHook):
             raise
         _active.session = self
         self._open = True
-        return self
 
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
