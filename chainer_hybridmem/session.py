@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import os
 import statistics
 import sys
 import threading
@@ -138,6 +139,16 @@ def active_session() -> Session | None:
     return session
 
 
+def _leave_in_child() -> None:
+    """A forked child has no copy threads: it goes on as plain Chainer."""
+    session = active_session()
+    if session is not None:
+        session._forget()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
 class Session(chainer.FunctionHook):
     """One training run under a memory limit; made by :func:`optimize`.
 
@@ -256,12 +267,9 @@ class Session(chainer.FunctionHook):
     ) -> None:
         if not self._open:
             return
-        self._open = False
-        _active.session = None
+        self._forget()
         self._stop_improving()
         message = self._explain(error)
-        self._link_hook.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)
         self._stop_observing()
         self.device.uninstall()
         try:
@@ -275,6 +283,13 @@ class Session(chainer.FunctionHook):
                 self.device.close()
         if message is not None:
             raise message from error
+
+    def _forget(self) -> None:
+        """Chainer does not know of the session any more."""
+        self._open = False
+        _active.session = None
+        self._link_hook.__exit__(None, None, None)
+        super().__exit__(None, None, None)
 
     def _stop_observing(self) -> None:
         """Ends whatever is written down of the iteration under way."""

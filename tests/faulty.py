@@ -43,6 +43,8 @@ Inject = Callable[[Session], contextlib.AbstractContextManager[Any]]
 class Small(chainer.Chain):
     """Convolutions, statistics, masks, a residual and dense layers."""
 
+    drop = 0.3
+
     def __init__(self) -> None:
         super().__init__()
         with self.init_scope():
@@ -56,7 +58,7 @@ class Small(chainer.Chain):
     def forward(self, x: Any, t: Any) -> Any:
         h = F.relu(self.n(self.a(x)))
         h = F.sigmoid(self.b(h)) + h
-        h = F.dropout(F.max_pooling_2d(h, 2), 0.3)
+        h = F.dropout(F.max_pooling_2d(h, 2), self.drop)
         h = F.tanh(self.d(F.relu(self.c(h))))
         return F.softmax_cross_entropy(self.e(h), t)
 
@@ -276,7 +278,8 @@ def open_files() -> set[str]:
     for fd in os.listdir('/proc/self/fd'):
         with contextlib.suppress(OSError):
             found.add(f'{fd} {os.readlink(f"/proc/self/fd/{fd}")}')
-    return found
+    # The module multiprocessing keeps shared memory for the next time.
+    return {file for file in found if '/pym-' not in file}
 
 
 def chosen(count: int, at_most: int, offset: int = 0) -> range:

@@ -18,7 +18,7 @@ import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack
 from chainer_hybridmem.session import Session
 
-AT_MOST = 12  # interruptions per stage, unless every one is wanted
+AT_MOST = 3  # interruptions per stage, unless every one is wanted
 FOLDER = os.path.dirname(chainer_hybridmem.__file__)
 Place = tuple[str, int]
 PLANS = {
@@ -151,7 +151,7 @@ def chosen_places(counting: Interruption) -> Iterator[Interruption]:
         if not place[0].startswith('interrupts')  # until it holds Ctrl-C back
     ]
     assert len(places) > 30
-    for index in faulty.chosen(len(places), 3 * AT_MOST, offset=5):
+    for index in faulty.chosen(len(places), 4 * AT_MOST, offset=5):
         times = counting.counts[places[index]]
         yield Interruption(places[index], (0, times - 1)[index % 2])
 
