@@ -17,11 +17,14 @@ Note: [weak references]
 from __future__ import annotations
 
 import copy
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
+from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.profile import Slot, SlotKind
@@ -53,6 +56,16 @@ def communicates(function: Any) -> bool:
         type(part).__module__.partition('.')[0] == 'chainermn'
         for part in (own, *vars(own).values())
     )
+
+
+def backward_runs() -> bool:
+    """Whether a backward function is among the callers."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _backprop_utils.backprop_step.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SlotRef:

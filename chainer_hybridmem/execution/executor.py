@@ -194,6 +194,7 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
+        self._busy = set()
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -325,6 +326,11 @@ class Executor:
                     if live is not None:
                         act(live)
 
+    def graph_has_died(self) -> bool:
+        """Whether nothing is left of the forward functions of this iteration."""
+        self.spare.clear()  # it holds nodes
+        return all(function() is None for function in self._functions.values())
+
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died."""
         self._table = None
@@ -413,6 +419,7 @@ class Executor:
     @property
     def graph_is_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""
+        self.spare.clear()  # it holds nodes
         return all(reference() is None for reference in self._functions.values())
 
     def complete(self, k: int, function: Any) -> None:
