@@ -131,7 +131,7 @@ def test_an_exception_between_iterations() -> None:
 def test_what_is_caught_costs_no_second_profile() -> None:
     """The kind of the iteration is known as well as before."""
     case = faulty.stay_in_session(5, RaisingHook(30), more=4, **faulty.SWAP_ALL)
-    history = case.session._history
+    history = case.session._history.entries
     assert type(case.inside) is MyError
     assert [entry['guided'] for entry in history] == [0, 0, 0] + [1] * 7
     assert case.session.deviations == 0

@@ -100,4 +100,4 @@ def test_what_leaves_before_the_next_hook_comes_back(planner, hostile):
         [False] * 6, between, memory_limit='64MiB', planner=planner
     )
     networks.assert_same(expected, actual)
-    assert sum(entry['evictions'] for entry in session._history) > 0
+    assert sum(entry['evictions'] for entry in session._history.entries) > 0
