@@ -377,13 +377,18 @@ class Executor:
         """Whether a map's contents can be had again once they are dropped."""
         if live.copied or isinstance(live, PersistentMap):
             return True
-        for reference in live.slots:
-            node = reference.node
-            maker = reference.function if node is None else node.creator_node
-            recipe, _ = self._recipes.get(maker, (None, [])) if maker else (None, [])
-            if recipe is not None and recipe.exact:
-                return True
-        return False
+        return any(self._maker(reference) is not None for reference in live.slots)
+
+    def _maker(self, reference: graph.SlotRef) -> Any:
+        """The function that makes an array again exactly, if there is one."""
+        node = reference.node
+        function = reference.function if node is None else node.creator_node
+        recipe, _ = self._recipes.get(function, (None, [])) if function else (None, [])
+        if recipe is None or not recipe.exact:
+            return None
+        # A replay begins with some attributes, as with the mask of a dropout.
+        given = reference.slot.kind is SlotKind.ATTRIBUTE
+        return None if given and reference.slot.key in recipe.attributes else function
 
     # Each of these is traced where somebody wants to know.
     def _waits(self, live: LiveMap) -> bool:
@@ -548,12 +553,11 @@ class Executor:
         )
 
     def _made_again(self, reference: graph.SlotRef) -> Array | None:
-        node, function = reference.node, reference.function
-        if node is not None and node.creator_node is not None:
-            return self._materialise(node)
+        function, slot = self._maker(reference), reference.slot
         if function is None:
             return None
-        slot = reference.slot
+        if reference.node is not None:
+            return self._materialise(reference.node)
         outputs, owner = self._run(function)
         if slot.kind is SlotKind.ATTRIBUTE:
             return graph.read_attribute(owner, str(slot.key))

@@ -551,7 +551,11 @@ class _Builder:
         Exact only if its inputs are: they are in the graph, or are made again by
         operations ``before``, as views are that no function has retained.
         """
-        exact = {IN_GRAPH, *covers, *(o for o, recipe in before.items() if recipe.exact)}
+        exact = {
+            IN_GRAPH,
+            *covers,
+            *(o for o, recipe in before.items() if recipe.exact),
+        }
         covered = [self.steps[c] for c in covers or (k,)]
         inside = {
             allocation
