@@ -32,6 +32,8 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import chainer
+
 from chainer_hybridmem import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError
@@ -324,7 +326,11 @@ class Executor:
         # Made by a backward function, for gradients of gradients, or without a map.
         retained = function._input_indexes_to_retain or ()
         nodes = [function.inputs[index] for index in retained]
-        return [live for node in nodes if (live := self._by_node.get(node))]
+        maps = [live for node in nodes if (live := self._by_node.get(node))]
+        for value in vars(function).values():  # whose gradient it is
+            if isinstance(value, chainer.FunctionNode):
+                maps += self._by_function.get(value, [])
+        return maps
 
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
