@@ -590,6 +590,17 @@ class Executor:
             else:
                 live.drop()
 
+    def _maker(self, reference: graph.SlotRef) -> Any:
+        """The function that makes an array again exactly, if there is one."""
+        node = reference.node
+        function = reference.function if node is None else node.creator_node
+        recipe, _ = self._recipes.get(function, (None, [])) if function else (None, [])
+        if recipe is None or not recipe.exact:
+            return None
+        # A replay begins with some attributes, as with the mask of a dropout.
+        given = reference.slot.kind is SlotKind.ATTRIBUTE
+        return None if given and reference.slot.key in recipe.attributes else function
+
     # Each of these is traced where somebody wants to know.
     def _waits(self, live: LiveMap) -> bool:
         """Whether a wait for a copy is to be traced; nothing keeps the copy."""
@@ -767,12 +778,12 @@ class Executor:
         )
 
     def _made_again(self, reference: graph.SlotRef) -> Array | None:
-        """What belongs into a slot; None if the slot does not tell who makes it."""
-        node, function = reference.node, reference.function
-        if node is not None:
-            return self._materialise(node) if node.creator_node is not None else None
-        if function is None or function not in self._recipes:
+        """What belongs into a slot; None if nobody makes it again exactly."""
+        function = self._maker(reference)
+        if function is None:
             return None
+        if reference.node is not None:
+            return self._materialise(reference.node)
         outputs, owner = self._run(function)
         return graph.product(reference.slot, function, outputs, owner)
 

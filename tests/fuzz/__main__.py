@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import gc
 import multiprocessing
 import pathlib
 import sys
 import time
+from collections.abc import Iterable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from fuzz.cases import Case, draw
-from fuzz.checking import Result, check, planner_of, shrunk
+from fuzz.checking import Result, check, shrunk
 
 SHRINKING_SECONDS = 60.0
 STRIDE = 1 << 20  # seeds of one run; another run's begin beyond them
@@ -55,47 +57,71 @@ def _report(cases: list[Case], shrink: bool) -> int:
 
 def _one(seed: int) -> tuple[int, str, Result]:
     case = draw(seed)
-    return seed, planner_of(case), check(case)
+    return seed, case.session['planner'], check(case)
+
+
+class _Totals:
+    """What has been seen so far."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.planners: dict[str, collections.Counter[str]] = collections.defaultdict(
+            collections.Counter
+        )
+        self.sums: collections.Counter[str] = collections.Counter()
+        self.failures: list[int] = []
+
+    def add(self, seed: int, planner: str, result: Result) -> None:
+        """Counts a case, and tells if it has failed."""
+        self.outcomes[result.outcome] += 1
+        self.planners[planner][result.outcome] += 1
+        self.sums['guided'] += result.guided
+        self.sums['deviations'] += result.deviations
+        self.sums['refusals'] += result.refusals
+        self.sums['moving'] += any(result.moved)
+        if result.failed:
+            self.failures.append(seed)
+            print(f'FAILED {result.outcome}: {result.detail}')
+            print(f'  python -m tests.fuzz --case {seed} --shrink', flush=True)
+
+    def report(self) -> None:
+        """Prints all counts."""
+        seconds, sums = time.monotonic() - self.begin, self.sums
+        count = sum(self.outcomes.values())
+        print(f'{count} cases in {seconds:.0f} s: {dict(self.outcomes)}')
+        print(
+            f'{sums["guided"]} guided iterations, '
+            f'{sums["deviations"]} left their plan; '
+            f'{sums["moving"]} cases end with a plan that moves maps; '
+            f'{sums["refusals"]} limits were too small'
+        )
+        for planner, counts in sorted(self.planners.items()):
+            print(f'  {planner:22} {dict(counts)}')
+        print(f'{len(self.failures)} failures')
+        for seed in self.failures:
+            print(f'  python -m tests.fuzz --case {seed} --shrink')
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    begin = time.monotonic()
-    end = begin + 60 * arguments.minutes
-    seeds = iter(range(arguments.seed * STRIDE, arguments.seed * STRIDE + arguments.cases))
-    outcomes: collections.Counter[str] = collections.Counter()
-    by_planner: dict[str, collections.Counter[str]] = collections.defaultdict(
-        collections.Counter
-    )
-    totals: collections.Counter[str] = collections.Counter()
-    failures: list[int] = []
+    totals = _Totals()
+    end = totals.begin + 60 * arguments.minutes
+    first = arguments.seed * STRIDE
     gc.freeze()
-    with multiprocessing.get_context('spawn').Pool(arguments.jobs) as pool:
-        results = (
-            map(_one, seeds) if arguments.jobs == 1 else pool.imap_unordered(_one, seeds)
-        )
+    # Ctrl-C ends the run as the time does.
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        seeds = iter(range(first, first + arguments.cases))
+        results: Iterable[tuple[int, str, Result]] = map(_one, seeds)
+        if arguments.jobs > 1:
+            context = multiprocessing.get_context('spawn')
+            pool = stack.enter_context(context.Pool(arguments.jobs))
+            results = pool.imap_unordered(_one, seeds)
         for seed, planner, result in results:
-            outcomes[result.outcome] += 1
-            by_planner[planner][result.outcome] += 1
-            totals['guided'] += result.guided
-            totals['refusals'] += result.refusals
-            totals['deviations'] += result.deviations
-            totals['moved'] += any(result.moved)
-            if result.failed:
-                failures.append(seed)
-                print(f'FAILED {result.outcome}: {result.detail}')
-                print(f'  python -m tests.fuzz --case {seed} --shrink', flush=True)
+            totals.add(seed, planner, result)
             if time.monotonic() > end:
                 break
-    count, seconds = sum(outcomes.values()), time.monotonic() - begin
-    print(f'{count} cases in {seconds:.0f} s: {dict(outcomes)}')
-    print(
-        f'{totals["guided"]} guided iterations, {totals["deviations"]} left their plan; '
-        f'{totals["moved"]} last plans move maps'
-    )
-    for planner, counts in sorted(by_planner.items()):
-        print(f'  {planner:22} {dict(counts)}')
-    print(f'{len(failures)} failures' + ''.join(f'\n  --case {s}' for s in failures))
-    return int(bool(failures))
+    totals.report()
+    return int(bool(totals.failures))
 
 
 if __name__ == '__main__':

@@ -167,7 +167,7 @@ def _planner(rng: random.Random) -> tuple[str, dict[str, Any]]:
     name = rng.choice(names)
     options = dict(QUICK.get(name, {}))
     if name == 'manual':
-        options['actions'] = {'*': rng.choice(('keep', 'swap', 'recompute'))}
+        options['actions'] = {'*': rng.choice(('keep', 'swap'))}
     return name, options
 
 

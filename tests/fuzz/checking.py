@@ -10,12 +10,15 @@ import time
 import traceback
 from collections.abc import Iterator
 
-import chainer
 from chainer_hybridmem import InfeasibleError
+
+# isort: split
+import chainer
+
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
 
-from .cases import RANDOM, Case
+from .cases import Case
 from .training import Observation, Run, ask, in_core_bytes, open_session, surroundings
 
 MEASURED_STEPS = 2
@@ -29,9 +32,9 @@ class Result:
     """What came out of a case.
 
     Attributes:
-        outcome: ``'same'``, ``'refused'`` (every limit was too small), ``'declined'`` (a
-            graph was used again for the first time), ``'invalid'`` (plain Chainer
-            cannot train it), or what went wrong.
+        outcome: ``'same'``, ``'refused'`` (every limit was too small),
+            ``'declined'`` (a graph was used again for the first time), ``'invalid'``
+            (plain Chainer cannot train it), or what went wrong.
         detail: Why.
         refusals: Limits that were too small, before one that was not.
         guided: Iterations that followed a plan.
@@ -177,6 +180,8 @@ def _whole_after_refusal(run: Run, expected: _Expected) -> None:
             raise _Wrong('not whole', f'{parameter.name} is a {type(parameter)}')
     if run.updating:
         return  # the refusal came in the middle of an update
+    if run.updates == 0 and not run.case.training['initialised']:
+        return  # or of making parameters
     before, now = expected.updates[run.updates], run.parameters()
     for name, value in before.items():
         # Parameters made lazily have come since; states come with the first update.
@@ -222,7 +227,7 @@ def _smaller(case: Case) -> Iterator[Case]:
     for changes in (
         {'arena': False}, {'feedback': None}, {'cross_iteration': False},
         {'file': False}, {'link_bandwidth': None}, {'copies': 1.0}, simple,
-        {'share': 1.05},
+        {'share': LARGEST_SHARE},
     ):  # fmt: skip
         if any(case.session[key] != value for key, value in changes.items()):
             other = copy.deepcopy(case)
@@ -243,8 +248,3 @@ def _without(case: Case, field: str, index: int) -> Case:
     other = copy.deepcopy(case)
     del getattr(other, field)[index]
     return other
-
-
-def planner_of(case: Case) -> str:
-    """Name of the planner, for counting."""
-    return case.session['planner'] if case.session['planner'] != RANDOM else 'random'

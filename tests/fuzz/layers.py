@@ -607,7 +607,7 @@ _SHAPES = {
     'flipped': lambda x: F.flip(x, 2),
     'padded': lambda x: F.pad(x, ((0, 0), (0, 0), (1, 0), (0, 1)), 'constant'),
     'picked': lambda x: x[:, np.arange(x.shape[1])[::-1]],
-    'space': lambda x: F.space2depth(x, 2) if not any(s % 2 for s in x.shape[2:]) else x,
+    'space': lambda x: x if any(s % 2 for s in x.shape[2:]) else F.space2depth(x, 2),
     'mean': lambda x: F.mean(x, axis=(2, 3)),
     'moved': lambda x: F.moveaxis(x, 1, 3),
     'repeated': lambda x: F.repeat(x, 2, axis=1),
@@ -712,8 +712,9 @@ def forgotten(at: Layer, x: Any) -> Any:
     return F.forget(lambda h: F.tanh(at.two(F.relu(at.one(h)))), x)
 
 
-@kind('picture', draw=lambda r: {'survival': r.choice((0.5, 0.8))}, links=lambda survival:
-      {'inside': L.Convolution2D(None, 4, 3, pad=1)})  # fmt: skip
+@kind('picture', draw=lambda r: {'survival': r.choice((0.5, 0.8))},
+      links=lambda survival: {
+          'inside': L.Convolution2D(None, 4, 3, pad=1)})  # fmt: skip
 def sometimes(at: Layer, x: Any, survival: float) -> Any:
     """Stochastic depth: another graph in another iteration."""
     if at.chance.random() > survival and at.inside.W.array is not None:

@@ -129,7 +129,7 @@ class Run:
         return loss, F.mean(side * side)
 
     def _forward(self, step: Step) -> None:
-        x, t = self._batch(step)
+        x, _ = self._batch(step)
         y, side = self.model(x, random.Random(step.seed))
         self.seen['evaluated'] = y.array.tobytes() + side.array.tobytes()
 
