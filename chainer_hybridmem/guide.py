@@ -64,6 +64,7 @@ class Guide:
         foreign_bytes (int): What the program holds beyond what its profile knows.
         evicting (int): Iterations in a row that have evicted.
         outliving (set of Slot): Of maps that later iterations have asked for.
+        recomputes (bool): No later backward comes over its graph after an update.
         profiled_again (bool): Because they have, although nothing foreign is held.
     """
 
@@ -81,6 +82,7 @@ class Guide:
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
         self.outliving: set[Slot] = set()
+        self.recomputes = True
         self.foreign_bytes = 0
         self.evicting = 0
         self.profiled_again = False
@@ -157,7 +159,7 @@ class Guide:
             )
             for recipe in base.recipes
         )
-        if self.outliving:  # their graph lives until parameters have been updated
+        if not self.recomputes:
             recipes = ()
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
         plan = swap_everything(profile)
@@ -194,11 +196,18 @@ class Guide:
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)
 
-    def outlives(self, slots: Iterable[Slot]) -> None:
-        """A later iteration has asked for maps with these slots."""
-        if not self.outliving and self.stage is Stage.GUIDED:
-            self.profile_again()  # to be planned without recomputation
+    def outlives(self, slots: Iterable[Slot], updated: bool) -> None:
+        """A later iteration has asked for maps with these slots.
+
+        Args:
+            slots: Of this guide's iterations.
+            updated: Whether parameters have been updated in between.
+        """
         self.outliving.update(slots)
+        if updated and self.recomputes:
+            self.recomputes = False
+            if self.stage is Stage.GUIDED:
+                self.profile_again()
 
     def profile_again(self) -> None:
         """The iterations are not what has been recorded: once more from the draft."""

@@ -432,12 +432,10 @@ class Session(chainer.FunctionHook):
         """
         if origin.guide is not None:
             maps = self._executor.maps_of(function)
-            of_function = origin.operations.get(function, -1)
+            k = origin.operations.get(function, -1)
             origin.guide.outlives(
-                reference.slot
-                for live in maps
-                for reference in live.slots
-                if reference.slot.operation == of_function
+                [slot for live in maps for slot in live.slots_of(k)],
+                self._executor.is_updated(function),
             )
 
     def _enter(self) -> None:

@@ -572,7 +572,7 @@ def grad_twice(run: Run) -> None:
             run.record(model, loss=loss, saliency=saliency)
 
 
-@scenario(signatures=3, share=0.7)
+@scenario(signatures=3, share=0.7, evictions=True)
 def gradient_penalty(run: Run) -> None:
     """WGAN-GP: the norm of a gradient is part of the loss."""
     rng = seeded()

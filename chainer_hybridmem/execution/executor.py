@@ -24,11 +24,11 @@ Note: [iterations that change]
 
 Note: [later iterations]
     A second backward may come over a graph after an update (the two losses of a GAN).
-    What has been dropped cannot be made again then, for parameters are others. Once
-    such a backward has been seen, what it asks for is copied out instead of dropped
-    (so is what functions read that a backward function has called, from the start),
-    and the iteration is planned without recomputation. A function whose parameters have
-    been updated since is never run again.
+    What has been dropped cannot be made again then, for parameters are others. Once a
+    backward over an older graph has been seen, what it asks for is copied out instead
+    of dropped (so is what functions read that a backward function has called, from the
+    start); after updates the iteration is planned without recomputation. A function
+    whose parameters have been updated since is never run again.
 
 Note: [passive mode]
     Backward uses maps in the reverse order of the functions that retain them, so the
@@ -435,8 +435,7 @@ class Executor:
             self._functions[k] = weakref.ref(function)
         self._serial += 1
         self._serials[function] = self._serial
-        if function in self._pristine:
-            self._updates[function] = owners.updates(function.inputs)
+        self._updates[function] = owners.updates(function.inputs)
         if len(self._by_allocation) >= self._purge_at:
             self._forget_maps()
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
@@ -705,10 +704,14 @@ class Executor:
         self._bring_back(function, recipe.attributes)
         return graph.replay(before, function, recipe.attributes, inputs, self.device)
 
+    def is_updated(self, function: Any) -> bool:
+        """Whether parameters of a function have been updated since its forward."""
+        before = self._updates.get(function)
+        return before is not None and before != owners.updates(function.inputs)
+
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""
-        before = self._updates.get(function)
-        if before is not None and before != owners.updates(function.inputs):
+        if self.is_updated(function):
             raise SessionError(
                 f'Parameters of {graph.function_name(function)} have been updated '
                 f'since its forward, and a backward asks for a feature map that was to '

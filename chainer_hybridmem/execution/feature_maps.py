@@ -91,6 +91,11 @@ class LiveMap:
         """Names of the references that the present iteration has made."""
         return [reference.slot for reference in self.slots[self.older :]]
 
+    def slots_of(self, operation: int) -> list[Slot]:
+        """Names of the references that an operation of any iteration has made."""
+        names = (reference.slot for reference in self.slots)
+        return [slot for slot in names if slot.operation == operation]
+
     def alive(self) -> bool:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)

@@ -96,8 +96,6 @@ def test_what_leaves_before_the_next_hook_comes_back(planner, hostile):
         session = hybridmem.session.active_session()
         session._executor.reclaim(2**30)
 
-    actual, session = train(
-        [False] * 6, between, memory_limit='64MiB', planner=planner
-    )
+    actual, session = train([False] * 6, between, memory_limit='64MiB', planner=planner)
     networks.assert_same(expected, actual)
     assert sum(entry['evictions'] for entry in session._history.entries) > 0
