@@ -17,6 +17,7 @@ import chainer
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices import open_device, parse_device
+from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
@@ -32,7 +33,7 @@ from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.owners import Owner, StateOwner, owners_of
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
-from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.feedback import (
@@ -81,6 +82,8 @@ def optimize(
     arena: bool = True,
     feedback: bool | None = None,
     cross_iteration: CrossIteration = False,
+    host_limit: int | str | None = None,
+    disk_bandwidth: float | str | None = None,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -91,7 +94,7 @@ def optimize(
         planner: Name of the planner.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
-            RAM.
+            RAM or, with ``host_limit``, for those that RAM has no room for.
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
         progress: Whether to tell what the session does, or the file to tell.
@@ -106,6 +109,11 @@ def optimize(
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/memory.md, What crosses iterations.
+        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
+            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
+            swapped. None: no limit or, with ``swap_dir``, no RAM.
+        disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
+            from ``swap_dir``.
         options: Options of the planner.
 
     Returns:
@@ -128,6 +136,8 @@ def optimize(
         feedback,
         cross_iteration,
         options,
+        host_limit,
+        disk_bandwidth,
     )
 
 
@@ -161,6 +171,8 @@ class Session(chainer.FunctionHook):
         feedback: bool | None,
         cross_iteration: CrossIteration,
         options: dict[str, Any],
+        host_limit: int | str | None = None,
+        disk_bandwidth: float | str | None = None,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -187,8 +199,16 @@ class Session(chainer.FunctionHook):
             if link_bandwidth is None
             else parse_bandwidth(link_bandwidth, 'link_bandwidth')
         )
+        self._host_limit_bytes = host_limit_bytes(host_limit, swap_dir)
         self.device: Device = open_device(
-            _device_name(model, device), self.limit_bytes, bandwidth, swap_dir
+            _device_name(model, device),
+            self.limit_bytes,
+            bandwidth,
+            swap_dir,
+            self._host_limit_bytes,
+            None
+            if disk_bandwidth is None
+            else parse_bandwidth(disk_bandwidth, 'disk_bandwidth'),
         )
         if progress not in (True, False, None) and not hasattr(progress, 'write'):
             raise OptionError(
@@ -210,7 +230,8 @@ class Session(chainer.FunctionHook):
         self._placing = False  # whether allocations have planned places now
         self._trace_next = False
         self._measured: Measured | None = None
-        self._link: Link | None = None
+        self._links: tuple[Link, Link | None] | None = None  # RAM, disk
+        self._host_user: Guide | None = None  # whose copies the host holds
         self._open = False
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
@@ -284,12 +305,14 @@ class Session(chainer.FunctionHook):
     def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
         where = f'after operation {self._position - 1}' if self._position else 'first'
+        refusal = self.device.host_refusal
+        why = '' if refusal is None else f' ({refusal.rstrip(".")})'
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
             f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
-            f'use and nothing more can be swapped. The smallest limit that gets past '
-            f'this allocation is {used + requested} bytes; raise memory_limit or lower '
-            f'the batch size.',
+            f'use and nothing more can be swapped{why}. The smallest limit that gets '
+            f'past this allocation is {used + requested} bytes; raise memory_limit or '
+            f'lower the batch size.',
             requested,
             self.limit_bytes,
             used,
@@ -438,6 +461,7 @@ class Session(chainer.FunctionHook):
         self._lost = False
         self._guide = guide
         self._matching = guide.table is not None
+        self._share_host_memory(guide)
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
         moves = guide.table is not None and bool(guide.table.crossing)
@@ -507,11 +531,12 @@ class Session(chainer.FunctionHook):
             return
         self._executor.settle()
         self.device.synchronize()
-        link = self._measured_link()
+        link, disk_link = self._measured_links()
         kinds = {**self._kinds, **self._permanent_kinds()}
         profile = _uncounted(
             recorder.build, link, self.device.describe(), kinds, self._owners()
         )
+        profile = dataclasses.replace(profile, disk_link=disk_link)
         known = next((g for g in self._guides if g.keys == self._keys), guide)
         if known is guide:
             _uncounted(guide.learn, profile, self._keys)
@@ -619,7 +644,7 @@ class Session(chainer.FunctionHook):
             self._executor.forget_dead()
 
     def _plan(self, guide: Guide) -> None:
-        problem = guide.make_problem(self._cross_iteration)
+        problem = guide.make_problem(self._cross_iteration, self._host_limit_bytes)
         self.observe_problem(problem)
         guide.begin_placing()
         plan = self._make_plan(guide, problem, self.planner, self.planner_options)
@@ -818,7 +843,7 @@ class Session(chainer.FunctionHook):
     ) -> None:
         self._executor.settle()
         guide.follow(problem, plan)
-        self.device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
+        self._reserve(guide)
         if old is not None and plan.maps == old.maps:
             self._tell(
                 f'timed: the same plan; predicted '
@@ -835,10 +860,35 @@ class Session(chainer.FunctionHook):
             f'peak {format_bytes(plan.predicted_peak_bytes)}'
         )
 
-    def _measured_link(self) -> Link:
-        if self._link is None:
-            self._link = measure_link(self.device)
-        return self._link
+    def _measured_links(self) -> tuple[Link, Link | None]:
+        """Of RAM and of the disk; of the disk alone if there is no RAM to speak of."""
+        if self._links is None:
+            ram = measure_link(self.device)
+            disk = measure_link(self.device, tier=Tier.DISK)
+            link = ram or disk
+            assert link is not None  # or there is neither
+            self._links = link, disk
+        return self._links
+
+    def _reserve(self, guide: Guide) -> None:
+        """Takes the host memory that the guide's plan needs."""
+        if guide.plan is not None and guide.problem is not None:
+            profile = guide.problem.profile
+            ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
+            self.device.reserve(ram, disk)
+
+    def _share_host_memory(self, guide: Guide) -> None:
+        """Under a host limit, one kind of iteration has it all while it runs."""
+        if self._host_limit_bytes is None or guide is self._host_user:
+            return
+        self._executor.settle()
+        for other in self._guides:
+            if other is not guide:
+                other.forget_copies()
+        self._host_user = guide
+        if self._links is None and self._host_limit_bytes > 0:
+            self._measured_links()  # while there is room
+        self._reserve(guide)
 
     def _permanent_kinds(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
@@ -905,6 +955,7 @@ class Session(chainer.FunctionHook):
             {
                 'guided': float(guided),
                 'host_bytes': self.device.host_bytes,
+                'disk_bytes': self.device.disk_bytes,
                 'plan': self._guide.plan if self._guide is not None else None,
                 'seconds': seconds,
                 'stall_seconds': self.device.take_stall_seconds(),
@@ -985,6 +1036,16 @@ class Session(chainer.FunctionHook):
             'host_bytes': int(
                 max((e['host_bytes'] for e in guided or self._history), default=0)
             ),
+            'disk_bytes': int(
+                max((e['disk_bytes'] for e in guided or self._history), default=0)
+            ),
+            'host_limit_bytes': self._host_limit_bytes,
+            **{
+                f'predicted_{name}_bytes': plan.tier_bytes(problem.profile, tier)
+                if plan and problem
+                else None
+                for name, tier in (('host', Tier.RAM), ('disk', Tier.DISK))
+            },
             'iteration_seconds': seconds,
             'predicted_seconds': plan.predicted_seconds if plan else None,
             'in_core_seconds': in_core,

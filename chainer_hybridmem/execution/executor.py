@@ -143,6 +143,7 @@ class Executor:
             return
         live = PersistentMap(self.device, owner, array, self._recall)
         live.storage, live.copy = storage, self._copies.get(storage)
+        live.tier = None if self._table is None else self._table.tiers.get(storage)
         self._by_storage[storage] = live
         self._crossing.append(live)
         if owner.node is not None:
@@ -275,6 +276,7 @@ class Executor:
                 if storage >= 0:
                     live.storage = storage
                     live.copy = self._copies.get(storage)
+                    live.tier = table.tiers.get(storage)
                     self._by_storage[storage] = live
         if maps:
             self._by_function[function] = maps
@@ -539,4 +541,5 @@ class Executor:
         self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
-        self.counters.evictions += 1
+        if live.state is State.AWAY:  # not where the host has no room for it
+            self.counters.evictions += 1

@@ -6,7 +6,9 @@ import enum
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer
+from chainer_hybridmem.errors import HostFullError
 from chainer_hybridmem.graph import SlotRef
+from chainer_hybridmem.plan import Tier
 
 
 class State(enum.Enum):
@@ -35,11 +37,12 @@ class LiveMap:
         state (State): Where the contents are.
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
+        tier (Tier or None): Where its copy should lie; None where there is room.
     """
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'nbytes', 'slots', 'state', 'storage', 'tier',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -52,6 +55,7 @@ class LiveMap:
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
+        self.tier: Tier | None = None
         self.state = State.RESIDENT
 
     @property
@@ -74,12 +78,20 @@ class LiveMap:
             self._arrived(root)
 
     def start_swap_out(self) -> int:
-        """Starts the copy to the host; returns the bytes copied."""
+        """Starts the copy to the host; returns the bytes copied.
+
+        It stays where it is if the host has no room for it.
+        """
         if self.state is not State.RESIDENT or self._valid:
             return 0  # feature maps never change: an old copy is still right
         root = self._resident_root()
         if root is None:
             return 0
+        if self.copy is None:
+            try:
+                self.copy = self._device.host_copy(self.nbytes, self.tier)
+            except HostFullError:
+                return 0
         self.copy, self._transfer = self._device.swap_out(root, self.copy)
         self.state = State.LEAVING
         return self.nbytes
