@@ -461,9 +461,9 @@ class Session(chainer.FunctionHook):
         self._lost = False
         self._guide = guide
         self._matching = guide.table is not None
-        self._share_host_memory(guide)
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
+        self._share_host_memory(guide)
         moves = guide.table is not None and bool(guide.table.crossing)
         holders = self._owners().values() if moves else ()
         self._executor.begin(guide.table, guide.copies, holders)
@@ -543,6 +543,8 @@ class Session(chainer.FunctionHook):
         # The signature seen last is tried first the next time.
         others = [g for g in self._guides if g is not known and g is not guide]
         self._guides = [known, *others][:LARGEST_GUIDE_COUNT]
+        for forgotten in {guide, *others}.difference(self._guides):
+            forgotten.forget_copies()
         if guide.profiled and guide.stage is not Stage.GUIDED:
             _uncounted(self._plan, guide)
 

@@ -192,11 +192,15 @@ class Executor:
         self._table = None
 
     def forget_dead(self) -> None:
-        """Ends an iteration: forgets the maps of graphs that have died."""
+        """Ends an iteration: forgets the maps of graphs that have died.
+
+        And parameters that were made in it: a link that learns its size from its first
+        input had none when the iteration began.
+        """
         self._table = None
         self._bring_home()
         for allocation, live in list(self._by_allocation.items()):
-            if live.alive():
+            if live.alive() and allocation not in self.permanent:
                 continue
             live.forget()
             del self._by_allocation[allocation]
@@ -331,6 +335,7 @@ class Executor:
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
+                maps[storage].vacate()
         self._drop(k)
         if self.observer is not None:
             self.observer.released()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer
-from chainer_hybridmem.errors import HostFullError
+from chainer_hybridmem.devices.protocol import Device, HostCopy, Root, Transfer, View
+from chainer_hybridmem.errors import HostFullError, OutOfMemoryError
 from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.plan import Tier
 
@@ -105,6 +105,24 @@ class LiveMap:
             self._device.wait(self._transfer)
             self._valid = True
             self._leave(State.AWAY)
+
+    def vacate(self) -> None:
+        """Moves it to other device memory if the host had no room for it.
+
+        What it leaves is freed as if it had gone to the host: so a recording finds out
+        who else holds it, and whether a plan may release it.
+        """
+        root = self._resident_root() if self.state is State.RESIDENT else None
+        if root is None or self.copy is not None:
+            return
+        whole = View(0, (self.nbytes,), (1,), '|u1')
+        with self._device.without_reclaim():
+            try:
+                target = self._device.allocate(self.nbytes)
+            except OutOfMemoryError:
+                return  # no room here either
+        self._device.restore(target, whole)[...] = self._device.restore(root, whole)
+        self._arrived(target)
 
     def drop(self) -> None:
         """Frees the device memory; a copy on the host stays valid."""
