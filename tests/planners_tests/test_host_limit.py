@@ -17,6 +17,7 @@ from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search, least
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.feedback import with_measured_link
 from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.profile import Link, Profile
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.problem import with_host_limit
@@ -170,6 +171,8 @@ def test_without_a_disk_hybrid_keeps_and_recomputes_instead() -> None:
     assert plan.predicted_seconds >= free.predicted_seconds
     with pytest.raises(InfeasibleError, match=r'host_limit is 0 B.*swap_dir'):
         make_plan(profile, limit, 'swap-all', host_limit=0)
+    with pytest.raises(InfeasibleError, match='host_limit'):
+        swap_all(make_problem(profile, host_limit_bytes=0), limit)
 
 
 def test_who_is_needed_first_has_the_ram() -> None:
@@ -195,13 +198,26 @@ def test_a_slower_disk_is_in_the_prediction() -> None:
     assert of_slow.predicted_seconds > of_fast.predicted_seconds * 1.5
 
 
-def test_relaxing_reckons_with_the_disk() -> None:
-    profile = with_disk(toys.chain(8), 0.1)
-    problem = make_problem(profile, host_limit_bytes=0)
-    plan = make_plan(problem, middle(profile), 'swap-all')
-    later = relaxed(problem, plan)
-    assert later.predicted_seconds <= plan.predicted_seconds
-    assert [m.tier for m in later.maps] == [m.tier for m in plan.maps]
+@pytest.mark.parametrize('seed', SEEDS)
+def test_everything_on_the_disk_is_a_slower_link(seed: int) -> None:
+    """Planned, simulated and relaxed alike."""
+    profile = drawn(seed, disk=True)
+    assert profile.disk_link is not None
+    slow = dataclasses.replace(profile, link=profile.disk_link, disk_link=None)
+    limit = middle(profile)
+    plans = []
+    for problem in (make_problem(profile, host_limit_bytes=0), make_problem(slow)):
+        plan = make_plan(problem, limit, 'swap-all')
+        later = relaxed(problem, plan)
+        assert later.predicted_seconds <= plan.predicted_seconds
+        plans.append((plan, later))
+    for on_disk, in_ram in zip(*plans, strict=True):
+        assert on_disk.predicted_seconds == in_ram.predicted_seconds
+        assert [dataclasses.replace(m, tier=Tier.RAM) for m in on_disk.maps] == list(
+            in_ram.maps
+        )
+        tiers = {m.tier for m in on_disk.maps if m.action is Action.SWAP}
+        assert tiers == {Tier.DISK}
 
 
 def test_each_link_is_corrected_by_its_own_copies() -> None:
