@@ -19,7 +19,7 @@ from chainer_hybridmem.planners.feedback import with_measured_link
 from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.profile import Link, Profile
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.problem import with_host_limit
 from chainer_hybridmem.validation import check_plan
 
@@ -173,6 +173,21 @@ def test_without_a_disk_hybrid_keeps_and_recomputes_instead() -> None:
         make_plan(profile, limit, 'swap-all', host_limit=0)
     with pytest.raises(InfeasibleError, match='host_limit'):
         swap_all(make_problem(profile, host_limit_bytes=0), limit)
+
+
+def test_a_planner_that_knows_no_host_limit_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of another package that writes its plan by itself, say."""
+
+    def careless(problem: Problem, limit_bytes: int) -> Plan:
+        return swap_all(with_host_limit(problem, None), limit_bytes)
+
+    monkeypatch.setitem(PLANNERS, 'careless', careless)
+    profile = toys.chain(8)
+    make_plan(profile, middle(profile), 'careless')
+    with pytest.raises(InfeasibleError, match='host_limit'):
+        make_plan(profile, middle(profile), 'careless', host_limit=0)
 
 
 def test_who_is_needed_first_has_the_ram() -> None:
