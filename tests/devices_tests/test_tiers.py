@@ -143,7 +143,7 @@ def test_each_tier_has_its_throttle(
     for tier, seconds in ((Tier.RAM, ram_seconds), (Tier.DISK, disk_seconds)):
         copy, transfer = host.swap_out(root, host.host_copy(4 * _MIB, tier))
         host.wait(transfer)
-        assert seconds * 0.95 <= transfer.seconds() < seconds + 0.06
+        assert seconds * 0.95 <= transfer.seconds() < seconds + 0.09
         copy.close()
 
 
@@ -152,13 +152,16 @@ def test_each_tier_has_its_link(open_host, tmp_path):
         swap_dir=str(tmp_path),
         host_limit_bytes=4 * _MIB,
         link_bandwidth=200 * _MIB,
-        disk_bandwidth=50 * _MIB,
+        disk_bandwidth=5 * _MIB,
     )
     ram, disk = (measure_link(host, tier=tier) for tier in Tier)
     assert host.host_bytes == host.disk_bytes == 0
-    for link, rate in ((ram, 200 * _MIB), (disk, 50 * _MIB)):
-        assert rate * 0.6 < link.d2h_bytes_per_second < rate * 1.1
-        assert rate * 0.6 < link.h2d_bytes_per_second < rate * 1.1
+    for link, rate in ((ram, 200 * _MIB), (disk, 5 * _MIB)):
+        assert rate / 10 < link.d2h_bytes_per_second < rate * 1.1
+        assert rate / 10 < link.h2d_bytes_per_second < rate * 1.1
+    # A busy machine is slower, but not so much.
+    assert ram.d2h_bytes_per_second > 2 * disk.d2h_bytes_per_second
+    assert ram.h2d_bytes_per_second > 2 * disk.h2d_bytes_per_second
 
 
 def test_measuring_keeps_the_host_limit(open_host):
