@@ -44,6 +44,10 @@ class SwapStoreError(HybridMemoryError, OSError):
     """The place where swapped feature maps live cannot be used."""
 
 
+class HostFullError(SwapStoreError):
+    """Host copies have used up ``host_limit``, and there is no disk to go to."""
+
+
 class OutOfMemoryError(HybridMemoryError, MemoryError):
     """An allocation does not fit, or no plan fits the memory limit.
 

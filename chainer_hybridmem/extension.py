@@ -7,6 +7,7 @@ from typing import Any, TextIO
 import chainer
 from chainer.training import extension
 
+from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import (
@@ -45,6 +46,8 @@ class HybridMemory(extension.Extension):
         arena: As in :func:`chainer_hybridmem.optimize`.
         feedback: As in :func:`chainer_hybridmem.optimize`.
         cross_iteration: As in :func:`chainer_hybridmem.optimize`.
+        host_limit: As in :func:`chainer_hybridmem.optimize`.
+        disk_bandwidth: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -74,6 +77,8 @@ class HybridMemory(extension.Extension):
         arena: bool = True,
         feedback: bool | None = None,
         cross_iteration: CrossIteration = False,
+        host_limit: int | str | None = None,
+        disk_bandwidth: float | str | None = None,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
@@ -81,8 +86,11 @@ class HybridMemory(extension.Extension):
         check_feedback(feedback)
         crossing_of(cross_iteration)
         parse_bytes(memory_limit, 'memory_limit')
+        host_limit_bytes(host_limit, swap_dir)
         if link_bandwidth is not None:
             parse_bandwidth(link_bandwidth, 'link_bandwidth')
+        if disk_bandwidth is not None:
+            parse_bandwidth(disk_bandwidth, 'disk_bandwidth')
         self.session: Session | None = None
         self._model = model
         self._arguments = {
@@ -96,6 +104,8 @@ class HybridMemory(extension.Extension):
             'arena': arena,
             'feedback': feedback,
             'cross_iteration': cross_iteration,
+            'host_limit': host_limit,
+            'disk_bandwidth': disk_bandwidth,
             **options,
         }
 

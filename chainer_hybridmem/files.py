@@ -59,8 +59,16 @@ def _read_bounded(file: BinaryIO) -> bytes:
     return bytes(data)
 
 
-def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
+def parse(
+    text: str, format_name: str, version: int, oldest: int | None = None
+) -> dict[str, Any]:
     """Parses versioned JSON and checks its header.
+
+    Args:
+        text: The file.
+        format_name: What it should be.
+        version: The newest one that can be read.
+        oldest: The oldest one; by default the newest.
 
     Raises:
         FormatError: With the expected and the found value.
@@ -77,10 +85,16 @@ def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
         raise FormatError(
             f'The file has format {found!r}; {format_name!r} was expected.'
         )
-    if body.get('version') != version:
+    first = version if oldest is None else oldest
+    if body.get('version') not in range(first, version + 1):
+        known = (
+            f'version {version}'
+            if first == version
+            else f'versions {first} to {version}'
+        )
         raise FormatError(
             f'The file has version {body.get("version")!r} of {format_name}; this '
-            f'release reads version {version}. Record or plan it again.'
+            f'release reads {known}. Record or plan it again.'
         )
     return body
 

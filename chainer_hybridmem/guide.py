@@ -128,7 +128,11 @@ class Guide:
         """Whether enough has been recorded for a plan."""
         return len(self.runs) >= PROFILING_RUNS
 
-    def make_problem(self, cross_iteration: CrossIteration = False) -> Problem:
+    def make_problem(
+        self,
+        cross_iteration: CrossIteration = False,
+        host_limit_bytes: int | None = None,
+    ) -> Problem:
         """The profile with the best times of all runs, as a problem.
 
         The fastest of several runs is the one least disturbed by other users
@@ -136,6 +140,7 @@ class Guide:
 
         Args:
             cross_iteration: As in :func:`.simulation.make_problem`.
+            host_limit_bytes: Likewise.
         """
         base = self.runs[0]
         rows = zip(*(run.operations for run in self.runs), strict=True)
@@ -163,7 +168,7 @@ class Guide:
             recipes = ()
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
         plan = swap_everything(profile)
-        self.problem = _undisturbed(profile, plan, cross_iteration)
+        self.problem = _undisturbed(profile, plan, cross_iteration, host_limit_bytes)
         return self.problem
 
     def make_timed_problem(self) -> Problem:
@@ -181,8 +186,10 @@ class Guide:
             )
         )
         profile = dataclasses.replace(profile, operations=operations)
-        crossing = self.problem.cross_iteration
-        self.problem = _undisturbed(profile, self.plan, crossing)
+        before = self.problem
+        self.problem = _undisturbed(
+            profile, self.plan, before.cross_iteration, before.host_limit_bytes
+        )
         return self.problem
 
     def follow(self, problem: Problem, plan: Plan) -> None:
@@ -231,11 +238,14 @@ def _actions(plan: Plan) -> tuple[Any, ...]:
 
 
 def _undisturbed(
-    profile: Profile, plan: Plan, cross_iteration: CrossIteration
+    profile: Profile,
+    plan: Plan,
+    cross_iteration: CrossIteration,
+    host_limit_bytes: int | None,
 ) -> Problem:
     """The problem without what the copies of the recorded plan cost compute."""
     crossed = decided_by(profile, plan)
-    problem = make_problem(profile, crossed)
+    problem = make_problem(profile, crossed, host_limit_bytes)
     decided = {storage.id for storage in problem.maps}
     followed = tuple(entry for entry in plan.maps if entry.storage in decided)
     plan = dataclasses.replace(plan, maps=followed)
@@ -248,7 +258,7 @@ def _undisturbed(
     if operations == profile.operations and crossed == cross_iteration:
         return problem
     profile = dataclasses.replace(profile, operations=operations)
-    return make_problem(profile, cross_iteration)
+    return make_problem(profile, cross_iteration, host_limit_bytes)
 
 
 def swap_everything(profile: Profile) -> Plan:

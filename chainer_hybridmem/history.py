@@ -8,7 +8,7 @@ from typing import Any
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.guide import Guide
-from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planning import Wishes
 
 Entry = dict[str, Any]
@@ -57,6 +57,7 @@ class History:
         entry = {
             'guided': float(guided),
             'host_bytes': device.host_bytes,
+            'disk_bytes': device.disk_bytes,
             'plan': plan,
             'seconds': seconds,
             'stall_seconds': device.take_stall_seconds(),
@@ -124,6 +125,16 @@ class History:
             'host_bytes': int(
                 max((e['host_bytes'] for e in guided or self.entries), default=0)
             ),
+            'disk_bytes': int(
+                max((e['disk_bytes'] for e in guided or self.entries), default=0)
+            ),
+            'host_limit_bytes': wishes.host_limit_bytes,
+            **{
+                f'predicted_{name}_bytes': plan.tier_bytes(problem.profile, tier)
+                if plan and problem
+                else None
+                for name, tier in (('host', Tier.RAM), ('disk', Tier.DISK))
+            },
             'iteration_seconds': seconds,
             'predicted_seconds': plan.predicted_seconds if plan else None,
             'in_core_seconds': in_core,

@@ -26,7 +26,8 @@ from chainer_hybridmem import files
 from chainer_hybridmem.profile import Profile
 
 FORMAT = 'chainer_hybridmem/plan'
-VERSION = 1
+VERSION = 2
+VERSION_WITHOUT_TIERS = 1  # still written where there is nothing else to say
 _FIGURES = (
     'memory_limit_bytes',
     'predicted_seconds',
@@ -46,6 +47,13 @@ class Action(enum.Enum):
     RECOMPUTE = 'recompute'
 
 
+class Tier(enum.Enum):
+    """Where the host copy of a swapped map lies."""
+
+    RAM = 'ram'
+    DISK = 'disk'
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapPlan:
     """The fate of one feature map.
@@ -63,6 +71,7 @@ class MapPlan:
             waited for, or a replay has made it (swap, recompute).
         drop_before (int): It is dropped for good before this operation; -1
             leaves it to the graph, as in-core training does.
+        tier (Tier): Where its host copy lies (swap only).
     """
 
     storage: int
@@ -72,6 +81,7 @@ class MapPlan:
     swap_in_before: int = -1
     needed_before: int = -1
     drop_before: int = -1
+    tier: Tier = Tier.RAM
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class Plan:
         lower_bound_seconds (float): No executable plan is faster.
         planning_seconds (float): Time the search took.
         simulations (int): Candidates simulated.
+        host_limit_bytes (int or None): Most bytes of host copies in RAM that it was
+            made for; None is without a limit.
     """
 
     planner: str
@@ -124,6 +136,7 @@ class Plan:
     lower_bound_seconds: float
     planning_seconds: float = 0.0
     simulations: int = 0
+    host_limit_bytes: int | None = None
 
     @property
     def overhead(self) -> float:
@@ -149,16 +162,31 @@ class Plan:
             profile.storages[m.storage].nbytes for m in self.maps if m.action is action
         )
 
+    def tier_bytes(self, profile: Profile, tier: Tier) -> int:
+        """Bytes of the host copies in a tier, which stay for the whole iteration."""
+        return sum(
+            profile.storages[m.storage].nbytes
+            for m in self.maps
+            if m.action is Action.SWAP and m.tier is tier
+        )
+
     def to_json(self) -> str:
-        """Serialises to versioned JSON."""
+        """Serialises to versioned JSON; without tiers as releases before them did."""
+        tiered = self.host_limit_bytes is not None or any(
+            m.tier is not Tier.RAM for m in self.maps
+        )
         body = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ('maps', 'replays')
+            if field.name not in ('maps', 'replays', 'host_limit_bytes')
         }
-        body['maps'] = [files.row(m) for m in self.maps]
+        if tiered:
+            body['host_limit_bytes'] = self.host_limit_bytes
+        columns = None if tiered else -1  # the tier is the last one
+        body['maps'] = [files.row(m)[:columns] for m in self.maps]
         body['replays'] = [files.row(r) for r in self.replays]
-        return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+        version = VERSION if tiered else VERSION_WITHOUT_TIERS
+        return json.dumps({'format': FORMAT, 'version': version, **body})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -167,14 +195,17 @@ class Plan:
         Raises:
             FormatError: If the text is not such a file.
         """
-        body = files.parse(text, FORMAT, VERSION)
+        body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_TIERS)
+        tiered = body['version'] == VERSION
         with files.reading('plan'):
+            host_limit = body['host_limit_bytes'] if tiered else None
+            rest = [] if tiered else [Tier.RAM.value]
             plan = cls(
                 planner=str(body['planner']),
                 options=dict(body['options']),
                 profile_fingerprint=str(body['profile_fingerprint']),
                 memory_limit_bytes=int(body['memory_limit_bytes']),
-                maps=tuple(files.unrow(MapPlan, row) for row in body['maps']),
+                maps=tuple(files.unrow(MapPlan, [*row, *rest]) for row in body['maps']),
                 replays=tuple(files.unrow(Replay, row) for row in body['replays']),
                 predicted_seconds=float(body['predicted_seconds']),
                 predicted_peak_bytes=int(body['predicted_peak_bytes']),
@@ -182,8 +213,10 @@ class Plan:
                 lower_bound_seconds=float(body['lower_bound_seconds']),
                 planning_seconds=float(body['planning_seconds']),
                 simulations=int(body['simulations']),
+                host_limit_bytes=None if host_limit is None else int(host_limit),
             )
-        for name in _FIGURES:
+        limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
+        for name in (*_FIGURES, *limited):
             if not 0 <= getattr(plan, name) < 2**62:
                 raise files.broken('plan', f'{name} is {getattr(plan, name)}')
         return plan

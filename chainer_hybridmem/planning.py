@@ -16,7 +16,7 @@ from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
-from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.feedback import (
@@ -51,6 +51,7 @@ class Wishes:
         arena (bool): Whether allocations get places.
         feedback (bool or None): Whether late swap-ins move earlier.
         cross_iteration (bool or str): What else may leave.
+        host_limit_bytes (int or None): Most bytes of RAM for host copies.
     """
 
     limit_bytes: int
@@ -60,6 +61,7 @@ class Wishes:
     arena: bool
     feedback: bool | None
     cross_iteration: CrossIteration
+    host_limit_bytes: int | None = None
 
     @property
     def feeds_back(self) -> bool:
@@ -95,7 +97,8 @@ class Planning:
 
     def plan(self, guide: Guide) -> None:
         """The first plan of a guide that has been profiled."""
-        problem = guide.make_problem(self.wishes.cross_iteration)
+        wishes = self.wishes
+        problem = guide.make_problem(wishes.cross_iteration, wishes.host_limit_bytes)
         self._observe(problem)
         guide.begin_placing()
         plan = self.make_plan(guide, problem, self.wishes.planner, self.wishes.options)
@@ -309,6 +312,13 @@ class Planning:
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
         return plan
 
+    def reserve(self, guide: Guide) -> None:
+        """Takes the host memory that the guide's plan needs."""
+        if guide.plan is not None and guide.problem is not None:
+            profile = guide.problem.profile
+            ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
+            self._device.reserve(ram, disk)
+
     def follow(
         self, guide: Guide, problem: Problem, plan: Plan, old: Plan | None = None
     ) -> None:
@@ -322,7 +332,7 @@ class Planning:
         """
         self._executor.settle()
         guide.follow(problem, plan)
-        self._device.reserve(plan.action_bytes(problem.profile, Action.SWAP))
+        self.reserve(guide)
         if old is not None and plan.maps == old.maps:
             self._tell(
                 f'timed: the same plan; predicted '

@@ -32,7 +32,8 @@ from typing import Any
 from chainer_hybridmem import files
 
 FORMAT = 'chainer_hybridmem/profile'
-VERSION = 3
+VERSION = 4
+VERSION_WITHOUT_DISK = 3  # still written where there is no disk link
 
 
 class Phase(enum.Enum):
@@ -264,6 +265,8 @@ class Profile:
             that in-core training frees its feature maps.
         link (Link): The path to host memory.
         device (dict): Name, kind and versions of where it was recorded.
+        disk_link (Link or None): The path to the files of ``swap_dir``, where there
+            is one.
     """
 
     operations: tuple[Operation, ...]
@@ -274,6 +277,7 @@ class Profile:
     graph_end_event: int
     link: Link
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
+    disk_link: Link | None = None
 
     @property
     def first_backward(self) -> int:
@@ -316,7 +320,11 @@ class Profile:
             'recipes': [files.row(r) for r in self.recipes],
             'events': list(self.events),
         }
-        return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+        version = VERSION_WITHOUT_DISK
+        if self.disk_link is not None:
+            version = VERSION
+            body['disk_link'] = dataclasses.asdict(self.disk_link)
+        return json.dumps({'format': FORMAT, 'version': version, **body})
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -325,8 +333,9 @@ class Profile:
         Raises:
             FormatError: If the text is not such a file.
         """
-        body = files.parse(text, FORMAT, VERSION)
+        body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_DISK)
         with files.reading('profile'):
+            disk = body['disk_link'] if body['version'] == VERSION else None
             profile = cls(
                 operations=tuple(
                     files.unrow(Operation, row) for row in body['operations']
@@ -338,6 +347,7 @@ class Profile:
                 graph_end_event=int(body['graph_end_event']),
                 link=_read_link(body['link']),
                 device=dict(body['device']),
+                disk_link=None if disk is None else _read_link(disk),
             )
         check_profile(profile)
         return profile
@@ -372,6 +382,8 @@ def check_profile(profile: Profile) -> None:
     _check_events(profile)
     _check_recipes(profile)
     _check_link(profile.link)
+    if profile.disk_link is not None:
+        _check_link(profile.disk_link)
 
 
 def _check_operations(profile: Profile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ import chainer
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices import open_device, parse_device
+from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
@@ -32,7 +34,7 @@ from chainer_hybridmem.history import History
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.owners import Owner, StateOwner, owners_of, permanent_arrays
-from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.plan import Plan, Tier
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.profile import Category, Link, Profile
@@ -68,6 +70,8 @@ def optimize(
     arena: bool = True,
     feedback: bool | None = None,
     cross_iteration: CrossIteration = False,
+    host_limit: int | str | None = None,
+    disk_bandwidth: float | str | None = None,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -78,7 +82,7 @@ def optimize(
         planner: Name of the planner.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
-            RAM.
+            RAM or, with ``host_limit``, for those that RAM has no room for.
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
         progress: Whether to tell what the session does, or the file to tell.
@@ -93,6 +97,11 @@ def optimize(
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/memory.md, What crosses iterations.
+        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
+            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
+            swapped. None: no limit or, with ``swap_dir``, no RAM.
+        disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
+            from ``swap_dir``.
         options: Options of the planner.
 
     Returns:
@@ -115,6 +124,8 @@ def optimize(
         feedback,
         cross_iteration,
         options,
+        host_limit,
+        disk_bandwidth,
     )
 
 
@@ -158,6 +169,8 @@ class Session(chainer.FunctionHook):
         feedback: bool | None,
         cross_iteration: CrossIteration,
         options: dict[str, Any],
+        host_limit: int | str | None = None,
+        disk_bandwidth: float | str | None = None,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -179,6 +192,7 @@ class Session(chainer.FunctionHook):
             arena=arena,
             feedback=feedback,
             cross_iteration=cross_iteration,
+            host_limit_bytes=host_limit_bytes(host_limit, swap_dir),
         )
         bandwidth = (
             None
@@ -186,7 +200,14 @@ class Session(chainer.FunctionHook):
             else parse_bandwidth(link_bandwidth, 'link_bandwidth')
         )
         self.device: Device = open_device(
-            _device_name(model, device), self.wishes.limit_bytes, bandwidth, swap_dir
+            _device_name(model, device),
+            self.wishes.limit_bytes,
+            bandwidth,
+            swap_dir,
+            self.wishes.host_limit_bytes,
+            None
+            if disk_bandwidth is None
+            else parse_bandwidth(disk_bandwidth, 'disk_bandwidth'),
         )
         if progress not in (True, False, None) and not hasattr(progress, 'write'):
             raise OptionError(
@@ -210,7 +231,8 @@ class Session(chainer.FunctionHook):
         self._placing = False  # whether allocations have planned places now
         self._trace_next = False
         self._measured: Measured | None = None
-        self._link: Link | None = None
+        self._links: tuple[Link, Link | None] | None = None  # RAM, disk
+        self._host_user: Guide | None = None  # whose copies the host holds
         self._open = False
         self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
             weakref.WeakKeyDictionary()
@@ -557,6 +579,7 @@ class Session(chainer.FunctionHook):
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
+        self._share_host_memory(guide)
         table = None if guide is None else guide.table
         holders = self._owners().values() if table and table.crossing else ()
         copies = {} if guide is None else guide.copies
@@ -680,7 +703,7 @@ class Session(chainer.FunctionHook):
         Returns:
             Guide of the iteration; None if it is still unknown.
         """
-        link = None
+        links = None
         wanted = guide is None or (
             guide.stage is Stage.PROFILING
             and not recorder.draft
@@ -689,14 +712,15 @@ class Session(chainer.FunctionHook):
         if wanted:
             self._executor.settle()
             self.device.synchronize()
-            link = self._measured_link()
-        if link is None:
+            links = self._measured_links()
+        if links is None:
             recorder.discard()
             return guide
         kinds = {**self._kinds, **self._permanent_kinds()}
         profile: Profile = _uncounted(
-            recorder.build, link, self.device.describe(), kinds, self._owners()
+            recorder.build, links[0], self.device.describe(), kinds, self._owners()
         )
+        profile = dataclasses.replace(profile, disk_link=links[1])
         if guide is None:
             guide = self._guide = Guide(self._keys)
             _uncounted(guide.learn, profile)
@@ -827,18 +851,40 @@ class Session(chainer.FunctionHook):
             self._log.finish()
             self._log = None
 
-    def _measured_link(self) -> Link | None:
-        """The link; None if there is no memory to measure it yet."""
-        if self._link is None:
+    def _measured_links(self) -> tuple[Link, Link | None] | None:
+        """Of RAM and of the disk; of the disk alone if there is no RAM to speak of.
+
+        None if there is no memory to measure them yet.
+        """
+        if self._links is None:
             device = self.device
             free_bytes = device.limit_bytes - device.used_bytes
             if free_bytes < MEASURING_BYTES:
                 self._executor.reclaim(MEASURING_BYTES - free_bytes)
             try:
-                self._link = measure_link(device)
+                ram = measure_link(device)
+                disk = measure_link(device, tier=Tier.DISK)
             except MemoryError:
                 self._tell('no memory to measure the link: profiled later')
-        return self._link
+                return None
+            link = ram or disk
+            assert link is not None  # or there is neither
+            self._links = link, disk
+        return self._links
+
+    def _share_host_memory(self, guide: Guide | None) -> None:
+        """Under a host limit, one kind of iteration has it all while it runs."""
+        if self.wishes.host_limit_bytes is None or guide is self._host_user:
+            return
+        self._executor.settle()
+        for other in self._guides:
+            if other is not guide:
+                other.forget_copies()
+        self._host_user = guide
+        if self._links is None and self.wishes.host_limit_bytes > 0:
+            self._measured_links()  # while there is room
+        if guide is not None:
+            self._planning.reserve(guide)
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""

@@ -25,23 +25,27 @@ _FACTORS = {
 }
 
 
-def parse_bytes(value: str | int | float, name: str = 'size') -> int:
+def parse_bytes(value: str | int | float, name: str = 'size', least: int = 1) -> int:
     """Turns ``'16GiB'``, ``'500 MB'`` or a number into bytes.
 
     Args:
         value: Text with a unit, or a number of bytes.
         name: What the value is, for the error message.
+        least: The smallest number that will do.
 
     Returns:
-        int: Bytes, greater than zero.
+        int: Bytes, ``least`` or more.
 
     Raises:
-        OptionError: If the value cannot be read or is not positive.
+        OptionError: If the value cannot be read or is too small.
     """
-    return int(_parse(value, name, 'size', "'16GiB' (2**30) or '16GB' (10**9)"))
+    example = "'16GiB' (2**30) or '16GB' (10**9)"
+    return int(_parse(value, name, 'size', example, least))
 
 
-def _parse(value: str | int | float, name: str, what: str, example: str) -> float:
+def _parse(
+    value: str | int | float, name: str, what: str, example: str, least: int = 1
+) -> float:
     number: float
     if isinstance(value, str):
         match = _PATTERN.fullmatch(value)
@@ -59,8 +63,9 @@ def _parse(value: str | int | float, name: str, what: str, example: str) -> floa
             raise OptionError(f'{name} is {value!r}, not a {what} in bytes.') from error
     if number >= 2**62:
         raise OptionError(f'{name} is {value!r}; it must be below 2**62 bytes.')
-    if not number >= 1:
-        raise OptionError(f'{name} is {value!r}; it must be a {what} above zero.')
+    if not number >= least:
+        rule = 'above zero' if least else 'of zero or more'
+        raise OptionError(f'{name} is {value!r}; it must be a {what} {rule}.')
     return number
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
 
 
 def check_plan(
-    profile: Profile, plan: Plan, limit_bytes: int | None = None
+    profile: Profile,
+    plan: Plan,
+    limit_bytes: int | None = None,
+    host_limit_bytes: int | None = None,
 ) -> list[int]:
     """Checks that a plan can be executed and keeps its limit.
 
@@ -22,6 +25,7 @@ def check_plan(
         profile: The recorded iteration.
         plan: The plan to check.
         limit_bytes: Most bytes at any moment; None takes no notice of memory.
+        host_limit_bytes: Most bytes of host copies in RAM; None takes no notice.
 
     Returns:
         list of int: Highest load while each operation runs, what is done
@@ -31,6 +35,7 @@ def check_plan(
         PlanError: Naming the rule, the position and the values.
     """
     _check_order(profile, plan)
+    _check_host(profile, plan, host_limit_bytes)
     _check_replays(profile, plan)
     loads = _Walk(profile, plan).run()
     if limit_bytes is not None:
@@ -58,6 +63,11 @@ def _check_order(profile: Profile, plan: Plan) -> None:
         if entry.storage in decided:
             raise PlanError(f'The plan decides twice about storage {entry.storage}.')
         decided.add(entry.storage)
+        if entry.tier is Tier.DISK and entry.action is not Action.SWAP:
+            raise PlanError(
+                f'Feature map {entry.storage}: its tier is {entry.tier.value!r}, but '
+                f'action {entry.action.value!r} copies nothing.'
+            )
         for name in _unused_fields(entry.action):
             if getattr(entry, name) != -1:
                 raise PlanError(
@@ -87,6 +97,26 @@ def _check_order(profile: Profile, plan: Plan) -> None:
                     f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
                     f'after {right} ({b + 1}).'
                 )
+
+
+def _check_host(profile: Profile, plan: Plan, limit_bytes: int | None) -> None:
+    """Every copy keeps its space all through the iteration."""
+    on_disk = in_ram = 0
+    for entry in plan.maps:
+        if entry.action is Action.SWAP:
+            nbytes = profile.storages[entry.storage].nbytes
+            on_disk += nbytes if entry.tier is Tier.DISK else 0
+            in_ram += nbytes if entry.tier is Tier.RAM else 0
+    if on_disk and profile.disk_link is None:
+        raise PlanError(
+            f'The plan swaps {on_disk} bytes to the disk, but the profile has no disk '
+            'link.'
+        )
+    if limit_bytes is not None and in_ram > limit_bytes:
+        raise PlanError(
+            f'Host copies take {in_ram} bytes of RAM under this plan; the host limit '
+            f'is {limit_bytes}.'
+        )
 
 
 def _check_persistent(entry: MapPlan, n: int) -> None:

@@ -80,6 +80,14 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def host_size(text: str) -> int:
+    """Turns an argument such as ``8GiB``, or 0, into bytes."""
+    try:
+        return parse_bytes(text, least=0)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def bandwidth(text: str) -> float:
     """Turns an argument such as ``2GB/s`` into bytes per second."""
     try:
@@ -243,6 +251,18 @@ def add_cross_iteration(parser: Any) -> None:
         default=False,
         help='optimizer states, or these and parameters (all), may leave between '
         'their uses, too; default: they stay',
+    )
+
+
+def add_host_limit(parser: Any) -> None:
+    """Adds ``--host-limit`` of the commands that plan or record."""
+    parser.add_argument(
+        '--host-limit',
+        type=host_size,
+        metavar='SIZE',
+        help='most RAM for host copies of what is swapped, such as 8GiB; the rest goes '
+        'to the disk where there is one (--swap-dir of hybridmem profile), else no '
+        'more is swapped; default: no limit',
     )
 
 

@@ -59,6 +59,7 @@ class CompareCommand(base.Command):
         )
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
+        base.add_host_limit(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -80,7 +81,7 @@ class CompareCommand(base.Command):
             canvas.check(args.output)
         planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
-        problems = read_problems(args.profiles, args.cross_iteration)
+        problems = read_problems(args.profiles, args.cross_iteration, args.host_limit)
         cases = [
             Case(path, problem, limit)
             for path, problem in problems.items()
@@ -136,7 +137,9 @@ def choose_planners(named: Sequence[str] | None) -> list[str]:
 
 
 def read_problems(
-    paths: Sequence[str], cross_iteration: bool | str = False
+    paths: Sequence[str],
+    cross_iteration: bool | str = False,
+    host_limit_bytes: int | None = None,
 ) -> dict[str, Problem]:
     """The profiles, ready to be planned without compiling anything.
 
@@ -148,7 +151,9 @@ def read_problems(
     from chainer_hybridmem.simulation import make_problem
 
     problems = {
-        path: make_problem(library.load_profile(path), cross_iteration)
+        path: make_problem(
+            library.load_profile(path), cross_iteration, host_limit_bytes
+        )
         for path in paths
     }
     for problem in problems.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from chainer_hybridmem.plan import Action, Plan
+from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planners.base import SWAP, Search, least_memory
 from chainer_hybridmem.profile import Category, Phase, Profile
 from chainer_hybridmem.simulation import Interval, Problem, Timeline
@@ -56,7 +56,8 @@ def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
         'in_core_seconds': plan.in_core_seconds,
         'overhead': plan.overhead,
         'peak_bytes': plan.predicted_peak_bytes,
-        'host_bytes': plan.action_bytes(problem.profile, Action.SWAP),
+        'host_bytes': plan.tier_bytes(problem.profile, Tier.RAM),
+        'disk_bytes': plan.tier_bytes(problem.profile, Tier.DISK),
         'planning_seconds': plan.planning_seconds,
         'lower_bound_seconds': plan.lower_bound_seconds,
         'gap': plan.gap,
@@ -77,6 +78,7 @@ def misfit_figures(
         'overhead': None,
         'peak_bytes': None,
         'host_bytes': None,
+        'disk_bytes': None,
         'planning_seconds': None,
         'lower_bound_seconds': None,
         'gap': None,

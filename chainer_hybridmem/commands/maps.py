@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.plan import Action
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
 
@@ -48,6 +49,7 @@ def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
             'backward_uses': list(storage.backward_uses),
             'recomputable': bool(recomputable),
             'action': entry.action.value,
+            'tier': entry.tier.value if entry.action is Action.SWAP else None,
         }
         for storage, recomputable, entry in zip(
             problem.maps, problem.recomputable, plan.maps, strict=True
@@ -66,7 +68,7 @@ def map_table(rows: Sequence[dict[str, Any]]) -> str:
                 f'@{row["producer"]}',
                 ', '.join(str(k) for k in row['backward_uses']),
                 'yes' if row['recomputable'] else 'no',
-                row['action'],
+                row['action'] + (' to disk' if row['tier'] == 'disk' else ''),
             ]
             for row in rows
         ],

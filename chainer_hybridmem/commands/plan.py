@@ -48,6 +48,7 @@ class PlanCommand(base.Command):
         )
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
+        base.add_host_limit(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         base.add_json(parser)
 
@@ -76,7 +77,7 @@ class PlanCommand(base.Command):
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         base.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
-        problem = make_problem(profile, args.cross_iteration)
+        problem = make_problem(profile, args.cross_iteration, args.host_limit)
         figures.load_kernels(problem)
         plan = make_plan(
             problem, args.memory_limit.bytes_for(problem), planner, **options
@@ -154,6 +155,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('lower bound of any plan', bound),
         ('peak, predicted', format_bytes(f['peak_bytes'])),
         ('host memory', format_bytes(f['host_bytes'])),
+        *([('disk', format_bytes(f['disk_bytes']))] if f['disk_bytes'] else []),
         *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
         ('recomputing', format_seconds(f['recompute_seconds'])),
         ('stalled', f'{format_seconds(f["stall_seconds"])}, {f["stalls"]} stalls'),

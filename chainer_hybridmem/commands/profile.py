@@ -54,7 +54,15 @@ class ProfileCommand(base.Command):
         group.add_argument(
             '--swap-dir',
             metavar='FOLDER',
-            help='swap to files in this folder, not to RAM',
+            help='swap to files in this folder, not to RAM; with --host-limit, what '
+            'RAM has no room for',
+        )
+        base.add_host_limit(group)
+        group.add_argument(
+            '--disk-bandwidth',
+            type=base.bandwidth,
+            metavar='RATE',
+            help='slow copies to and from --swap-dir down, such as 200MB/s',
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -66,7 +74,12 @@ class ProfileCommand(base.Command):
         recorded = recording.record(
             recording.Network(args.arch, args.batchsize, args.insize, args.n_class),
             recording.Memory(
-                args.memory_limit, args.device, args.link_bandwidth, args.swap_dir
+                args.memory_limit,
+                args.device,
+                args.link_bandwidth,
+                args.swap_dir,
+                args.host_limit,
+                args.disk_bandwidth,
             ),
             args.iterations,
             sys.stderr,

@@ -51,12 +51,16 @@ class Memory:
         device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
         link_bandwidth (float or None): Bytes per second.
         swap_dir (str or None): Folder for swapped feature maps.
+        host_limit_bytes (int or None): Most bytes of RAM for them.
+        disk_bandwidth (float or None): Bytes per second.
     """
 
     limit_bytes: int
     device: str = 'auto'
     link_bandwidth: float | None = None
     swap_dir: str | None = None
+    host_limit_bytes: int | None = None
+    disk_bandwidth: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +134,8 @@ def open_session(
         feedback=False,
         cross_iteration=False,
         options={},
+        host_limit=memory.host_limit_bytes,
+        disk_bandwidth=memory.disk_bandwidth,
     )
 
 

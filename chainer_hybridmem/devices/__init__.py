@@ -43,6 +43,8 @@ def open_device(
     limit_bytes: int,
     link_bandwidth: float | None = None,
     swap_dir: str | None = None,
+    host_limit_bytes: int | None = None,
+    disk_bandwidth: float | None = None,
 ) -> Device:
     """Opens a device by name.
 
@@ -51,14 +53,29 @@ def open_device(
         limit_bytes: Most bytes that may be in use.
         link_bandwidth: Throttle of the host device in bytes per second.
         swap_dir: Folder for swapped feature maps of the host device.
+        host_limit_bytes: Most bytes of host memory for swapped feature maps.
+        disk_bandwidth: Throttle of copies to and from ``swap_dir``, likewise.
 
     Raises:
         UnknownNameError: If no device has this name.
     """
     kind, device_id = parse_device(spec)
     if kind == 'host':
-        return HostDevice(limit_bytes, link_bandwidth, swap_dir)
+        return HostDevice(
+            limit_bytes,
+            link_bandwidth,
+            swap_dir,
+            host_limit_bytes=host_limit_bytes,
+            disk_bandwidth=disk_bandwidth,
+        )
     # CuPy is looked for only here: most machines that plan have none.
     from chainer_hybridmem.devices.cuda import CudaDevice
 
-    return CudaDevice(limit_bytes, device_id, link_bandwidth, swap_dir)
+    return CudaDevice(
+        limit_bytes,
+        device_id,
+        link_bandwidth,
+        swap_dir,
+        host_limit_bytes,
+        disk_bandwidth,
+    )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
 from chainer_hybridmem.devices.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.plan import Tier
 
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
 # other threads then spin: seldom is better.
@@ -108,7 +109,7 @@ class _HostSpan(Span):
 
 
 class _Job:
-    __slots__ = ('address', 'after', 'block', 'offset', 'outward', 'transfer')
+    __slots__ = ('address', 'after', 'block', 'offset', 'outward', 'tier', 'transfer')
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class _Job:
         self.transfer = transfer
         self.block = space.block  # the space may be closed before the copy runs
         self.offset = space.offset
+        self.tier = space.tier
         self.address = address
         self.outward = outward
         self.after = space.last if isinstance(space.last, HostCompletion) else None
@@ -132,13 +134,19 @@ class CopyThread:
         name: Of the thread.
         bandwidth: Bytes per second that no copy exceeds; None for no limit.
         latency_seconds: What every copy takes on top.
+        disk_bandwidth: Likewise for copies to and from files.
     """
 
     def __init__(
-        self, name: str, bandwidth: float | None, latency_seconds: float
+        self,
+        name: str,
+        bandwidth: float | None,
+        latency_seconds: float,
+        disk_bandwidth: float | None = None,
     ) -> None:
         self._name = name
         self._latency = latency_seconds
+        self._disk_bandwidth = disk_bandwidth
         self.throttle(bandwidth)
         self._jobs: queue.SimpleQueue[_Job | None]
         self._last: HostCompletion | None = None
@@ -148,8 +156,8 @@ class CopyThread:
 
     def throttle(self, bandwidth: float | None) -> None:
         """From the next copy on another bandwidth; None for no limit."""
-        self._bandwidth = bandwidth
-        self._throttled = bandwidth is not None or self._latency > 0
+        limits = [b for b in (bandwidth, self._disk_bandwidth) if b is not None]
+        self._bandwidths = {Tier.RAM: bandwidth, Tier.DISK: min(limits, default=None)}
 
     def submit(
         self, root: Root, space: Space, address: int, outward: bool
@@ -231,8 +239,9 @@ class CopyThread:
             raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
         transfer.completion.began = time.perf_counter()
-        if self._throttled:
-            self._copy_throttled(copy, job, start)
+        bandwidth = self._bandwidths[job.tier]
+        if bandwidth is not None or self._latency > 0:
+            self._copy_throttled(copy, job, start, bandwidth)
         else:
             start = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
@@ -240,7 +249,9 @@ class CopyThread:
         transfer.completion.ended = end = time.perf_counter()
         transfer._seconds = end - start
 
-    def _copy_throttled(self, copy: _Copy, job: _Job, start: float) -> None:
+    def _copy_throttled(
+        self, copy: _Copy, job: _Job, start: float, bandwidth: float | None
+    ) -> None:
         """Spreads a copy over the time that the link would take for it.
 
         The link keeps its own clock, so that waking up late after one copy
@@ -250,11 +261,11 @@ class CopyThread:
         begin = start + self._latency
         _sleep_until(begin)
         due = begin
-        if self._bandwidth is None:
+        if bandwidth is None:
             copy(job.offset, job.address, nbytes)
         else:
-            due += nbytes / self._bandwidth
-            _copy_in_steps(copy, job, begin, self._bandwidth)
+            due += nbytes / bandwidth
+            _copy_in_steps(copy, job, begin, bandwidth)
         self._free_from = max(due, time.perf_counter() - _LATE_SECONDS)
 
 

@@ -49,8 +49,10 @@ from chainer_hybridmem.devices.store import (
     Store,
     check_available,
 )
+from chainer_hybridmem.devices.tiers import TieredStore
 from chainer_hybridmem.devices.whole_blocks import WholeBlocks
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+from chainer_hybridmem.plan import Tier
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -71,6 +73,8 @@ class CudaDevice(Device):
         device_id: GPU number; None for the current one.
         link_bandwidth: Must be None: a GPU's link cannot be throttled.
         swap_dir: Must be None: feature maps are swapped to pinned memory.
+        host_limit_bytes: Most bytes of pinned memory for them; None is no limit.
+        disk_bandwidth: Must be None: there is no ``swap_dir``.
 
     Raises:
         OptionError: If CuPy or a GPU is missing or an option cannot be used.
@@ -87,8 +91,10 @@ class CudaDevice(Device):
         device_id: int | None = None,
         link_bandwidth: float | None = None,
         swap_dir: str | None = None,
+        host_limit_bytes: int | None = None,
+        disk_bandwidth: float | None = None,
     ) -> None:
-        _check_options(limit_bytes, link_bandwidth, swap_dir)
+        _check_options(limit_bytes, link_bandwidth, swap_dir, disk_bandwidth)
         self._cupy = _import_cupy()
         self._cuda = self._cupy.cuda
         self._runtime = self._cuda.runtime
@@ -117,7 +123,8 @@ class CudaDevice(Device):
         self._allocator = self._take_pointer  # one object, to be recognised
         self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
         self._adopted_bytes = 0
-        self._store = Store(self._make_block, 'pinned')
+        pinned = Store(self._make_block, Tier.RAM, host_limit_bytes)
+        self._store = TieredStore(pinned, None)
         self._stalls: list[tuple[Any, Any]] = []
         self._slab: Slab | None = None
         self._set_pool_limit()
@@ -453,14 +460,29 @@ class CudaDevice(Device):
     # -- copies -------------------------------------------------------------
     @property
     def host_bytes(self) -> int:
-        return self._store.host_bytes
+        return self._store.ram_bytes
 
-    def reserve(self, nbytes: int) -> None:
-        self._store.reserve(nbytes)
+    @property
+    def disk_bytes(self) -> int:
+        return self._store.disk_bytes
+
+    @property
+    def host_refusal(self) -> str | None:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._store.refusal
+
+    def host_room(self, tier: Tier) -> int:
+        return self._store.room_bytes(tier)
+
+    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
+        self._store.reserve(ram_bytes, disk_bytes)
+
+    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
+        return self._store.take(nbytes, tier)
 
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         nbytes = self.root_bytes(root)
-        space = self._store.take(nbytes) if copy is None else _space(copy, nbytes)
+        space = _space(copy or self.host_copy(nbytes), nbytes)
         return space, self._copy(
             root, space, self._d2h, self._runtime.memcpyDeviceToHost
         )
@@ -691,7 +713,10 @@ def _choose_device(runtime: Any, device_id: int | None) -> int:
 
 
 def _check_options(
-    limit_bytes: int, link_bandwidth: float | None, swap_dir: str | None
+    limit_bytes: int,
+    link_bandwidth: float | None,
+    swap_dir: str | None,
+    disk_bandwidth: float | None,
 ) -> None:
     if limit_bytes <= 0:
         raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
@@ -703,6 +728,11 @@ def _check_options(
     if swap_dir is not None:
         raise OptionError(
             f'swap_dir is {swap_dir!r}, but a GPU swaps to pinned memory; leave it '
+            "out, or use device 'cpu'."
+        )
+    if disk_bandwidth is not None:
+        raise OptionError(
+            f'disk_bandwidth is {disk_bandwidth}, but a GPU swaps to no disk; leave it '
             "out, or use device 'cpu'."
         )
 

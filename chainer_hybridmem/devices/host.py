@@ -34,13 +34,15 @@ from chainer_hybridmem.devices.protocol import (
     Transfer,
     View,
 )
-from chainer_hybridmem.devices.store import FileStore, RamStore, Space, Store
+from chainer_hybridmem.devices.store import FileStore, RamStore, Space
+from chainer_hybridmem.devices.tiers import TieredStore
 from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,
     SessionError,
     SwapStoreError,
 )
+from chainer_hybridmem.plan import Tier
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -58,6 +60,10 @@ class HostDevice(Device):
         swap_dir: Folder for a temporary file that holds swapped feature maps;
             None keeps them in memory outside the limit.
         link_latency_seconds: Time every copy takes on top.
+        host_limit_bytes: Most bytes of memory outside the limit for swapped feature
+            maps; the rest goes to ``swap_dir``. None is no limit or, with
+            ``swap_dir``, no memory.
+        disk_bandwidth: Like ``link_bandwidth``, for copies to and from the file.
 
     Attributes:
         reclaim_error (BaseException or None): What ``reclaim`` raised last.
@@ -78,17 +84,25 @@ class HostDevice(Device):
         link_bandwidth: float | None = None,
         swap_dir: str | None = None,
         link_latency_seconds: float = 0.0,
+        host_limit_bytes: int | None = None,
+        disk_bandwidth: float | None = None,
     ) -> None:
         _check_options(limit_bytes, link_bandwidth, link_latency_seconds)
+        _check_host_options(host_limit_bytes, swap_dir, disk_bandwidth)
         self.limit_bytes = limit_bytes
         self._counter = numpy_memory.Counter(limit_bytes, self._call_reclaim)
         self._reclaim: Callable[[int], None] | None = None
         self._installed = False
         self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
         self._bandwidth = link_bandwidth
-        self._store: Store = RamStore() if swap_dir is None else FileStore(swap_dir)
-        self._d2h = CopyThread('hybridmem-d2h', link_bandwidth, link_latency_seconds)
-        self._h2d = CopyThread('hybridmem-h2d', link_bandwidth, link_latency_seconds)
+        disk = None if swap_dir is None else FileStore(swap_dir)
+        if disk is not None and host_limit_bytes is None:
+            host_limit_bytes = 0
+        self._store = TieredStore(RamStore(host_limit_bytes), disk)
+        self._d2h, self._h2d = (
+            CopyThread(name, link_bandwidth, link_latency_seconds, disk_bandwidth)
+            for name in ('hybridmem-d2h', 'hybridmem-h2d')
+        )
         self._stall_seconds = 0.0
         self._table = Table(self._counter.table_address)
 
@@ -146,7 +160,7 @@ class HostDevice(Device):
             'numpy': numpy.__version__,
             'python': platform.python_version(),
             'link_bandwidth': self._bandwidth,
-            'swap_dir': self._store.kind,
+            'swap_dir': self._store.describe(),
         }
 
     # -- counting -----------------------------------------------------------
@@ -308,14 +322,29 @@ class HostDevice(Device):
     # -- copies -------------------------------------------------------------
     @property
     def host_bytes(self) -> int:
-        return self._store.host_bytes
+        return self._store.ram_bytes
 
-    def reserve(self, nbytes: int) -> None:
-        self._store.reserve(nbytes)
+    @property
+    def disk_bytes(self) -> int:
+        return self._store.disk_bytes
+
+    @property
+    def host_refusal(self) -> str | None:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._store.refusal
+
+    def host_room(self, tier: Tier) -> int:
+        return self._store.room_bytes(tier)
+
+    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
+        self._store.reserve(ram_bytes, disk_bytes)
+
+    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
+        return self._store.take(nbytes, tier)
 
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         nbytes = self.root_bytes(root)
-        space = self._store.take(nbytes) if copy is None else _space(copy, nbytes)
+        space = _space(copy or self.host_copy(nbytes), nbytes)
         return space, self._d2h.submit(root, space, _address(root), outward=True)
 
     def swap_in(self, copy: HostCopy, root: Root) -> Transfer:
@@ -378,6 +407,25 @@ def _check_options(
     if not 0 <= link_latency_seconds < 3600:
         raise OptionError(
             f'link_latency_seconds is {link_latency_seconds}; it must be zero or more.'
+        )
+
+
+def _check_host_options(
+    host_limit_bytes: int | None, swap_dir: str | None, disk_bandwidth: float | None
+) -> None:
+    if host_limit_bytes is not None and host_limit_bytes < 0:
+        raise OptionError(
+            f'host_limit_bytes is {host_limit_bytes}; it must be zero or more.'
+        )
+    if disk_bandwidth is not None and not disk_bandwidth > 0:
+        raise OptionError(
+            f'disk_bandwidth is {disk_bandwidth}; it must be above zero bytes per '
+            'second, or None for no throttle.'
+        )
+    if disk_bandwidth is not None and swap_dir is None:
+        raise OptionError(
+            f'disk_bandwidth is {disk_bandwidth}, but there is no swap_dir; leave it '
+            'out, or give swap_dir a folder.'
         )
 
 

@@ -20,9 +20,11 @@ from chainer_hybridmem.devices.protocol import (
     View,
 )
 from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.profile import Link
 
 _LEAST_BYTES = 1 << 12
+LEAST_ROOM_BYTES = 3 * _LEAST_BYTES  # of a tier that can be measured
 _ENOUGH_SECONDS = 0.03  # a longer copy is not needed to know a bandwidth
 _RESOLUTION_SECONDS = 5e-7  # of a pair of events
 _SIDE = 256  # of the matrices that are multiplied
@@ -35,7 +37,9 @@ _LONGEST_SECONDS = 0.2
 _NOTICEABLE = 0.03  # a smaller loss of speed is noise, even where all runs agree
 
 
-def measure_link(device: Device, nbytes: int = 2**24) -> Link:
+def measure_link(
+    device: Device, nbytes: int = 2**24, tier: Tier = Tier.RAM
+) -> Link | None:
     """Latency, bandwidths, and what copies and compute cost each other.
 
     Bandwidths are medians. What is lost to others is told by the best of several
@@ -45,20 +49,28 @@ def measure_link(device: Device, nbytes: int = 2**24) -> Link:
     Args:
         device: Open, installed or not.
         nbytes: Of the largest copy; less where the link is slow or memory short.
+        tier: Where the copies go.
+
+    Returns:
+        Link: None if there is no room for two small copies in this tier.
     """
     buffers: list[_Buffer] = []
+    room_bytes = device.host_room(tier)
+    if room_bytes < LEAST_ROOM_BYTES:
+        return None
+    nbytes = min(nbytes, (room_bytes - _LEAST_BYTES) // 2)
     with device.without_reclaim():
         try:
-            return _measure(device, nbytes, buffers)
+            return _measure(device, nbytes, tier, buffers)
         finally:
             device.synchronize()
             for buffer in buffers:
                 buffer.close()
 
 
-def _measure(device: Device, nbytes: int, buffers: list[_Buffer]) -> Link:
+def _measure(device: Device, nbytes: int, tier: Tier, buffers: list[_Buffer]) -> Link:
     bench = _Bench(device)
-    small = _Buffer(device, _LEAST_BYTES)
+    small = _Buffer(device, _LEAST_BYTES, tier)
     buffers.append(small)
     latency = math.inf
     for _ in range(_REPEATS):
@@ -68,7 +80,7 @@ def _measure(device: Device, nbytes: int, buffers: list[_Buffer]) -> Link:
     once = bench.run(large.out).copies[0]
     repeats = min(math.ceil(_SPAN_SECONDS / once), _MOST_COPIES)
     bench.last_for(once * repeats)
-    second = _another(device, large.nbytes, buffers)
+    second = _another(device, large.nbytes, tier, buffers)
     if second is not None:
         bench.run(second.out)
     alone, outward, inward, both = [], [], [], []
@@ -134,9 +146,9 @@ def _sized(
         if best is not small:
             buffers.remove(best)
             best.close()
-        larger = _another(bench.device, size, buffers)
+        larger = _another(bench.device, size, small.tier, buffers)
         if larger is None:
-            fallback = _another(bench.device, size // 4, buffers)
+            fallback = _another(bench.device, size // 4, small.tier, buffers)
             return small if fallback is None else fallback
         best = larger
         bench.run(best.out)  # new memory
@@ -145,9 +157,11 @@ def _sized(
     return best
 
 
-def _another(device: Device, nbytes: int, buffers: list[_Buffer]) -> _Buffer | None:
+def _another(
+    device: Device, nbytes: int, tier: Tier, buffers: list[_Buffer]
+) -> _Buffer | None:
     try:
-        buffer = _Buffer(device, nbytes)
+        buffer = _Buffer(device, nbytes, tier)
     except OutOfMemoryError:
         return None
     buffers.append(buffer)
@@ -162,14 +176,16 @@ def _noticed(share: float, noise: float) -> float:
 class _Buffer:
     """An allocation that is copied to and fro."""
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
+    def __init__(self, device: Device, nbytes: int, tier: Tier) -> None:
+        self.device, self.nbytes, self.tier = device, nbytes, tier
         self.root = device.allocate(nbytes)
         self.copy: HostCopy | None = None
         self.issue_seconds = math.inf
 
     def out(self) -> Transfer:
         began = time.perf_counter()
+        if self.copy is None:
+            self.copy = self.device.host_copy(self.nbytes, self.tier)
         self.copy, transfer = self.device.swap_out(self.root, self.copy)
         self.issue_seconds = min(self.issue_seconds, time.perf_counter() - began)
         return transfer

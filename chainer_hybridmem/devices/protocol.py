@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chainer_hybridmem.plan import Tier
+
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
 
@@ -110,9 +112,15 @@ class Transfer(abc.ABC):
 
 
 class HostCopy(abc.ABC):
-    """Host memory or a part of a file that holds one swapped feature map."""
+    """Host memory or a part of a file that holds one swapped feature map.
+
+    Attributes:
+        nbytes (int): Its size.
+        tier (Tier): Whether it is memory or file.
+    """
 
     nbytes: int
+    tier: Tier
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -138,6 +146,8 @@ class Device(abc.ABC):
             allocation was last refused.
         reclaim_error (BaseException or None): What ``reclaim`` raised last; the
             allocation it was called for has been refused.
+        host_refusal (str or None): Why a copy to the host was last refused for want
+            of host memory, and what to do.
     """
 
     kind: str
@@ -151,6 +161,7 @@ class Device(abc.ABC):
     window_peak_bytes: int
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
+    host_refusal: str | None
 
     # -- life ---------------------------------------------------------------
     @abc.abstractmethod
@@ -291,13 +302,38 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def host_bytes(self) -> int:
-        """Bytes held by host copies, on RAM or in files."""
+        """Bytes of RAM held for host copies; never more than the host limit."""
+
+    @property
+    @abc.abstractmethod
+    def disk_bytes(self) -> int:
+        """Bytes of files held for host copies."""
 
     @abc.abstractmethod
-    def reserve(self, nbytes: int) -> None:
-        """Takes one slab of exactly this size for all host copies to come.
+    def host_room(self, tier: Tier) -> int:
+        """Bytes that may still be taken there; a huge number without a limit."""
+
+    @abc.abstractmethod
+    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
+        """Takes one slab of exactly this size in each tier for the copies to come.
+
+        The one in RAM is smaller where the host limit leaves less.
 
         Raises:
+            SwapStoreError: If the machine cannot give it.
+        """
+
+    @abc.abstractmethod
+    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
+        """Space for one host copy.
+
+        Args:
+            nbytes: Its size.
+            tier: Where it should lie; RAM that is used up makes it the disk if there
+                is one. None is RAM.
+
+        Raises:
+            HostFullError: If the host limit leaves no room, and there is no disk.
             SwapStoreError: If the machine cannot give it.
         """
 
@@ -309,8 +345,8 @@ class Device(abc.ABC):
             root: The allocation; the transfer keeps it alive until the caller
                 drops the transfer, and it must not be released before
                 :meth:`wait`.
-            copy: Where it went last time, to be written again; None takes new
-                space.
+            copy: Where it goes: new space, or where it went last time, to be written
+                again; None takes new space.
         """
 
     @abc.abstractmethod

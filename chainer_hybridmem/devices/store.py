@@ -18,10 +18,12 @@ import weakref
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import HostCopy
-from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.errors import HostFullError, SwapStoreError
+from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 _HUGE_BYTES = 1 << 22
+NO_LIMIT = 1 << 62
 
 
 class Block(abc.ABC):
@@ -124,6 +126,11 @@ class Space(HostCopy):
         self.last: Completion | None = None
 
     @property
+    def tier(self) -> Tier:  # type: ignore[override]
+        """Whether it lies in memory or in a file."""
+        return self._store.tier
+
+    @property
     def block(self) -> Block:
         """The block this space is a part of."""
         if self._slab is None:
@@ -150,11 +157,18 @@ class Store:
     Args:
         make_block: Makes a block of at least one byte. May raise
             :class:`OSError`, :class:`MemoryError` or :class:`ValueError`.
-        kind: ``'ram'``, ``'file'`` or ``'pinned'``.
+        tier: What the blocks are.
+        limit_bytes: Most bytes of blocks at any time; None is without a limit.
     """
 
-    def __init__(self, make_block: Callable[[int], Block], kind: str) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        make_block: Callable[[int], Block],
+        tier: Tier,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.tier = tier
+        self.limit_bytes = limit_bytes
         self._make_block = make_block
         self._slab: _Slab | None = None
         self._slabs: set[_Slab] = set()
@@ -168,10 +182,18 @@ class Store:
             self._finish_closing()
             return sum(slab.block.nbytes for slab in self._slabs)
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of blocks that the limit still allows."""
+        if self.limit_bytes is None:
+            return NO_LIMIT
+        return self.limit_bytes - self.host_bytes
+
     def reserve(self, nbytes: int) -> None:
         """Takes one slab of exactly this size for the copies to come.
 
-        A former slab goes when its last copy is closed.
+        A former slab goes when its last copy is closed. Where a limit leaves less
+        until then, the new one is smaller.
 
         Raises:
             SwapStoreError: If the machine cannot give it.
@@ -185,6 +207,7 @@ class Store:
                 self._slab = None
                 former.retired = True
                 self._close_if_empty(former)
+            nbytes = min(nbytes, self.room_bytes)
             if nbytes > 0:
                 self._slab = self._new_slab(nbytes, retired=False)
 
@@ -192,6 +215,7 @@ class Store:
         """Space for one copy.
 
         Raises:
+            HostFullError: If it would exceed the limit.
             SwapStoreError: If the machine cannot give it.
         """
         with self._lock:
@@ -239,6 +263,13 @@ class Store:
             slab.block.close()
 
     def _new_slab(self, nbytes: int, retired: bool) -> _Slab:
+        if nbytes > self.room_bytes:
+            raise HostFullError(
+                f'host_limit is used up: {nbytes} bytes ({format_bytes(nbytes)}) of a '
+                f'feature map do not fit beside {self.host_bytes} of '
+                f'{self.limit_bytes} bytes. Raise host_limit, or give swap_dir a '
+                'folder on a disk.'
+            )
         try:
             block = self._make_block(nbytes)
         except SwapStoreError:
@@ -446,7 +477,7 @@ class FileStore(Store):
 
     def __init__(self, swap_dir: str) -> None:
         self._file = SwapFile(swap_dir)
-        super().__init__(self._file.make_block, 'file')
+        super().__init__(self._file.make_block, Tier.DISK)
 
     @property
     def host_bytes(self) -> int:
@@ -461,10 +492,14 @@ class FileStore(Store):
 
 
 class RamStore(Store):
-    """Host copies in memory outside the budget."""
+    """Host copies in memory outside the budget.
 
-    def __init__(self) -> None:
-        super().__init__(RamBlock, 'ram')
+    Args:
+        limit_bytes: Most bytes of it; None for as many as the machine has.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        super().__init__(RamBlock, Tier.RAM, limit_bytes)
 
 
 def _memory(address: int, nbytes: int) -> memoryview:

@@ -217,6 +217,7 @@ class Executor:
             return
         live = PersistentMap(self.device, owner, array, self._recall)
         live.storage, live.copy = storage, self._copies.get(storage)
+        live.tier = None if self._table is None else self._table.tiers.get(storage)
         self._by_storage[storage] = live
         self._crossing.append(live)
         if owner.node is not None:
@@ -302,6 +303,7 @@ class Executor:
         if live.storage >= 0 and former.get(live.storage) is live.copy:
             former.pop(live.storage, None)
         live.storage = storage
+        live.tier = None if self._table is None else self._table.tiers.get(storage)
         if storage < 0:
             return
         self._by_storage[storage] = live
@@ -326,13 +328,12 @@ class Executor:
                     if live is not None:
                         act(live)
 
-    def graph_has_died(self) -> bool:
-        """Whether nothing is left of the forward functions of this iteration."""
-        self.spare.clear()  # it holds nodes
-        return all(function() is None for function in self._functions.values())
-
     def forget_dead(self) -> None:
-        """Ends an iteration: forgets the maps of graphs that have died."""
+        """Ends an iteration: forgets the maps of graphs that have died.
+
+        And parameters that were made in it: a link that learns its size from its first
+        input had none when the iteration began.
+        """
         self._table = None
         self._bring_home()
         self._forget_maps()
@@ -476,6 +477,7 @@ class Executor:
                 if storage >= 0:
                     live.storage = storage
                     live.copy = self._copies.get(storage)
+                    live.tier = table.tiers.get(storage)
                     self._by_storage[storage] = live
         for node in graph.retained_inputs(function):  # evicted since it has run
             found = self._by_node.get(node) if node._data is None else None
@@ -560,6 +562,7 @@ class Executor:
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
+                maps[storage].vacate()
         self._drop(k)
         if self.observer is not None:
             self.observer.released()
@@ -851,6 +854,7 @@ class Executor:
                 reason = str(error)
                 self._stuck.add(live)
         if device.used_bytes > goal:
+            reason = reason or device.host_refusal or ''
             self.shortage = self._take_stock(reason)
         elif self._table is None:
             self._begin_next(candidates, missing_bytes)
@@ -882,7 +886,8 @@ class Executor:
             if self._coming_back is not None:
                 self._coming_back.append(live)
         self._put_away(live)
-        if live.returned():
+        self._drop_exact(live)
+        if live.returned() or live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses:  # else its backward has been
             self.counters.evictions += 1
@@ -893,6 +898,12 @@ class Executor:
         self._release(live)
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
+
+    def _drop_exact(self, live: LiveMap) -> None:
+        """Drops a map that the host has no room for, if it can be made again."""
+        stays = live.state is State.RESIDENT and live.copy is None
+        if stays and any(self._maker(slot) is not None for slot in live.slots):
+            live.drop()
 
     def _take_stock(self, reason: str) -> Shortage:
         resident = [

@@ -15,9 +15,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
-from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.devices.protocol import (
+    Array,
+    Device,
+    HostCopy,
+    Root,
+    Transfer,
+    View,
+)
+from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
 from chainer_hybridmem.graph import SlotRef
+from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.profile import Slot
 
 
@@ -51,13 +59,14 @@ class LiveMap:
         older (int): How many of the references are of older iterations.
         outlives (bool): A backward will ask for it that is no part of the plan.
         sticks (bool): Somebody but the graph has had it when it was to go.
+        tier (Tier or None): Where its copy should lie; None where there is room.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
         '_device', '_held', '_root', '_transfer', '_valid',
         'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
-        'sticks', 'storage', 'uses',
+        'sticks', 'storage', 'tier', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -73,6 +82,7 @@ class LiveMap:
         self.copy: HostCopy | None = None
         self.older = 0
         self.outlives = self.sticks = False
+        self.tier: Tier | None = None
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -140,12 +150,20 @@ class LiveMap:
             self._return(root)
 
     def start_swap_out(self) -> int:
-        """Starts the copy to the host; returns the bytes copied."""
+        """Starts the copy to the host; returns the bytes copied.
+
+        It stays where it is if the host has no room for it.
+        """
         if self.state is not State.RESIDENT or self._valid:
             return 0  # feature maps never change: an old copy is still right
         root = self._resident_root()
         if root is None:
             return 0
+        if self.copy is None:
+            try:
+                self.copy = self._device.host_copy(self.nbytes, self.tier)
+            except HostFullError:
+                return 0
         self.copy, self._transfer = self._device.swap_out(root, self.copy)
         self.state = State.LEAVING
         return self.nbytes
@@ -158,6 +176,29 @@ class LiveMap:
             self._wait_or(State.RESIDENT)
             self._valid = True
             self._leave(State.AWAY)
+
+    def vacate(self) -> None:
+        """Moves it to other device memory if the host had no room for it.
+
+        What it leaves is freed as if it had gone to the host: so a recording finds out
+        who else holds it, and whether a plan may release it.
+        """
+        root = self._resident_root() if self.state is State.RESIDENT else None
+        if root is None or self.copy is not None:
+            return
+        whole = View(0, (self.nbytes,), (1,), '|u1')
+        with self._device.without_reclaim():
+            try:
+                target = self._device.allocate(self.nbytes)
+            except OutOfMemoryError:
+                return  # no room here either
+        self._device.restore(target, whole)[...] = self._device.restore(root, whole)
+        held = memory_of(self._device, self._resident_array())
+        del root
+        self._arrived(target)
+        former = held()
+        if former is not None:
+            self._return(former)
 
     def drop(self) -> None:
         """Frees the device memory; a copy on the host stays valid.

@@ -75,6 +75,9 @@ class PersistentMap(LiveMap):
         if root is not None:
             self._arrived(root)
 
+    def vacate(self) -> None:
+        """Its owner says who else holds it: nothing is to be found out."""
+
     def stay(self) -> None:
         """Calls a copy off: the array may change from here on."""
         if self.state is State.LEAVING:

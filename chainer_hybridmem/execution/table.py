@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from chainer_hybridmem.plan import Action, Plan, Replay
+from chainer_hybridmem.plan import Action, Plan, Replay, Tier
 from chainer_hybridmem.profile import Profile, Recipe, Slot
 
 Lists = dict[int, list[int]]
@@ -28,6 +28,7 @@ class ActionTable:
         crossing (dict): Storage of each parameter or state that moves, by its label.
         update (int): Number of the update.
         passive (bool): Whether there is nothing to do at all.
+        tiers (dict): Where the host copy of each swapped map lies.
     """
 
     swap_outs: Lists
@@ -42,6 +43,7 @@ class ActionTable:
     crossing: dict[str, int]
     update: int
     passive: bool
+    tiers: dict[int, Tier]
 
 
 def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
@@ -87,4 +89,5 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         },
         update=len(profile.operations) - 1,
         passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
+        tiers={m.storage: m.tier for m in plan.maps if m.action is Action.SWAP},
     )

@@ -22,6 +22,7 @@ from chainer_hybridmem.planners.autoswap import (
     autoswap_swdoa,
     autoswap_wdoa,
 )
+from chainer_hybridmem.planners.base import check_host
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
@@ -41,6 +42,7 @@ from chainer_hybridmem.simulation.problem import (
     Problem,
     crossing_of,
     make_problem,
+    with_host_limit,
 )
 from chainer_hybridmem.units import parse_bytes
 
@@ -137,6 +139,7 @@ def make_plan(
     memory_limit: int | str,
     planner: str = DEFAULT,
     cross_iteration: CrossIteration = False,
+    host_limit: int | str | None = None,
     **options: Any,
 ) -> Plan:
     """Decides what happens to each feature map.
@@ -148,6 +151,9 @@ def make_plan(
         cross_iteration: Whether parameters and optimizer states may leave, too:
             ``'states'`` for the latter only, ``'all'`` or True for both. A problem
             has been asked already.
+        host_limit: Most bytes of RAM for host copies of what is swapped; the rest goes
+            to the disk if the profile has a disk link, else it is kept or made
+            again. None is no limit, or the problem's own.
         options: Options of that planner.
 
     Returns:
@@ -163,7 +169,11 @@ def make_plan(
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
     problem = _problem_of(profile, cross_iteration)
+    if host_limit is not None:
+        host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
+        problem = with_host_limit(problem, host_limit_bytes)
     plan = function(problem, limit_bytes, **options)
+    check_host(problem, plan)
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
         plan,

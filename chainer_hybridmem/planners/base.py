@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
@@ -184,6 +184,8 @@ class Search:
         seconds: float,
         options: dict[str, Any],
     ) -> Plan:
+        if self.problem.profile.disk_link is None:
+            positions.on_disk[:] = False  # what has no room is beyond the limit
         maps, replays = plan_from_positions(self.problem, action, positions)
         plan = Plan(
             planner=planner,
@@ -198,7 +200,9 @@ class Search:
             lower_bound_seconds=self.problem.in_core_seconds,
             planning_seconds=time.perf_counter() - self.started,
             simulations=self.simulations,
+            host_limit_bytes=self.problem.host_limit_bytes,
         )
+        check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
         peak_bytes = max(loads)
         if peak_bytes > self.limit_bytes:
@@ -228,7 +232,32 @@ class Search:
             lower_bound_seconds=problem.in_core_seconds,
             planning_seconds=time.perf_counter() - self.started,
             simulations=self.simulations,
+            host_limit_bytes=problem.host_limit_bytes,
         )
+
+
+def check_host(problem: Problem, plan: Plan) -> None:
+    """Refuses a plan whose host copies have no place.
+
+    Raises:
+        InfeasibleError: With what it needs and the limit.
+    """
+    limit_bytes = problem.host_limit_bytes
+    needed = plan.tier_bytes(problem.profile, Tier.RAM)
+    if limit_bytes is None or needed <= limit_bytes:
+        return
+    where = 'Raise host_limit, give swap_dir a folder'
+    if problem.profile.disk_link is not None:
+        where = 'Raise host_limit'
+    raise InfeasibleError(
+        f'Planner {plan.planner!r} does not fit the host: what it swaps takes '
+        f'{format_bytes(needed)} ({needed} bytes) of host memory, host_limit is '
+        f'{format_bytes(limit_bytes)} ({limit_bytes} bytes). {where}, raise the memory '
+        "limit, or use planner 'hybrid', which keeps and recomputes instead where it "
+        'can.',
+        needed,
+        limit_bytes,
+    )
 
 
 def kept_load(problem: Problem) -> np.ndarray:

@@ -25,6 +25,10 @@ swap-in, for operations k < j
 replays
     the waits of backward hold one run of all that is replayed; what needs an array
     that forward has dropped needs a replay of its producer.
+host
+    if host copies in RAM are limited: without a disk, the swapped bytes are no more
+    than the limit; with one, the copies of each direction, those beyond the limit at
+    the disk's speed, fit one after the other into the iteration.
 contention
     all waits hold one run of all that is replayed and what copies take from compute,
     ``1 - share`` of their time, that of swap-ins as if all were beside swap-outs.
@@ -213,8 +217,11 @@ class Relaxation:
         self.scale = float(max(limit_bytes, 1))
         self.limit = limit_bytes / self.scale
         self.size = a.size[: self.n_maps] / self.scale
-        self.out_rate = problem.profile.link.d2h_bytes_per_second / self.scale
-        self.in_rate = problem.profile.link.h2d_bytes_per_second / self.scale
+        links = [problem.profile.link]
+        if problem.profile.disk_link is not None and a.tiered:
+            links.append(problem.profile.disk_link)
+        self.out_rate = max(x.d2h_bytes_per_second for x in links) / self.scale
+        self.in_rate = max(x.h2d_bytes_per_second for x in links) / self.scale
         self.base_seconds = problem.compute_seconds
         # Compute time before each operation.
         self.elapsed = np.concatenate([[0.0], np.cumsum(a.seconds)])
@@ -230,6 +237,7 @@ class Relaxation:
         self.positions: set[int] = set()
         self.pairs: dict[tuple[str, int, int], None] = {}  # in order
         self._choice()
+        self._host()
         self._replays()
         if chains is not None:
             self._sources(chains)
@@ -270,7 +278,9 @@ class Relaxation:
 
     def _longest_wait(self, problem: Problem) -> float:
         """As long as everything copied and replayed, nothing hidden, and a second."""
-        copies = problem.swap_out_seconds.sum() + problem.swap_in_seconds.sum()
+        a = problem.arrays
+        copies = np.maximum(problem.swap_out_seconds, a.disk_out_seconds).sum()
+        copies += np.maximum(problem.swap_in_seconds, a.disk_in_seconds).sum()
         recipes = np.maximum(problem.arrays.recipe_seconds, 0).sum()
         return float(copies + recipes) + 1.0
 
@@ -281,6 +291,36 @@ class Relaxation:
     def _choice(self) -> None:
         for m in range(self.n_maps):
             self._row([self.first_swap + m, self.first_recompute + m], [1, 1], 1)
+
+    def _host(self) -> None:
+        """RAM for host copies is limited; what goes to the disk takes longer."""
+        a, problem, disk = self.arrays, self.problem, self.problem.profile.disk_link
+        if not a.tiered:
+            return
+        maps = self.first_swap + np.arange(self.n_maps)
+        room = a.host_limit / self.scale
+        if disk is None:
+            self._row(maps, self.size, room)
+            return
+        # All copies of one direction share a lane within the iteration.
+        link = problem.profile.link
+        ends = [self.first_waited, self.first_waited + self.n]
+        rates = (
+            (link.d2h_bytes_per_second, disk.d2h_bytes_per_second),
+            (link.h2d_bytes_per_second, disk.h2d_bytes_per_second),
+        )
+        for seconds, (fast, slow) in zip(
+            self._least_copy_seconds(), rates, strict=True
+        ):
+            # A byte on the disk takes so much longer, whatever the latencies.
+            longer = max(self.scale / slow - self.scale / fast, 0.0)
+            if disk.latency_seconds < link.latency_seconds:
+                longer = 0.0
+            self._row(
+                np.concatenate([maps, ends]),
+                np.concatenate([seconds + longer * self.size, [1.0, -1.0]]),
+                self.base_seconds + longer * room,
+            )
 
     def _replays(self) -> None:
         """What is made again needs replays; a replay with one reason equals it."""
@@ -325,10 +365,22 @@ class Relaxation:
 
     def _lost_seconds(self) -> np.ndarray:
         """(M,) seconds by which each map's copies delay the iteration at least."""
-        a, problem = self.arrays, self.problem
+        a = self.arrays
         beside_both = a.out_compute_share * (1 - a.in_compute_share)
-        lost = (1 - a.out_compute_share) * problem.swap_out_seconds
-        return np.asarray(lost + beside_both * problem.swap_in_seconds)
+        out_seconds, in_seconds = self._least_copy_seconds()
+        lost = (1 - a.out_compute_share) * out_seconds
+        return np.asarray(lost + beside_both * in_seconds)
+
+    def _least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(M,) seconds of each map's copies in the faster tier."""
+        a, problem = self.arrays, self.problem
+        out_seconds, in_seconds = problem.swap_out_seconds, problem.swap_in_seconds
+        if not a.tiered:
+            return out_seconds, in_seconds
+        return (
+            np.minimum(out_seconds, a.disk_out_seconds),
+            np.minimum(in_seconds, a.disk_in_seconds),
+        )
 
     def _dropped_sources(self, op: int) -> list[int]:
         """Operations that make what a replay reads and forward drops."""

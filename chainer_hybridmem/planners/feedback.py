@@ -17,9 +17,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.profile import Link
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.validation import check_plan
 
@@ -76,12 +77,13 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
     Raises:
         PlanError: If the plan is for another profile or cannot be executed.
     """
-    start = _simulated(problem, plan)[1].start
+    work = _simulated(problem, plan)[1]
+    start, in_seconds = work.start, copy_seconds(problem, work.on_disk)[1]
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
         if entry.storage in late and entry.action is Action.SWAP:
             at = entry.swap_in_before
-            least = STEP * float(problem.swap_in_seconds[m])
+            least = STEP * float(in_seconds[m])
             moment = start[at] - max(least, late[entry.storage])
             before = int(np.searchsorted(start, moment, 'right')) - 1
             wanted[entry.storage] = min(before, at - 1)
@@ -139,30 +141,42 @@ def with_measured_link(
         in_seconds: Likewise its swap-ins.
 
     Returns:
-        Problem: ``problem`` itself if neither direction is :data:`LINK_CHANGE` faster
-        or slower than simulated, in the median over the copies.
+        Problem: ``problem`` itself if neither direction of any tier is
+        :data:`LINK_CHANGE` faster or slower than simulated, in the median over the
+        copies.
     """
     _, work = _simulated(problem, plan)
-    slower = []
-    for lane, measured in enumerate((out_seconds, in_seconds)):
-        simulated = work.ended[lane] - work.began[lane]
-        ratios = [
-            measured[entry.storage] / simulated[m]
-            for m, entry in enumerate(plan.maps)
-            if entry.action is Action.SWAP and entry.storage in measured
-        ]
-        # Where nothing was copied, or the clock is too coarse: as fast as it was.
-        slower.append(statistics.median(ratios or [1.0]) or 1.0)
-    if all(abs(ratio - 1) < LINK_CHANGE for ratio in slower):
+    slower: dict[Tier, list[float]] = {tier: [] for tier in Tier}
+    for tier, lane_ratios in slower.items():
+        for lane, measured in enumerate((out_seconds, in_seconds)):
+            simulated = work.ended[lane] - work.began[lane]
+            ratios = [
+                measured[entry.storage] / simulated[m]
+                for m, entry in enumerate(plan.maps)
+                if entry.action is Action.SWAP
+                and entry.tier is tier
+                and entry.storage in measured
+            ]
+            # Where nothing was copied, or the clock is too coarse: as fast as it was.
+            lane_ratios.append(statistics.median(ratios or [1.0]) or 1.0)
+    if all(abs(r - 1) < LINK_CHANGE for ratios in slower.values() for r in ratios):
         return problem
-    link = problem.profile.link
-    link = dataclasses.replace(
-        link,
-        d2h_bytes_per_second=link.d2h_bytes_per_second / slower[0],
-        h2d_bytes_per_second=link.h2d_bytes_per_second / slower[1],
+    profile, disk = problem.profile, problem.profile.disk_link
+    profile = dataclasses.replace(
+        profile,
+        link=_slowed(profile.link, *slower[Tier.RAM]),
+        disk_link=None if disk is None else _slowed(disk, *slower[Tier.DISK]),
     )
-    profile = dataclasses.replace(problem.profile, link=link)
-    return make_problem(profile, problem.cross_iteration)
+    return make_problem(profile, problem.cross_iteration, problem.host_limit_bytes)
+
+
+def _slowed(link: Link, out: float, back: float) -> Link:
+    """The link with copies that take so many times as long."""
+    return dataclasses.replace(
+        link,
+        d2h_bytes_per_second=link.d2h_bytes_per_second / out,
+        h2d_bytes_per_second=link.h2d_bytes_per_second / back,
+    )
 
 
 def reachable(

@@ -18,7 +18,7 @@ import numpy as np
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.validation import check_plan
 
@@ -108,7 +108,8 @@ def _moved(problem: Problem, work: kernel.Work, margin: float) -> _Moved:
         free[k] = latest = max(latest, work.start[k])
 
     result = _Moved(work.release.copy(), work.swap_in.copy())
-    done = work.out_end + margin * problem.swap_out_seconds
+    out_seconds, in_seconds = copy_seconds(problem, work.on_disk)
+    done = work.out_end + margin * out_seconds
     release = np.searchsorted(free, done[swapped])
     release = np.maximum(release, problem.arrays.release_from[swapped])
     result.release[swapped] = np.minimum(release, work.release[swapped])
@@ -117,7 +118,7 @@ def _moved(problem: Problem, work: kernel.Work, margin: float) -> _Moved:
     # and for those that come after it.
     latest, position = np.inf, n
     for m in swapped[np.argsort(work.in_start[swapped], kind='stable')][::-1]:
-        seconds = problem.swap_in_seconds[m]
+        seconds = in_seconds[m]
         latest = min(latest, work.start[work.needed[m]]) - seconds * (1 + margin)
         # While the lane is busy, a copy need not be issued before it begins.
         latest = max(latest, work.in_start[m])

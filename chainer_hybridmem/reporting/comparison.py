@@ -17,6 +17,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 Row = dict[str, Any]
 Case = tuple[str, int]
 
+DISK = 'disk'  # shown where there is one
 HEADERS = (
     'planner',
     's / iteration',
@@ -25,6 +26,7 @@ HEADERS = (
     'gap',
     'peak',
     'host',
+    DISK,
     'keep',
     'swap',
     'recompute',
@@ -39,7 +41,12 @@ TIE = 1e-4
 def comparison(rows: Sequence[Row]) -> str:
     """A table of planners, and below it why some do not fit."""
     reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
-    return '\n'.join([table(HEADERS, [_cells(row) for row in rows]), *reasons])
+    headers, cells = list(HEADERS), [_cells(row) for row in rows]
+    if not any(row['disk_bytes'] for row in rows):
+        column = headers.index(DISK)
+        for line in (headers, *cells):
+            del line[column]
+    return '\n'.join([table(headers, cells), *reasons])
 
 
 def by_case(rows: Sequence[Row]) -> dict[Case, list[Row]]:
@@ -124,6 +131,7 @@ def _cells(row: Row) -> list[str]:
         f'{row["gap"]:.1%}',
         format_bytes(row['peak_bytes']),
         format_bytes(row['host_bytes']),
+        format_bytes(row['disk_bytes']),
         str(row['keep']),
         str(row['swap']),
         str(row['recompute']),

@@ -43,13 +43,31 @@ def session_report(
             )
         )
     rows += _memory(s)
-    rows.append(('host memory for swapped maps', _bytes(s['host_bytes'])))
+    rows += _host(s)
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
     width = max(len(name) for name, _ in rows)
     title = f'chainer_hybridmem, planner {s["planner"]}'
     lines = [title, '-' * len(title)]
     return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+
+
+def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """What swapped maps take; what of it was predicted where it is limited."""
+    limit, name = s['host_limit_bytes'], 'host memory for swapped maps'
+    if limit is None:
+        return [(name, _bytes(s['host_bytes']))]
+    tiers = [(name, 'host')] if limit else []
+    if s['disk_bytes'] or s['predicted_disk_bytes'] or not limit:
+        tiers.append(('disk for swapped maps', 'disk'))
+    rows = [
+        (
+            f'{label}, predicted / measured',
+            f'{_bytes(s[f"predicted_{tier}_bytes"])} / {_bytes(s[f"{tier}_bytes"])}',
+        )
+        for label, tier in tiers
+    ]
+    return [('host limit', _bytes(limit)), *rows] if limit else rows
 
 
 def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:

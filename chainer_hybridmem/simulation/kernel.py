@@ -44,6 +44,7 @@ class Work(NamedTuple):
     swap_in: np.ndarray
     needed: np.ndarray
     drop: np.ndarray
+    on_disk: np.ndarray  # (M,) bool, host copies that have no room in RAM
     program: np.ndarray  # (P, 3): position, RUN/STAY/FREE, operation or item
     replay_seconds: np.ndarray  # (n,)
     replay_host_seconds: np.ndarray  # (n,) to issue the replays
@@ -67,6 +68,8 @@ class Work(NamedTuple):
     tail: np.ndarray  # (2,) int64, the end of the queue
     ends_at: np.ndarray  # (2,) float64, of the copy under way; infinite: idle
     # Scratch.
+    out_seconds: np.ndarray  # (M,) float64, of each map's copy in its tier
+    in_seconds: np.ndarray  # (M,) float64
     load: np.ndarray  # (n+1,) int64
     extra: np.ndarray  # (n+1,) int64, replays above what is loaded
     heads: np.ndarray  # (4, n+1) int64, first map per position
@@ -107,6 +110,7 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         swap_in=np.zeros(n_maps, np.int64),
         needed=np.zeros(n_maps, np.int64),
         drop=np.zeros(n_maps, np.int64),
+        on_disk=np.zeros(n_maps, bool),
         program=np.zeros((program, 3), np.int64),
         replay_seconds=np.zeros(n),
         replay_host_seconds=np.zeros(n),
@@ -127,6 +131,8 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         head=np.zeros(2, np.int64),
         tail=np.zeros(2, np.int64),
         ends_at=np.zeros(2),
+        out_seconds=np.zeros(n_maps),
+        in_seconds=np.zeros(n_maps),
         load=np.zeros(n + 1, np.int64),
         extra=np.zeros(n + 1, np.int64),
         heads=np.zeros((4, n + 1), np.int64),
@@ -141,6 +147,37 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         stays=np.zeros(n_items, bool),
         made=np.zeros(n_maps, bool),
     )
+
+
+@compiled(inline=True, counted=False)
+def _share_out_host(
+    a: Arrays,
+    action: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    w: Work,
+) -> float:
+    """Host copies go to RAM while it has room for them, then to the disk.
+
+    Who is needed first comes first: early maps have the longest time to come back.
+    Returns the seconds to add where there is no disk: so many that no search keeps
+    such a candidate, and fewer the less there is too much, so that it finds out.
+    """
+    room, total, beyond = a.host_limit, 0, 0
+    for i in range(len(action)):
+        m = a.by_host[i]
+        w.on_disk[m] = action[m] == SWAP and a.size[m] > room
+        w.out_seconds[m], w.in_seconds[m] = out_seconds[m], in_seconds[m]
+        total += a.size[m]
+        if w.on_disk[m]:
+            beyond += a.size[m]
+            if out_seconds[m] > 0:  # a copy for nothing is for nothing anywhere
+                w.out_seconds[m] = a.disk_out_seconds[m]
+            if in_seconds[m] > 0:
+                w.in_seconds[m] = a.disk_in_seconds[m]
+        elif action[m] == SWAP:
+            room -= a.size[m]
+    return a.beyond_seconds * (1.0 + beyond / total) if beyond > 0 else 0.0
 
 
 @compiled(inline=True, counted=False)
@@ -611,7 +648,7 @@ def evaluate(
     so far. With an infinite ceiling nothing is given up.
 
     Args:
-        a: The problem's arrays.
+        a: The problem's arrays. If host copies in RAM are limited, this shares it out.
         action: (M,) KEEP, SWAP or RECOMPUTE.
         limit: Memory limit in bytes.
         lead: (n,) earliest position at which a swap-in that is needed at an
@@ -638,8 +675,12 @@ def evaluate(
         w.release[m] = w.swap_in[m] = -1
         w.made[m] = False
         w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
+    beyond = 0.0
+    if a.tiered:
+        beyond = _share_out_host(a, action, out_seconds, in_seconds, w)
+        out_seconds, in_seconds = w.out_seconds, w.in_seconds
     peak, worst, now = _forward(a, action, limit, out_seconds, w)
-    hasty, least = ceiling < np.inf, now + a.backward_seconds
+    hasty, least = ceiling < np.inf, now + a.backward_seconds + beyond
     if hasty and (peak > limit or least * SURELY > ceiling):
         return Outcome(np.inf, peak, worst, 0, collective)
 
@@ -669,7 +710,7 @@ def evaluate(
         peak, worst = high, where
     if peak > limit:
         return Outcome(np.inf, peak, worst, entries, collective)
-    seconds = lanes(a, out_seconds, in_seconds, w)
+    seconds = lanes(a, out_seconds, in_seconds, w) + beyond
     return Outcome(seconds, peak, worst, entries, collective)
 
 

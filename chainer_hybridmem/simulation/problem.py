@@ -37,6 +37,7 @@ from chainer_hybridmem.profile import (
     check_profile,
 )
 
+BEYOND = 10.0  # what host copies without a place cost, of all else there is to do
 CrossIteration = bool | str
 STATES, ALL = 'states', 'all'
 CROSSINGS: dict[CrossIteration, frozenset[Category]] = {
@@ -77,6 +78,12 @@ class Arrays(NamedTuple):
     inputs: np.ndarray  # items
     product_ptr: np.ndarray  # (n+1,) int64
     products: np.ndarray  # items
+    tiered: bool  # whether host copies in RAM are limited
+    host_limit: int  # bytes
+    by_host: np.ndarray  # (M,) int64, maps by their right to RAM
+    disk_out_seconds: np.ndarray  # (M,) float64, copies to the disk
+    disk_in_seconds: np.ndarray  # (M,) float64, copies from there
+    beyond_seconds: float  # for the byte too much, if there is no disk; see kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +103,8 @@ class Problem:
         swap_in_seconds (ndarray): Seconds of each map's copy back.
         in_core_peak_bytes (int): Highest load of plain Chainer.
         in_core_seconds (float): Time of one iteration without any swap or recompute.
+        host_limit_bytes (int or None): Most bytes of host copies in RAM; None is
+            without a limit.
         bounds (dict): Proven bounds found so far, by limit.
     """
 
@@ -109,6 +118,7 @@ class Problem:
     swap_in_seconds: np.ndarray
     in_core_peak_bytes: int
     in_core_seconds: float
+    host_limit_bytes: int | None = None
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
@@ -149,17 +159,59 @@ def decided_by(profile: Profile, plan: Plan) -> CrossIteration:
     return STATES if Category.OPTIMIZER_STATE in kinds else False
 
 
-def make_problem(profile: Profile, cross_iteration: CrossIteration = False) -> Problem:
+def with_host_limit(problem: Problem, host_limit_bytes: int | None) -> Problem:
+    """The same problem with another limit for host copies in RAM.
+
+    Args:
+        problem: Any problem.
+        host_limit_bytes: Most bytes; None is without a limit.
+
+    Raises:
+        OptionError: If the number is negative.
+    """
+    if host_limit_bytes is not None and host_limit_bytes < 0:
+        raise OptionError(
+            f'host_limit_bytes is {host_limit_bytes}; it must be zero or more.'
+        )
+    total = sum(s.nbytes for s in problem.maps)
+    limit = total if host_limit_bytes is None else host_limit_bytes
+    return dataclasses.replace(
+        problem,
+        host_limit_bytes=host_limit_bytes,
+        arrays=problem.arrays._replace(tiered=limit < total, host_limit=limit),
+        bounds={},
+    )
+
+
+def copy_seconds(
+    problem: Problem, on_disk: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(M,) seconds of each map's copy out and back, if some go to the disk."""
+    a = problem.arrays
+    return (
+        np.where(on_disk, a.disk_out_seconds, problem.swap_out_seconds),
+        np.where(on_disk, a.disk_in_seconds, problem.swap_in_seconds),
+    )
+
+
+def make_problem(
+    profile: Profile,
+    cross_iteration: CrossIteration = False,
+    host_limit_bytes: int | None = None,
+) -> Problem:
     """Derives the simulator's arrays from a profile.
 
     Args:
         profile: A recorded iteration.
         cross_iteration: What plans decide about besides feature maps; as in
             :func:`crossing_of`.
+        host_limit_bytes: Most bytes of host copies in RAM; what is swapped beyond them
+            goes to the disk if the profile has a disk link, else no plan may swap
+            it. None is without a limit.
 
     Raises:
         FormatError: If the profile contradicts itself.
-        OptionError: If ``cross_iteration`` cannot be.
+        OptionError: If ``cross_iteration`` or the limit cannot be.
     """
     crossing = crossing_of(cross_iteration)
     check_profile(profile)
@@ -185,6 +237,10 @@ def make_problem(profile: Profile, cross_iteration: CrossIteration = False) -> P
     release_from = np.maximum(releasable, copy_from)
     first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
     link = profile.link
+    disk = profile.disk_link or link
+    in_core_seconds = _in_core_seconds(profile)
+    out_seconds = np.array([link.d2h_seconds(s.nbytes) for s in maps])
+    in_seconds = np.array([link.h2d_seconds(s.nbytes) for s in maps])
     arrays = Arrays(
         first_backward=b0,
         backward_seconds=sum((o.device_seconds for o in profile.operations[b0:]), 0.0),
@@ -207,20 +263,31 @@ def make_problem(profile: Profile, cross_iteration: CrossIteration = False) -> P
         by_copy=np.argsort(copy_from, kind='stable'),
         by_release=np.argsort(release_from, kind='stable'),
         by_use=np.argsort(first_use, kind='stable'),
+        tiered=False,
+        host_limit=0,
+        by_host=np.argsort(first_use, kind='stable'),
+        disk_out_seconds=np.array([disk.d2h_seconds(s.nbytes) for s in maps]),
+        disk_in_seconds=np.array([disk.h2d_seconds(s.nbytes) for s in maps]),
+        beyond_seconds=(
+            0.0
+            if profile.disk_link is not None
+            else BEYOND * float(in_core_seconds + out_seconds.sum() + in_seconds.sum())
+        ),
         **recipes,
     )
-    return Problem(
+    problem = Problem(
         profile=profile,
         maps=maps,
         cross_iteration=cross_iteration,
         items=items,
         arrays=arrays,
         recomputable=_recomputable(arrays, len(maps)),
-        swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
-        swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
+        swap_out_seconds=out_seconds,
+        swap_in_seconds=in_seconds,
         in_core_peak_bytes=in_core_peak_bytes(profile),
-        in_core_seconds=_in_core_seconds(profile),
+        in_core_seconds=in_core_seconds,
     )
+    return with_host_limit(problem, host_limit_bytes)
 
 
 def _in_core_seconds(profile: Profile) -> float:

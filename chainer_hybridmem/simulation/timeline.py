@@ -10,10 +10,15 @@ import dataclasses
 import numpy as np
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Problem, decided_by, make_problem
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    copy_seconds,
+    decided_by,
+    make_problem,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ def plan_from_positions(
             swap_in_before=int(positions.swap_in[m]),
             needed_before=int(positions.needed[m]),
             drop_before=int(positions.drop[m]),
+            tier=Tier.DISK if positions.on_disk[m] else Tier.RAM,
         )
         for m, storage in enumerate(problem.maps)
     )
@@ -112,6 +118,12 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
         )
     n = len(problem.profile.operations)
     work = kernel.make_work(problem.arrays)
+    work.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
+    if work.on_disk.any() and problem.profile.disk_link is None:
+        raise PlanError(
+            f'The plan swaps {int(work.on_disk.sum())} maps to the disk, but the '
+            'profile has no disk link; record it with swap_dir and host_limit.'
+        )
     for replay in plan.replays:
         if not (0 <= replay.before < n and 0 <= replay.operation < n):
             raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
@@ -143,12 +155,8 @@ def run_lanes(problem: Problem, positions: kernel.Work) -> float:
 
     When it all happens stands in ``positions`` afterwards.
     """
-    return kernel.lanes(
-        problem.arrays,
-        problem.swap_out_seconds,
-        problem.swap_in_seconds,
-        positions,
-    )
+    out_seconds, in_seconds = copy_seconds(problem, positions.on_disk)
+    return kernel.lanes(problem.arrays, out_seconds, in_seconds, positions)
 
 
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
@@ -202,7 +210,7 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         return list(a.seconds.tolist())
     work = positions_from_plan(problem, plan)
     as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
-    kernel.lanes(as_measured, problem.swap_out_seconds, problem.swap_in_seconds, work)
+    kernel.lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
     swapped = work.swap_out >= 0
     moments = np.concatenate(
         [work.began[:, swapped], work.ended[:, swapped]], axis=None

@@ -25,6 +25,7 @@ KEYS = {
     'overhead',
     'peak_bytes',
     'host_bytes',
+    'disk_bytes',
     'planning_seconds',
     'lower_bound_seconds',
     'gap',

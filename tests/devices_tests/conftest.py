@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.plan import Tier
 
 LIMIT = 16 << 20
 
@@ -16,6 +17,16 @@ class Opened:
         self.xp = xp
         self.asked = []
         self.give_up = lambda: None
+
+    @property
+    def host_bytes(self):
+        """What host copies hold in all tiers."""
+        return self.device.host_bytes + self.device.disk_bytes
+
+    def reserve(self, nbytes):
+        """Slabs of so many bytes in all, in RAM first."""
+        ram = min(nbytes, self.device.host_room(Tier.RAM))
+        self.device.reserve(ram, nbytes - ram)
 
     def reclaim(self, nbytes):
         self.asked.append(nbytes)
@@ -40,11 +51,15 @@ def _open(name, tmp_path):
         from chainer_hybridmem.devices.cuda import CudaDevice
 
         return Opened(CudaDevice(LIMIT), cupy)
-    swap_dir = str(tmp_path) if name == 'file' else None
-    return Opened(HostDevice(LIMIT, swap_dir=swap_dir), numpy)
+    options = {} if name == 'ram' else {'swap_dir': str(tmp_path)}
+    if name == 'tiers':
+        options['host_limit_bytes'] = 2 << 20
+    return Opened(HostDevice(LIMIT, **options), numpy)
 
 
-@pytest.fixture(params=['ram', 'file', pytest.param('cuda', marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=['ram', 'file', 'tiers', pytest.param('cuda', marks=pytest.mark.gpu)]
+)
 def opened(request, tmp_path):
     """An installed device; uninstalled and closed afterwards."""
     opened = _open(request.param, tmp_path)

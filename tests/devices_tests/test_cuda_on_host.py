@@ -14,6 +14,7 @@ import pytest
 
 from chainer_hybridmem.devices import cuda
 from chainer_hybridmem.errors import (
+    HostFullError,
     OptionError,
     OutOfMemoryError,
     SessionError,
@@ -434,8 +435,23 @@ def test_options_that_a_gpu_does_not_have(link_bandwidth, tmp_path):
         cuda.CudaDevice(_LIMIT, link_bandwidth=link_bandwidth)
     with pytest.raises(OptionError, match='swap_dir'):
         cuda.CudaDevice(_LIMIT, swap_dir=str(tmp_path))
+    with pytest.raises(OptionError, match='disk_bandwidth'):
+        cuda.CudaDevice(_LIMIT, disk_bandwidth=1e9)
     with pytest.raises(OptionError, match='limit_bytes'):
         cuda.CudaDevice(0)
+
+
+def test_pinned_memory_has_a_limit_too(opened):
+    device = cuda.CudaDevice(_LIMIT, host_limit_bytes=2048)
+    device.reserve(4096)
+    assert device.host_bytes == 2048 and device.disk_bytes == 0
+    copies = [device.host_copy(1024) for _ in range(2)]
+    with pytest.raises(HostFullError, match='swap_dir'):
+        device.host_copy(512)
+    assert device.host_refusal is not None
+    copies[0].close()
+    device.host_copy(512).close()
+    device.close()
 
 
 def test_gpu_that_does_not_exist(opened):

@@ -8,6 +8,7 @@ import pytest
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import View
 from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.pools import IterationLog, lay_out
 
 _MIB = 1 << 20
@@ -206,18 +207,18 @@ def test_adopted_arrays_count_until_they_die(opened):
 
 def test_host_bytes_follow_copies(opened):
     device = opened.device
-    device.reserve(3 * _MIB)
-    assert device.host_bytes == 3 * _MIB
+    opened.reserve(3 * _MIB)
+    assert opened.host_bytes == 3 * _MIB
     roots = [device.allocate(_MIB) for _ in range(4)]
     pairs = [device.swap_out(root, None) for root in roots]
     for _, transfer in pairs:
         device.wait(transfer)
-    assert device.host_bytes == 4 * _MIB
+    assert opened.host_bytes == 4 * _MIB
     device.synchronize()
     for copy, _ in pairs:
         copy.close()
         copy.close()
-    assert device.host_bytes == 3 * _MIB
+    assert opened.host_bytes == 3 * _MIB
 
 
 def test_copy_is_written_again(opened):
@@ -253,7 +254,7 @@ def test_swap_in_waits_for_its_swap_out(opened):
 
 def test_freed_host_space_is_not_used_while_a_copy_reads_it(opened):
     device = opened.device
-    device.reserve(4 * _MIB)
+    opened.reserve(4 * _MIB)
     first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
     _bytes(device, first)[...] = 1
     _bytes(device, second)[...] = 2
@@ -316,14 +317,15 @@ def test_stalls_and_marks(opened):
 def test_measured_link_leaves_nothing_behind(opened):
     device = opened.device
     before = device.used_bytes
-    link = measure_link(device, _MIB)
+    tier = Tier.RAM if device.host_room(Tier.RAM) else Tier.DISK
+    link = measure_link(device, _MIB, tier)
     assert 0 <= link.latency_seconds < 0.1
     assert link.d2h_bytes_per_second > 1e6 and link.h2d_bytes_per_second > 1e6
     assert 0 < link.duplex_share <= 1
     assert 0 < link.d2h_compute_share <= 1 and 0 < link.h2d_compute_share <= 1
     assert (link.issue_seconds > 0) == device.asynchronous
     assert device.used_bytes == before
-    assert device.host_bytes == 0
+    assert opened.host_bytes == 0
     assert not opened.asked
 
 

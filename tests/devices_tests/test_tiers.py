@@ -1,0 +1,262 @@
+"""RAM up to a limit, then the disk: counted, private, and gone with the process."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host_limit import host_limit_bytes
+from chainer_hybridmem.devices.link import measure_link
+from chainer_hybridmem.devices.store import FileStore, RamStore, SwapFile
+from chainer_hybridmem.devices.tiers import TieredStore
+from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
+from chainer_hybridmem.plan import Tier
+
+_MIB = 1 << 20
+LIMIT = 1000
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    store = TieredStore(RamStore(LIMIT), FileStore(str(tmp_path)))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def ram_only():
+    store = TieredStore(RamStore(LIMIT), None)
+    yield store
+    store.close()
+
+
+def test_ram_first_and_then_the_disk(tiers):
+    first, second = tiers.take(600, None), tiers.take(500, None)
+    third = tiers.take(400, None)
+    assert [s.tier for s in (first, second, third)] == [Tier.RAM, Tier.DISK, Tier.RAM]
+    assert (tiers.ram_bytes, tiers.disk_bytes) == (1000, 500)
+    assert tiers.room_bytes(Tier.RAM) == 0
+    first.close()
+    assert tiers.take(600, None).tier is Tier.RAM
+
+
+def test_a_tier_that_is_asked_for(tiers):
+    assert tiers.take(600, Tier.DISK).tier is Tier.DISK
+    assert tiers.take(600, Tier.RAM).tier is Tier.RAM
+    assert tiers.take(600, Tier.RAM).tier is Tier.DISK  # it is full
+
+
+def test_slabs_of_both_tiers_take_what_they_are_for(tiers):
+    tiers.reserve(900, 700)
+    assert (tiers.ram_bytes, tiers.disk_bytes) == (900, 700)
+    spaces = [tiers.take(450, Tier.RAM) for _ in range(2)]
+    spaces += [tiers.take(350, Tier.DISK) for _ in range(2)]
+    assert (tiers.ram_bytes, tiers.disk_bytes) == (900, 700)
+    assert [s.tier for s in spaces] == [Tier.RAM] * 2 + [Tier.DISK] * 2
+
+
+def test_a_new_slab_waits_for_what_the_former_one_still_holds(tiers):
+    tiers.reserve(800, 0)
+    held = tiers.take(100, Tier.RAM)
+    tiers.reserve(900, 0)
+    assert tiers.ram_bytes == LIMIT
+    held.close()
+    tiers.reserve(900, 0)
+    assert tiers.ram_bytes == 900
+
+
+def test_nowhere_to_go_is_refused_with_the_next_step(ram_only):
+    kept = ram_only.take(600, None)
+    for tier in (None, Tier.RAM, Tier.DISK):
+        with pytest.raises(HostFullError, match=r'401.*600 of 1000') as caught:
+            ram_only.take(401, tier)
+        for option in ('host_limit', 'swap_dir'):
+            assert option in str(caught.value)
+    assert ram_only.refusal == str(caught.value)
+    assert ram_only.ram_bytes == 600
+    kept.close()
+    assert ram_only.take(1000, None).nbytes == 1000
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(strategies.integers(0, 4), strategies.integers(1, 700))
+    )
+)
+def test_the_limit_is_kept_at_all_times(steps):
+    """By what is held, whatever is reserved, taken and given back in between."""
+    store = RamStore(LIMIT)
+    taken = []
+    for what, number in steps:
+        if what == 0:
+            store.reserve(number)
+        elif what == 1 and taken:
+            taken.pop(number % len(taken)).close()
+        else:
+            try:
+                taken.append(store.take(number))
+            except HostFullError:
+                assert number > store.room_bytes
+        assert 0 <= store.host_bytes <= LIMIT
+    store.close()
+
+
+def test_contents_come_back_from_both_tiers(open_host, tmp_path):
+    host = open_host(swap_dir=str(tmp_path), host_limit_bytes=_MIB)
+    roots = [host.allocate(_MIB) for _ in range(3)]
+    copies = []
+    for value, root in enumerate(roots):
+        root[...] = value + 1
+        copy, transfer = host.swap_out(root, None)
+        host.wait(transfer)
+        root[...] = 0
+        copies.append(copy)
+    assert [c.tier for c in copies] == [Tier.RAM, Tier.DISK, Tier.DISK]
+    assert (host.host_bytes, host.disk_bytes) == (_MIB, 2 * _MIB)
+    for value, (copy, root) in enumerate(zip(copies, roots, strict=True)):
+        host.wait(host.swap_in(copy, root))
+        assert (root == value + 1).all()
+
+
+@pytest.mark.parametrize(
+    ('options', 'ram_seconds', 'disk_seconds'),
+    [
+        ({'disk_bandwidth': 40 * _MIB}, 0.0, 0.1),
+        ({'disk_bandwidth': 40 * _MIB, 'link_bandwidth': 20 * _MIB}, 0.2, 0.2),
+        ({'disk_bandwidth': 20 * _MIB, 'link_bandwidth': 40 * _MIB}, 0.1, 0.2),
+    ],
+)
+def test_each_tier_has_its_throttle(
+    open_host, tmp_path, options, ram_seconds, disk_seconds
+):
+    host = open_host(swap_dir=str(tmp_path), host_limit_bytes=4 * _MIB, **options)
+    root = host.allocate(4 * _MIB)
+    for tier, seconds in ((Tier.RAM, ram_seconds), (Tier.DISK, disk_seconds)):
+        copy, transfer = host.swap_out(root, host.host_copy(4 * _MIB, tier))
+        host.wait(transfer)
+        assert seconds * 0.95 <= transfer.seconds() < seconds + 0.09
+        copy.close()
+
+
+def test_each_tier_has_its_link(open_host, tmp_path):
+    host = open_host(
+        swap_dir=str(tmp_path),
+        host_limit_bytes=4 * _MIB,
+        link_bandwidth=200 * _MIB,
+        disk_bandwidth=5 * _MIB,
+    )
+    ram, disk = (measure_link(host, tier=tier) for tier in Tier)
+    assert host.host_bytes == host.disk_bytes == 0
+    for link, rate in ((ram, 200 * _MIB), (disk, 5 * _MIB)):
+        assert rate / 10 < link.d2h_bytes_per_second < rate * 1.1
+        assert rate / 10 < link.h2d_bytes_per_second < rate * 1.1
+    # A busy machine is slower, but not so much.
+    assert ram.d2h_bytes_per_second > 2 * disk.d2h_bytes_per_second
+    assert ram.h2d_bytes_per_second > 2 * disk.h2d_bytes_per_second
+
+
+def test_measuring_keeps_the_host_limit(open_host):
+    host = open_host(host_limit_bytes=_MIB, link_bandwidth=200 * _MIB)
+    host.host_copy(_MIB // 2)
+    link = measure_link(host)
+    assert 0 < link.d2h_bytes_per_second < 220 * _MIB
+    assert host.host_refusal is None
+    assert measure_link(host, tier=Tier.DISK) is None
+    host.host_copy(_MIB // 2)
+    assert measure_link(host) is None
+
+
+def test_swap_dir_alone_takes_no_ram(open_host, tmp_path):
+    host = open_host(swap_dir=str(tmp_path))
+    assert host.host_copy(1000).tier is Tier.DISK
+    assert host.describe()['swap_dir'] == 'file'
+
+
+@pytest.mark.parametrize(
+    ('options', 'match'),
+    [
+        ({'host_limit_bytes': -1}, 'zero or more'),
+        ({'disk_bandwidth': 1.0}, 'no swap_dir'),
+        ({'disk_bandwidth': 0.0, 'swap_dir': '.'}, 'above zero'),
+    ],
+)
+def test_options_that_cannot_be(options, match):
+    with pytest.raises(OptionError, match=match):
+        HostDevice(_MIB, **options)
+
+
+def test_the_option_host_limit():
+    assert host_limit_bytes(None, None) is None
+    assert host_limit_bytes(None, '/scratch') == 0
+    assert host_limit_bytes('1MiB', None) == _MIB
+    assert host_limit_bytes(0, '/scratch') == 0
+    with pytest.raises(OptionError, match='swap_dir'):
+        host_limit_bytes(0, None)
+    with pytest.raises(OptionError, match='zero or more'):
+        host_limit_bytes(-1, '/scratch')
+
+
+def test_the_disk_that_is_full_is_one_error(tiers, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'posix_fallocate', full)
+    kept = tiers.take(800, None)
+    with pytest.raises(SwapStoreError, match=r'no room for 800 more.*No space left'):
+        tiers.take(800, None)
+    assert (tiers.ram_bytes, tiers.disk_bytes) == (800, 0)
+    kept.close()
+
+
+def test_the_file_is_private(tmp_path):
+    file = SwapFile(str(tmp_path))
+    status = os.fstat(file._fd)
+    assert stat.S_IMODE(status.st_mode) == stat.S_IRUSR | stat.S_IWUSR
+    assert status.st_nlink == 0
+    file.close()
+
+
+VICTIM = """
+import sys, time
+from chainer_hybridmem.devices.host import HostDevice
+device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
+device.install(lambda nbytes: None)
+copy, transfer = device.swap_out(device.allocate(1 << 23), None)
+device.wait(transfer)
+print(device.disk_bytes, flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_is_left_of_a_process_that_is_killed(tmp_path):
+    """Neither a name in the folder nor, once it is gone, its space."""
+    victim = subprocess.Popen(
+        [sys.executable, '-c', VICTIM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert int(victim.stdout.readline()) == 1 << 23
+        assert list(tmp_path.iterdir()) == []
+        open_files = f'/proc/{victim.pid}/fd'
+        targets = [os.readlink(f'{open_files}/{fd}') for fd in os.listdir(open_files)]
+        swapped = [t for t in targets if t.startswith(str(tmp_path))]
+        assert len(swapped) == 1 and swapped[0].endswith('(deleted)')
+    finally:
+        victim.send_signal(signal.SIGKILL)
+        victim.stdout.close()
+        assert victim.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 5
+    while os.path.exists(open_files) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not os.path.exists(open_files)
+    assert list(tmp_path.iterdir()) == []
