@@ -2,11 +2,15 @@
 # make train   ResNet-50 on photographs, in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests; options for pytest in PYTEST_ARGS
 # make lint    ruff and mypy
+# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS
 # make clean   removes .venv and what the tools left behind
 
 PYTHON ?= python3
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
+FUZZ_SEED ?= 0
+FUZZ_MINUTES ?= 10
+FUZZ_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +31,7 @@ GPU_EXTRA = extra=; \
 		if [ "$${cuda:-0}" -ge 13 ]; then extra=,cuda13; else extra=,cuda12; fi; \
 	fi
 
-.PHONY: train test lint venv clean
+.PHONY: train test lint fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
@@ -40,6 +44,9 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy chainer_hybridmem
+
+fuzz: venv
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

@@ -17,11 +17,14 @@ Note: [weak references]
 from __future__ import annotations
 
 import copy
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
+from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.profile import Slot, SlotKind
@@ -41,6 +44,28 @@ def target(function: Any) -> Any:
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
     return str(type(target(function)).__name__)
+
+
+def communicates(function: Any) -> bool:
+    """Whether forward talks to other processes.
+
+    They would have to answer at the same moment: each of them has a plan of its own.
+    """
+    own = target(function)
+    return any(
+        type(part).__module__.partition('.')[0] == 'chainermn'
+        for part in (own, *vars(own).values())
+    )
+
+
+def backward_runs() -> bool:
+    """Whether a backward function is among the callers."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _backprop_utils.backprop_step.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SlotRef:
@@ -65,6 +90,14 @@ class SlotRef:
         if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
             return owner
         return None
+
+    @property
+    def function(self) -> Any:
+        """The function node whose own slot it is, if there is one and it is alive."""
+        owner = self._owner()
+        if owner is None or self.node is not None:
+            return None
+        return owner if isinstance(owner, chainer.FunctionNode) else owner.node
 
     def put(self, array: Array | None) -> None:
         """Fills or clears the slot; nothing happens if its owner is dead."""
@@ -171,6 +204,27 @@ def find_slots(
         yield Slot(operation, SlotKind.ATTRIBUTE, key), target(function), array
 
 
+def product(slot: Slot, function: Any, outputs: Any, made: Any) -> Array:
+    """What a replay has made for one of a function's own slots.
+
+    Args:
+        slot: A retained output or an attribute.
+        function: The function in the graph.
+        outputs: Output arrays of the replay.
+        made: The object with its attributes.
+    """
+    if slot.kind is SlotKind.RETAINED:
+        return outputs[function._output_indexes_to_retain[int(slot.key)]]
+    return read_attribute(made, str(slot.key))
+
+
+def retained_inputs(function: Any) -> list[Any]:
+    """Variable nodes of the inputs that backward reads."""
+    inputs = function.inputs or ()
+    kept = function._input_indexes_to_retain or ()
+    return [inputs[index] for index in kept if index < len(inputs)]
+
+
 def output_arrays(function: Any) -> list[Array | None]:
     """Output arrays that are still reachable through the graph or the user."""
     result = []
@@ -182,6 +236,8 @@ def output_arrays(function: Any) -> list[Array | None]:
 
 def node_array(node: Any) -> Array | None:
     """The array of a variable node, from the node or its live Variable."""
+    if node is None:
+        return None
     if node._data is not None:
         return node._data
     variable = node.get_variable_or_none()

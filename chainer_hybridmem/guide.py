@@ -212,9 +212,9 @@ class Guide:
 
     def forget_copies(self) -> None:
         """Gives all host copies back: storage ids are about to change."""
-        for copy in self.copies.values():
+        while self.copies:  # an interruption leaves none that is closed
+            _, copy = self.copies.popitem()
             copy.close()
-        self.copies.clear()
 
 
 def _actions(plan: Plan) -> tuple[Any, ...]:

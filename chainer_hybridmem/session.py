@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 import chainer
-from chainer import _backprop, function_node
 
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices import open_device, parse_device
@@ -29,6 +29,7 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
+from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.owners import Owner, StateOwner, owners_of, permanent_arrays
 from chainer_hybridmem.plan import Plan
@@ -51,10 +52,6 @@ from chainer_hybridmem.units import (
 )
 
 _active = threading.local()
-_BACKWARD_LOOPS = (
-    _backprop._backprop_to_all.__code__,
-    function_node._backprop.__code__,
-)
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
 
@@ -125,6 +122,16 @@ def active_session() -> Session | None:
     """The session that this thread is in."""
     session: Session | None = getattr(_active, 'session', None)
     return session
+
+
+def _leave_in_child() -> None:
+    """A forked child has no copy threads: it goes on as plain Chainer."""
+    session = active_session()
+    if session is not None:
+        session._forget()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class Session(chainer.FunctionHook):
@@ -218,6 +225,15 @@ class Session(chainer.FunctionHook):
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
+        try:
+            with HeldBack():
+                self._begin()
+            return self
+        except BaseException:
+            self.__exit__()  # if it was held back until the session had begun
+            raise
+
+    def _begin(self) -> None:
         if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '
@@ -233,8 +249,8 @@ class Session(chainer.FunctionHook):
             raise
         _active.session = self
         self._open = True
-        return self
 
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
@@ -243,24 +259,29 @@ class Session(chainer.FunctionHook):
     ) -> None:
         if not self._open:
             return
-        self._open = False
-        _active.session = None
+        self._forget()
         self._planning.stop_improving()
         message = self._explain(error)
-        self._link_hook.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)
         self._stop_observing()
-        self._stop_placing()
         self.device.uninstall()
         try:
             if error is None:
                 self._finish_statistics()
                 self._executor.close()
         finally:
-            self._executor.abandon()
-            self.device.close()
+            try:
+                self._executor.abandon()
+            finally:
+                self.device.close()
         if message is not None:
             raise message from error
+
+    def _forget(self) -> None:
+        """Chainer does not know of the session any more."""
+        self._open = False
+        _active.session = None
+        self._link_hook.__exit__(None, None, None)
+        super().__exit__(None, None, None)
 
     def _explain(self, error: BaseException | None) -> BaseException | None:
         """NumPy's and CuPy's own errors know neither limit nor operation."""
@@ -326,13 +347,14 @@ class Session(chainer.FunctionHook):
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
             return
-        if self._depth and _backward_is_running():
+        if self._depth and graph.backward_runs():
             self._nested_forward(function)
             return
-        self._depth = 0  # an exception may have ended a backward
+        if self._broken_off():
+            self._give_up_iteration()
         self._enter()
         self._complete_last()
-        if self._backward_seen or not self._started or self._thrown_away():
+        if self._backward_seen or not self._started:
             self._end_iteration()
             self._begin_iteration(_forward_key(function, in_data))
         k = self._position
@@ -441,7 +463,6 @@ class Session(chainer.FunctionHook):
         k, reference = self._last
         self._last = None
         function = reference()
-        self._last_lives = function is not None or k < 0
         if function is None:
             return
         self._executor.complete(k, function)
@@ -454,7 +475,6 @@ class Session(chainer.FunctionHook):
         self._position = 0
         self._label = 'no operation yet'
         self._last = None
-        self._last_lives = True
         self._depth = 0  # backward functions under way
         self._backward_seen = False
         self._matching = False
@@ -465,11 +485,24 @@ class Session(chainer.FunctionHook):
         self._start_seconds = 0.0
         self._foreign_bytes = 0
 
-    def _thrown_away(self) -> bool:
-        """Whether nothing of the iteration's graph lives: it was no training."""
-        if self._last_lives or not self._position:
-            return False
-        return self._executor.graph_is_dead
+    def _broken_off(self) -> bool:
+        """Whether the iteration has come to nothing.
+
+        The program has caught an error, or its graph has died before a backward: then a
+        backward function or a hook before a forward function has not come to an end,
+        or no function is left.
+        """
+        if not self._started or self._depth:
+            return self._depth > 0
+        if self._backward_seen or self._last is None:
+            return not self._backward_seen
+        k, reference = self._last
+        return k >= 0 and reference() is None and self._executor.graph_is_dead
+
+    def _give_up_iteration(self) -> None:
+        """What was begun is not recorded; its kind is known as well as before."""
+        self._stop_observing()
+        self._depth, self._started = 0, False
 
     def _start_operation(self, k: int, key: Key) -> None:
         """What is allocated from here on belongs to operation k."""
@@ -503,7 +536,6 @@ class Session(chainer.FunctionHook):
         self._recorder = None  # goes on
         self._stop_observing()
         self._recorder = recorder
-        self._stop_placing()
         self._executor.switch(other.table, other.copies, k)
 
     def _deviate(self) -> None:
@@ -515,7 +547,6 @@ class Session(chainer.FunctionHook):
         self._recorder = recorder
         if recorder is not None:
             recorder.draft = True
-        self._stop_placing()
         self.deviations += 1
         after = '' if recorder is None else ', and recorded'
         number = len(self._history.entries) + 1
@@ -586,13 +617,10 @@ class Session(chainer.FunctionHook):
             self._recorder = None
         self._stopwatch = self._lateness = None
         self._stop_tracing()
+        self._stop_placing()
 
     def _end_iteration(self) -> None:
         if not self._started:
-            return
-        if not self._backward_seen:  # thrown away
-            self._stop_observing()
-            self._stop_placing()
             return
         seconds = time.perf_counter() - self._start_seconds
         guide = self._guide
@@ -964,19 +992,6 @@ class _LinkPath(chainer.LinkHook):
     def forward_postprocess(self, args: Any) -> None:
         if self._stack:
             self._stack.pop()
-
-
-def _backward_is_running() -> bool:
-    """Whether the caller was called by one of Chainer's loops over backward functions.
-
-    An exception that the program has caught leaves no other trace.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in _BACKWARD_LOOPS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

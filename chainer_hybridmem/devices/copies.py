@@ -8,6 +8,7 @@ Note: [frees in the main thread]
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from chainer_hybridmem.errors import SwapStoreError
 _STEP_SECONDS = 0.2
 _LATE_SECONDS = 0.01  # a copy thread that woke late may make up for so much
 _LEAST_STEP_BYTES = 1 << 16
+_ALIVE_SECONDS = 1.0  # who waits looks so often whether the thread still lives
 
 _Copy = Callable[[int, int, int], None]
 
@@ -29,22 +31,44 @@ _Copy = Callable[[int, int, int], None]
 class HostCompletion(Completion):
     """When a worker has finished a copy.
 
+    Args:
+        thread: The worker.
+        outward: Whether it is a copy to the store.
+
     Attributes:
+        spoilt (bool): The space in the store does not have the contents (yet).
         event (threading.Event): Set once the copy has finished or failed.
         error (Exception or None): Why it failed.
         began (float): When the copy began, on the clock of ``perf_counter``.
         ended (float): When it ended.
     """
 
-    __slots__ = ('began', 'ended', 'error', 'event')
+    __slots__ = ('_thread', 'began', 'ended', 'error', 'event', 'spoilt')
 
-    def __init__(self) -> None:
+    def __init__(self, thread: threading.Thread, outward: bool) -> None:
+        self._thread = thread
+        self.spoilt = outward
         self.event = threading.Event()
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
 
     def done(self) -> bool:
         return self.event.is_set()
+
+    def wait(self) -> None:
+        """Returns once the copy has finished or failed.
+
+        Raises:
+            SwapStoreError: If the worker has died with it.
+        """
+        while self._thread.is_alive():
+            if self.event.wait(_ALIVE_SECONDS):
+                return
+        if not self.event.is_set():
+            raise SwapStoreError(
+                f'the thread {self._thread.name} has died before a copy of a feature '
+                f'map had finished; run the iteration again.'
+            )
 
 
 class HostTransfer(Transfer):
@@ -56,10 +80,10 @@ class HostTransfer(Transfer):
 
     __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
 
-    def __init__(self, root: Root, nbytes: int) -> None:
+    def __init__(self, root: Root, nbytes: int, completion: HostCompletion) -> None:
         self.root = root
         self.nbytes = nbytes
-        self.completion = HostCompletion()
+        self.completion = completion
         self.submitted = time.perf_counter()
         self._seconds = 0.0
 
@@ -99,7 +123,6 @@ class _Job:
         self.address = address
         self.outward = outward
         self.after = space.last if isinstance(space.last, HostCompletion) else None
-        space.last = transfer.completion
 
 
 class CopyThread:
@@ -117,9 +140,10 @@ class CopyThread:
         self._name = name
         self._latency = latency_seconds
         self.throttle(bandwidth)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None]
         self._last: HostCompletion | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._free_from = 0.0
 
     def throttle(self, bandwidth: float | None) -> None:
@@ -128,32 +152,62 @@ class CopyThread:
         self._throttled = bandwidth is not None or self._latency > 0
 
     def submit(
-        self, transfer: HostTransfer, space: Space, address: int, outward: bool
-    ) -> None:
-        """Queues a copy; it also waits for the space's former copy."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=self._name, daemon=True
+        self, root: Root, space: Space, address: int, outward: bool
+    ) -> HostTransfer:
+        """Queues a copy; it also waits for the space's former copy.
+
+        Raises:
+            SwapStoreError: If there is no thread for it.
+        """
+        completion = HostCompletion(self._living(), outward)
+        transfer = HostTransfer(root, space.nbytes, completion)
+        job = _Job(transfer, space, address, outward)
+        self._last = space.last = transfer.completion
+        self._jobs.put(job)
+        return transfer
+
+    def _living(self) -> threading.Thread:
+        """The thread, which begins with the first copy, and again if it has died.
+
+        What it had not finished then, nobody does: who waits for that is told.
+        """
+        if self._closed:
+            raise SwapStoreError(
+                f'the thread {self._name} has ended with its session; nothing can be '
+                f'copied any more.'
             )
-            self._thread.start()
-        self._last = transfer.completion
-        self._jobs.put(_Job(transfer, space, address, outward))
+        if self._thread is None or not self._thread.is_alive():
+            self._jobs = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._run, args=(self._jobs,), name=self._name, daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise SwapStoreError(
+                    f'the thread {self._name}, which copies feature maps, cannot be '
+                    f'started ({error}). Allow this process more threads.'
+                ) from error
+            self._thread = thread
+        return self._thread
 
     def drain(self) -> None:
         """Waits until every copy queued so far has finished."""
         if self._last is not None:
-            self._last.event.wait()
+            self._last.wait()
 
     def close(self) -> None:
         """Finishes what is queued and ends the thread."""
+        self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+            self._jobs = queue.SimpleQueue()  # a thread that has died left some
 
-    def _run(self) -> None:
+    def _run(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         while True:
-            job = self._jobs.get()
+            job = jobs.get()
             if job is None:
                 return
             completion = job.transfer.completion
@@ -168,11 +222,13 @@ class CopyThread:
     def _execute(self, job: _Job) -> None:
         transfer = job.transfer
         start = max(transfer.submitted, self._free_from)
-        if job.after is not None and not job.after.event.is_set():
-            job.after.event.wait()
+        if job.after is not None and not job.after.done():
+            with contextlib.suppress(SwapStoreError):  # it has died
+                job.after.wait()
             start = time.perf_counter()
-        if job.after is not None and job.after.error and not job.outward:
-            raise SwapStoreError(str(job.after.error))
+        if job.after is not None and job.after.spoilt and not job.outward:
+            transfer.completion.spoilt = True
+            raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
         transfer.completion.began = time.perf_counter()
         if self._throttled:
@@ -180,6 +236,7 @@ class CopyThread:
         else:
             start = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
+        transfer.completion.spoilt = False
         transfer.completion.ended = end = time.perf_counter()
         transfer._seconds = end - start
 

@@ -316,15 +316,11 @@ class HostDevice(Device):
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         nbytes = self.root_bytes(root)
         space = self._store.take(nbytes) if copy is None else _space(copy, nbytes)
-        transfer = HostTransfer(root, nbytes)
-        self._d2h.submit(transfer, space, _address(root), outward=True)
-        return space, transfer
+        return space, self._d2h.submit(root, space, _address(root), outward=True)
 
     def swap_in(self, copy: HostCopy, root: Root) -> Transfer:
         space = _space(copy, self.root_bytes(root))
-        transfer = HostTransfer(root, space.nbytes)
-        self._h2d.submit(transfer, space, _address(root), outward=False)
-        return transfer
+        return self._h2d.submit(root, space, _address(root), outward=False)
 
     def throttle(self, link_bandwidth: float | None) -> None:
         """Makes the link another one, from the next copy on.
@@ -344,9 +340,9 @@ class HostDevice(Device):
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, HostTransfer)
         completion = transfer.completion
-        if not completion.event.is_set():
+        if not completion.done():
             start = time.perf_counter()
-            completion.event.wait()
+            completion.wait()
             self._stall_seconds += time.perf_counter() - start
         if completion.error is not None:
             # A new error each time: the kept one would hold its own traceback,

@@ -42,6 +42,7 @@ import ctypes
 import functools
 import mmap
 import os
+import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -82,12 +83,15 @@ _FROM_POOL, _FROM_SYSTEM, _MAPPED_BYTES, _SAMPLE_PEAK, _POISON = 104, 112, 120, 
 _SIDE = 144  # a slab as large as the limit, for what has no planned place
 _ARENA = _SIDE + slab.SLAB_BYTES  # a slab; empty as long as nothing is planned
 _TABLE = _ARENA + slab.SLAB_BYTES
-_FIELDS = (_TABLE + slab.TABLE_BYTES) // 8
+_REFUSED_ID = _TABLE + slab.TABLE_BYTES  # see Counter.refuse
+_REFUSAL = _REFUSED_ID + 8
+_FIELDS = (_REFUSAL + 8) // 8
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _RECLAIM_TRIES = 8
 _IN_HEAP, _IN_SIDE, _MAPPED, _IN_ARENA = 0, 1, 2, 3  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
+_PASSING, _FINAL, _LASTING = 0, 1, 2  # see Counter.refuse
 _ID_BITS = 40  # of an id; the counter's number is above them
 
 
@@ -96,15 +100,28 @@ _counters: dict[int, weakref.ref[Counter]] = {}
 
 
 def _call_reclaim(address: int, missing_bytes: int) -> int:
-    """Entered from native code; nothing may be raised from here."""
+    """Entered from native code; nothing may be raised from here.
+
+    Returns:
+        int: A signal that is to come again once NumPy has its block, or 0: what
+        Ctrl-C raises here would be lost.
+    """
+    signal_number = 0
     reference = _counters.get(address)
     counter = reference() if reference is not None else None
-    if counter is not None:
+    while counter is not None:
+        counter.error = None
         try:
             counter._reclaim(missing_bytes)
+        except KeyboardInterrupt as error:
+            counter.error = error
+            if not signal_number:  # the second time it must be meant
+                signal_number = signal.SIGINT
+                continue
         except BaseException as error:
             counter.error = error
-    return 0
+        break
+    return signal_number
 
 
 _callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
@@ -129,7 +146,8 @@ _c_mmap = types.ExternalFunction(
 )
 _c_munmap = types.ExternalFunction('munmap', types.int32(_i64, _i64))
 _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int32))
-_reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
+_python_reclaim = types.ExternalFunction('chainer_hybridmem_reclaim', _i64(_i64, _i64))
+_raise_again = types.ExternalFunction('PyErr_SetInterruptEx', types.int32(types.int32))
 
 
 @_native(types.void(_i64, _i64, _i64))
@@ -154,6 +172,16 @@ def _release_pages(start: int, end: int) -> None:
     first, last = (start + 4095) & -4096, end & -4096
     if last > first:
         _c_madvise(first, last - first, _MADV_DONTNEED)
+
+
+@_native(types.void(_i64, _i64))
+def _reclaim(counter: int, missing_bytes: int) -> None:
+    """Asks for space; not while that is being done already."""
+    store(counter + _RECLAIMING, 1)
+    signal_number = _python_reclaim(counter, missing_bytes)
+    store(counter + _RECLAIMING, 0)
+    if signal_number != 0:
+        _raise_again(signal_number)
 
 
 @_native(_i64(_i64))
@@ -291,9 +319,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
         tries = 0
         while base == 0 and tries < _RECLAIM_TRIES:
             used = load(counter + _USED)
-            store(counter + _RECLAIMING, 1)
             _reclaim(counter, total)
-            store(counter + _RECLAIMING, 0)
             if load(counter + _USED) == used:
                 break
             base = _find_space(counter, total)
@@ -331,12 +357,16 @@ def _admit(counter: int, size: int) -> bool:
     used, limit = load(counter + _USED), load(counter + _LIMIT)
     if load(counter + _LIMITED) == 0:
         return True
-    if used + size > limit and load(counter + _RECLAIMING) == 0:
-        store(counter + _RECLAIMING, 1)
-        _reclaim(counter, used + size - limit)
-        store(counter + _RECLAIMING, 0)
+    missing, refused = used + size - limit, False
+    if load(counter + _NEXT_ID) == load(counter + _REFUSED_ID):
+        missing, refused = max(missing, size), True
+        if load(counter + _REFUSAL) != _LASTING:
+            store(counter + _REFUSED_ID, 0)
+    if (missing > 0 or refused) and load(counter + _RECLAIMING) == 0:
+        _reclaim(counter, missing)
         used = load(counter + _USED)
-    if used + size > limit:
+        refused = refused and load(counter + _REFUSAL) != _PASSING
+    if used + size > limit or refused:
         store(counter + _FAILED_BYTES, size)
         store(counter + _FAILED_USED, used)
         return False
@@ -582,6 +612,29 @@ class Counter:
     def poison_freed(self, poisoned: bool) -> None:
         """Fills large blocks with ones when they are freed: NaN, as numbers."""
         self._set(_POISON, int(poisoned))
+
+    def refuse(self, number: int, final: bool = False, lasting: bool = False) -> None:
+        """Makes an allocation to come fail, for tests of what happens then.
+
+        Args:
+            number: Of the block among those to come; the next one is 0.
+            final: Whether it is refused although space was made for it; else it is
+                given after ``reclaim`` was called, if it then fits.
+            lasting: Whether all that come after it are refused, too.
+        """
+        refusal = _LASTING if lasting else _FINAL if final else _PASSING
+        self._set(_REFUSAL, refusal)
+        self._set(_REFUSED_ID, self._get(_NEXT_ID) + number)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the allocation that :meth:`refuse` named is still to come."""
+        return self._get(_REFUSED_ID) != 0
+
+    @property
+    def next_id(self) -> int:
+        """Of the next block; ids are given in order."""
+        return self._get(_NEXT_ID)
 
     # -- events ---------------------------------------------------------------
     def start_events(self) -> None:

@@ -14,6 +14,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import HostCopy
@@ -325,6 +326,9 @@ class FileBlock(Block):
         self._file.give(self._offset, self.nbytes)
 
 
+_files: weakref.WeakSet[SwapFile] = weakref.WeakSet()
+
+
 class SwapFile:
     """One temporary file that only this process can reach.
 
@@ -352,6 +356,7 @@ class SwapFile:
                 'that exists and that this user may write to.'
             ) from error
         os.unlink(path)
+        _files.add(self)
         self.nbytes = 0
         self._free = FreeList()
         self._open = True
@@ -410,6 +415,7 @@ class SwapFile:
             self._open = False
             self.nbytes = 0
             os.close(self._fd)
+            self._fd = -1  # the number may be somebody else's soon
 
     def _grow(self, end: int) -> None:
         try:
@@ -424,6 +430,15 @@ class SwapFile:
                 'give another swap_dir, or raise the memory limit so that less '
                 'is swapped.'
             ) from error
+
+
+def _leave_files() -> None:
+    """A forked child must not change what its parent still reads."""
+    for file in list(_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_leave_files)
 
 
 class FileStore(Store):

@@ -25,7 +25,8 @@ Note: [iterations that change]
 Note: [later iterations]
     A second backward may come over a graph after an update (the two losses of a GAN).
     What has been dropped cannot be made again then, for parameters are others. Once
-    such a backward has been seen, what it asks for is copied out instead of dropped,
+    such a backward has been seen, what it asks for is copied out instead of dropped
+    (so is what functions read that a backward function has called, from the start),
     and the iteration is planned without recomputation. A function whose parameters have
     been updated since is never run again.
 
@@ -193,6 +194,7 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
+        self._busy = set()
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -246,9 +248,7 @@ class Executor:
             self.permanent.add(live.allocation)
         if live.storage < 0:  # parked: no plan owns the copy
             self.parked.add(live.allocation)
-            if live.copy is not None:
-                live.copy.close()
-                live.copy = None
+            self._close_copy(live)
 
     def _bring_home(self) -> None:
         """Everything that crosses iterations is where its owner expects it."""
@@ -326,6 +326,11 @@ class Executor:
                     if live is not None:
                         act(live)
 
+    def graph_has_died(self) -> bool:
+        """Whether nothing is left of the forward functions of this iteration."""
+        self.spare.clear()  # it holds nodes
+        return all(function() is None for function in self._functions.values())
+
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died."""
         self._table = None
@@ -334,12 +339,28 @@ class Executor:
 
     def _forget_maps(self) -> None:
         for allocation, live in list(self._by_allocation.items()):
-            if live.alive():
+            if allocation in self.permanent:
+                self._let_stay(live)
+            elif live.alive():
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if live.storage < 0 and live.copy is not None:
-                live.copy.close()  # no plan owns it
+            if live.storage < 0:  # no plan owns its copy
+                self._close_copy(live)
+
+    def _let_stay(self, live: LiveMap) -> None:
+        """What an iteration has made and now stays, such as a lazy parameter."""
+        for reference in live.slots:
+            array = graph.node_array(reference.node)
+            if array is not None:
+                live.renew(self.device.root(array))
+                return
+
+    @staticmethod
+    def _close_copy(live: LiveMap) -> None:
+        if live.copy is not None:
+            live.copy.close()
+            live.copy = None
 
     def settle(self) -> None:
         """Like :meth:`forget_dead`; living graphs keep what they need.
@@ -398,10 +419,17 @@ class Executor:
     @property
     def graph_is_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""
+        self.spare.clear()  # it holds nodes
         return all(reference() is None for reference in self._functions.values())
 
     def complete(self, k: int, function: Any) -> None:
-        """After forward operation k: finds what it left in the graph."""
+        """After forward operation k: finds what it left in the graph.
+
+        Args:
+            k: Its number; -1 for a function that a backward function has called, so
+                that one can differentiate once more.
+            function: The function.
+        """
         device, table = self.device, self._table
         if k >= 0:
             self._functions[k] = weakref.ref(function)
@@ -415,7 +443,9 @@ class Executor:
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
             allocation = device.allocation_id(array)
-            if allocation in self.permanent and not owners.is_parameter(owner):
+            if owners.is_parameter(owner):
+                self.permanent.add(allocation)  # it may have been made just now
+            elif allocation in self.permanent:
                 self.pinned.add(allocation)
             if allocation == 0 or allocation in self.permanent:
                 continue
@@ -425,6 +455,8 @@ class Executor:
                 continue
             live = self._by_allocation.get(allocation)
             if live is None:
+                live = self._returned(owner, array)
+            if live is None:
                 nbytes = device.root_bytes(device.root(array))
                 if nbytes < self.minimum_map_bytes:
                     continue
@@ -432,6 +464,8 @@ class Executor:
                 self._by_allocation[allocation] = live
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
+            if live.storage < 0 and not live.copied:
+                self._close_copy(live)
             live.uses.add(self._serial)
             live.outlives = live.outlives or slot in self._outliving
             if reference.node is not None:
@@ -444,8 +478,23 @@ class Executor:
                     live.storage = storage
                     live.copy = self._copies.get(storage)
                     self._by_storage[storage] = live
+        for node in graph.retained_inputs(function):  # evicted since it has run
+            found = self._by_node.get(node) if node._data is None else None
+            if found is not None and found not in maps:
+                maps.append(found)
+        if k < 0:  # it may keep the function that has called it, or what that reads
+            maps.extend(live for live in self._busy if live not in maps)
+            for live in maps:
+                live.outlives = True
         if maps:
             self._by_function[function] = maps
+
+    def _returned(self, owner: Any, array: Array) -> LiveMap | None:
+        """The map of a node if the array is that map, back in other memory."""
+        live = self._by_node.get(owner)
+        if live is not None and live.is_at(self.device.root(array)):
+            return live
+        return None
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
@@ -492,6 +541,10 @@ class Executor:
         """Feature maps that a function's backward reads."""
         return self._by_function.get(function) or []
 
+    def knows(self, node: Any) -> bool:
+        """Whether a node's array is a feature map, wherever its contents are."""
+        return node in self._by_node
+
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
         table, counters = self._table, self.counters
@@ -529,13 +582,24 @@ class Executor:
             if live is None:
                 continue
             if live.outlives:  # see [later iterations]
-                self._start_swap_out(live)
-            if self._waits(live):
+                self._put_away(live)
+            elif self._waits(live):
                 assert self.observer is not None
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
                 self.observer.wait(kind, live.storage, live.drop)
             else:
                 live.drop()
+
+    def _maker(self, reference: graph.SlotRef) -> Any:
+        """The function that makes an array again exactly, if there is one."""
+        node = reference.node
+        function = reference.function if node is None else node.creator_node
+        recipe, _ = self._recipes.get(function, (None, [])) if function else (None, [])
+        if recipe is None or not recipe.exact:
+            return None
+        # A replay begins with some attributes, as with the mask of a dropout.
+        given = reference.slot.kind is SlotKind.ATTRIBUTE
+        return None if given and reference.slot.key in recipe.attributes else function
 
     # Each of these is traced where somebody wants to know.
     def _waits(self, live: LiveMap) -> bool:
@@ -701,9 +765,9 @@ class Executor:
     def _recreate(self, live: LiveMap) -> None:
         try:
             for reference in live.slots:
-                node = reference.node
-                if node is not None and node.creator_node is not None:
-                    live.refill(self.device.root(self._materialise(node)))
+                array = self._made_again(reference)
+                if array is not None:
+                    live.refill(self.device.root(array))
                     return
         finally:
             self._temporaries.clear()
@@ -712,6 +776,16 @@ class Executor:
             f'planned use and is asked for again; run the iteration that uses it '
             f'twice from the start of the session.'
         )
+
+    def _made_again(self, reference: graph.SlotRef) -> Array | None:
+        """What belongs into a slot; None if nobody makes it again exactly."""
+        function = self._maker(reference)
+        if function is None:
+            return None
+        if reference.node is not None:
+            return self._materialise(reference.node)
+        outputs, owner = self._run(function)
+        return graph.product(reference.slot, function, outputs, owner)
 
     def _prefetch(self, serial: int) -> None:
         """Brings back what backward needs after a function, as far as memory is free.
@@ -804,14 +878,18 @@ class Executor:
             self._finish_swap_in(live)
             if self._coming_back is not None:
                 self._coming_back.append(live)
-        self.counters.swapped_out_bytes += self._start_swap_out(live)
-        self._release(live)
-        if live.storage >= 0 and live.copy is not None:
-            self._copies[live.storage] = live.copy
+        self._put_away(live)
         if live.returned():
             self._stuck.add(live)
         elif live.uses:  # else its backward has been
             self.counters.evictions += 1
+
+    def _put_away(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that has to come back."""
+        self.counters.swapped_out_bytes += self._start_swap_out(live)
+        self._release(live)
+        if live.storage >= 0 and live.copy is not None:
+            self._copies[live.storage] = live.copy
 
     def _take_stock(self, reason: str) -> Shortage:
         resident = [

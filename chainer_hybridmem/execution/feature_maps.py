@@ -9,12 +9,14 @@ Note: [held arrays]
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
+from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.profile import Slot
 
@@ -33,7 +35,8 @@ class LiveMap:
     """A storage with the graph's references to it.
 
     Every method may be called in any state and does nothing where there is
-    nothing to do, so that a plan and an eviction never fight.
+    nothing to do, so that a plan and an eviction never fight. When a copy has failed,
+    the contents are where they were before it, and it may be tried again.
 
     While it is resident only the graph holds its memory, so that the graph's
     death frees it as it does without us.
@@ -46,7 +49,7 @@ class LiveMap:
         slots (list of SlotRef): The graph's references.
         copy (HostCopy or None): Contents on the host.
         older (int): How many of the references are of older iterations.
-        outlives (bool): A later iteration will ask for it.
+        outlives (bool): A backward will ask for it that is no part of the plan.
         sticks (bool): Somebody but the graph has had it when it was to go.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
@@ -92,6 +95,20 @@ class LiveMap:
         """Whether any part of the graph can still ask for it."""
         return any(slot.alive() for slot in self.slots)
 
+    @property
+    def copied(self) -> bool:
+        """Whether the copy on the host has the contents."""
+        return self._valid
+
+    def is_at(self, root: Root) -> bool:
+        """Whether the graph has it there now."""
+        return self._resident_root() is root
+
+    def renew(self, root: Root) -> None:
+        """Takes the contents as they are in memory now; the copy is worth nothing."""
+        self._let_finish()
+        self._return(root)
+
     def held(self) -> bool:
         """Whether a Variable of the program holds the memory, as far as one knows."""
         return any(slot.held() for slot in self.slots)
@@ -111,8 +128,7 @@ class LiveMap:
         function retains it again; see [held arrays].
         """
         self.slots.append(slot)
-        if self._transfer is not None:
-            self._device.wait(self._transfer)
+        self._let_finish()
         if self.state is State.RESIDENT:
             self._valid = False
         else:
@@ -134,8 +150,7 @@ class LiveMap:
         if self.state is State.RESIDENT and self._valid:
             self._leave(State.AWAY)
         elif self.state is State.LEAVING:
-            assert self._transfer is not None
-            self._device.wait(self._transfer)
+            self._wait_or(State.RESIDENT)
             self._valid = True
             self._leave(State.AWAY)
 
@@ -159,16 +174,16 @@ class LiveMap:
         if held is not None:
             self._return(held)
             return 0
-        self._root = self._device.allocate(self.nbytes)
-        self._transfer = self._device.swap_in(self.copy, self._root)
+        root = self._device.allocate(self.nbytes)
+        self._transfer = self._device.swap_in(self.copy, root)
+        self._root = root
         self.state = State.COMING
         return self.nbytes
 
     def finish_swap_in(self) -> None:
         """Waits for the copy to the device and puts it into the graph."""
         if self.state is State.COMING:
-            assert self._transfer is not None
-            self._device.wait(self._transfer)
+            self._wait_or(State.AWAY)
             self._arrived(self._root)
 
     def refill(self, root: Root) -> None:
@@ -182,10 +197,25 @@ class LiveMap:
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
-        if self._transfer is not None:
-            self._device.wait(self._transfer)
+        self._let_finish()
         self._root = self._transfer = None
         self.slots.clear()
+
+    def _let_finish(self) -> None:
+        """Waits for a copy whose result nobody needs."""
+        if self._transfer is not None:
+            with contextlib.suppress(SwapStoreError):
+                self._device.wait(self._transfer)
+
+    def _wait_or(self, former: State) -> None:
+        """Waits for the copy; if it has failed, the contents are where they were."""
+        assert self._transfer is not None
+        try:
+            self._device.wait(self._transfer)
+        except SwapStoreError:
+            self.state = former
+            self._root = self._transfer = None
+            raise
 
     def _resident_root(self) -> Root | None:
         array = self._resident_array()

@@ -10,11 +10,13 @@ Note: [nobody misses it]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
+from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State, memory_of
 from chainer_hybridmem.owners import Owner
 
@@ -29,7 +31,7 @@ class PersistentMap(LiveMap):
         recall (callable): Called with this map when somebody asks for the array.
     """
 
-    __slots__ = ('_owner', '_recall', '_view', 'label')
+    __slots__ = ('_lost', '_owner', '_recall', '_view', 'label')
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class PersistentMap(LiveMap):
         self._owner = owner
         self._recall = recall
         self._view: View = device.capture(array)
+        self._lost: str | None = None  # why its values are nowhere
 
     def alive(self) -> bool:
         """The owner outlives every graph."""
@@ -63,7 +66,11 @@ class PersistentMap(LiveMap):
         if self.state is not State.LEAVING:
             return
         held = memory_of(self._device, self._owner.get())
-        super().release()
+        try:
+            super().release()
+        except SwapStoreError:  # it has not left
+            self._owner.unwatch()
+            raise
         root = held()
         if root is not None:
             self._arrived(root)
@@ -72,10 +79,41 @@ class PersistentMap(LiveMap):
         """Calls a copy off: the array may change from here on."""
         if self.state is State.LEAVING:
             assert self._transfer is not None
-            self._device.wait(self._transfer)
+            with contextlib.suppress(SwapStoreError):  # the array is still here
+                self._device.wait(self._transfer)
             self._transfer = None
             self.state = State.RESIDENT
             self._owner.unwatch()
+
+    def start_swap_in(self) -> int:
+        """See :class:`LiveMap`.
+
+        Raises:
+            SwapStoreError: If its values are lost.
+        """
+        if self._lost is not None:
+            raise SwapStoreError(self._lost)
+        return super().start_swap_in()
+
+    def finish_swap_in(self) -> None:
+        """Waits for the array; see :class:`LiveMap`. A failed copy is tried once more.
+
+        Raises:
+            SwapStoreError: If that fails, too: there is no other copy.
+        """
+        try:
+            super().finish_swap_in()
+        except SwapStoreError:
+            try:
+                self.start_swap_in()
+                super().finish_swap_in()
+            except SwapStoreError as error:
+                self._lost = (
+                    f'{self._owner.label} ({self.nbytes} bytes) cannot be read back, '
+                    f'its values are lost: go on with a new model from a snapshot. '
+                    f'{error}'
+                )
+                raise SwapStoreError(self._lost) from error
 
     def _resident_root(self) -> Root | None:
         array = self._owner.get()

@@ -70,8 +70,9 @@ class Improvement:
         )
 
     def start(self) -> None:
-        """Begins to search."""
-        self._thread.start()
+        """Begins to search, if the system gives a thread for it."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
 
     @property
     def running(self) -> bool:
@@ -85,7 +86,8 @@ class Improvement:
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until the search has ended by itself."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def better(self, plan: Plan) -> Plan | None:
         """A plan that is faster than this one by ``LEAST_GAIN``; None if there is none.

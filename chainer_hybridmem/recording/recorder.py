@@ -17,7 +17,7 @@ from typing import Any
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
-from chainer_hybridmem.owners import Owner
+from chainer_hybridmem.owners import Owner, is_parameter
 from chainer_hybridmem.profile import (
     Category,
     Link,
@@ -39,6 +39,7 @@ from chainer_hybridmem.recording.verification import (
 )
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
+IN_GRAPH = -1  # the source of an input that the graph holds itself
 
 
 @dataclasses.dataclass
@@ -64,7 +65,7 @@ class _Step:
     specs: tuple[str, ...]
     reads: tuple[int, ...] = ()  # allocation ids
     products: tuple[tuple[int, Slot], ...] = ()
-    input_nodes: tuple[tuple[int, bool], ...] = ()  # allocation id, replayable
+    input_nodes: tuple[tuple[int, int | None], ...] = ()  # allocation id, source
     verdict: Verdict | None = None  # of running the whole forward again
     passes: list[tuple[tuple[int, ...], Verdict]] = dataclasses.field(
         default_factory=list
@@ -98,8 +99,9 @@ class Recorder:
         self._held: tuple[int, Any, tuple[Array, ...]] | None = None
         self._pristine: Any = None
         self._checksums: list[int] = []
-        self._watch: Any = None
-        self._functions: list[Any] = []  # weak references
+        self._watched: list[Any] = []  # weak references to where backward begins
+        self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
+        self._functions: dict[int, Any] = {}  # weak references; some die at once
         self._slots: dict[int, list[Slot]] = {}  # by allocation id
         self._uses: dict[int, list[int]] = {}  # backward, by allocation id
         self._before: set[str] = set()
@@ -164,7 +166,7 @@ class Recorder:
     def forward_complete(self, k: int, function: Any) -> None:
         """After the function has left its arrays in the graph."""
         step, device = self._steps[k], self.device
-        self._functions.append(weakref.ref(function))
+        self._functions[k] = weakref.ref(function)
         self._positions[function] = k
         for live in self.executor.maps_of(function):
             slots = self._slots.setdefault(live.allocation, [])
@@ -267,7 +269,8 @@ class Recorder:
     def backward_starts(self, label: str, function: Any, forward: int) -> None:
         """Before a backward function runs."""
         if not any(step.phase is Phase.BACKWARD for step in self._steps):
-            self._forward_ends(function)
+            self._forward_ends()
+        self._watch(function)
         hook = len(self._hooks) - 1
         k = len(self._steps)
         self._steps.append(_Step(label, Phase.BACKWARD, hook, forward, ()))
@@ -280,34 +283,50 @@ class Recorder:
         """Label of a forward operation of this iteration."""
         return self._steps[forward].label if forward >= 0 else otherwise
 
-    def _forward_ends(self, last: Any) -> None:
-        """Which inputs a replay will find, and when the graph dies."""
+    def _watch(self, function: Any) -> None:
+        """Finds out when the last of the iteration's graphs dies."""
+        if function not in self._reached:  # another loss
+
+            def graph_died(_: Any) -> None:
+                self._graph_end = self.device.event_count
+
+            self._watched.append(weakref.ref(function, graph_died))
+        for node in function.inputs:
+            if node.creator_node is not None:
+                self._reached.add(node.creator_node)
+
+    def _forward_ends(self) -> None:
+        """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
         self.executor.spare.clear()
-        for step, reference in zip(self._steps, self._functions, strict=False):
-            function = reference()
+        for k, reference in self._functions.items():
+            step, function = self._steps[k], reference()
             if function is None or function.inputs is None:
                 continue
             step.input_nodes = tuple(
-                (allocation, self._replayable(node))
+                (allocation, self._source(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )
-        device = self.device
 
-        def graph_died(_: Any) -> None:
-            if self._graph_end < 0:
-                self._graph_end = device.event_count
+    def _source(self, node: Any) -> int | None:
+        """Where a replay gets the array of a node from.
 
-        self._watch = weakref.ref(last, graph_died)
-
-    @staticmethod
-    def _replayable(node: Any) -> bool:
-        return node.creator_node is not None or graph.node_array(node) is not None
+        Returns:
+            ``IN_GRAPH`` (or the model), the forward operation to replay before, or
+            None: nowhere; what only a user's Variable holds may be gone in another
+            iteration.
+        """
+        in_graph = node._data is not None or self.executor.knows(node)
+        if in_graph or is_parameter(node):
+            return IN_GRAPH
+        creator = node.creator_node
+        return None if creator is None else self._positions.get(creator)
 
     # -- result ---------------------------------------------------------------
     def discard(self) -> None:
         """Ends the recording; nobody wants it."""
-        self._held = self._watch = self._walker = None
+        self._held = self._walker = None
+        self._watched.clear()
         self._chains.clear()
         self.executor.spare.clear()
         self.device.take_events()
@@ -327,7 +346,10 @@ class Recorder:
             kinds: What the model's own allocations hold.
             owners: Who holds its parameters and optimizer states, by allocation id.
         """
-        self._held = self._watch = self._walker = None
+        self._held = self._walker = None
+        if any(reference() is not None for reference in self._watched):
+            self._graph_end = -1
+        self._watched.clear()
         self._chains.clear()
         self.executor.spare.clear()
         entries = self.device.take_events()
@@ -526,16 +548,16 @@ class _Builder:
             for allocation in step.written
             if allocation in self.index
         }
-        recipes = []
+        recipes: dict[int, Recipe] = {}
         for k, step in enumerate(self.steps):
             for covers, verdict in step.passes:
                 if not any(self._is_map(c) for c in covers[:-1]):
-                    recipes.append(self._recipe(k, covers, verdict))
+                    recipes[k] = self._recipe(k, covers, verdict, recipes)
                     break
             else:
                 if step.verdict is not None:
-                    recipes.append(self._recipe(k, (), step.verdict))
-        return recipes
+                    recipes[k] = self._recipe(k, (), step.verdict, recipes)
+        return list(recipes.values())
 
     def _is_map(self, k: int) -> bool:
         """Whether backward reads an output of an operation."""
@@ -544,8 +566,23 @@ class _Builder:
             for allocation, slot in self.steps[k].products
         )
 
-    def _recipe(self, k: int, covers: tuple[int, ...], verdict: Verdict) -> Recipe:
-        """The recipe of operation k, by a pass or by its whole forward."""
+    def _recipe(
+        self,
+        k: int,
+        covers: tuple[int, ...],
+        verdict: Verdict,
+        before: dict[int, Recipe],
+    ) -> Recipe:
+        """The recipe of operation k, by a pass or by its whole forward.
+
+        Exact only if its inputs are: they are in the graph, or are made again by
+        operations ``before``, as views are that no function has retained.
+        """
+        exact = {
+            IN_GRAPH,
+            *covers,
+            *(o for o, recipe in before.items() if recipe.exact),
+        }
         covered = [self.steps[c] for c in covers or (k,)]
         inside = {
             allocation
@@ -571,9 +608,9 @@ class _Builder:
             for storage, slot in made.items()
             if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
         )
-        exact = verdict.exact and self.written.isdisjoint({*inputs, *made})
+        unwritten = self.written.isdisjoint({*inputs, *made})
         reachable = all(
-            step.input_nodes and all(replayable for _, replayable in step.input_nodes)
+            step.input_nodes and all(source in exact for _, source in step.input_nodes)
             for step in covered
         )
         return Recipe(
@@ -584,6 +621,6 @@ class _Builder:
             attributes=verdict.attributes,
             seconds=verdict.seconds(self.recorder.device),
             peak_bytes=verdict.peak_bytes,
-            exact=exact and reachable,
+            exact=verdict.exact and unwritten and reachable,
             covers=covers,
         )

@@ -1,0 +1,52 @@
+"""Ctrl-C while something is done that must not stop halfway."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar, cast
+
+Function = TypeVar('Function', bound=Callable[..., Any])
+
+
+class HeldBack:
+    """A context in which Ctrl-C waits for the end; a second one does not wait.
+
+    Handlers of signals run in the main thread: in others there is nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self._former: Any = None
+        self._pending: FrameType | None = None
+
+    def __enter__(self) -> HeldBack:
+        former = signal.getsignal(signal.SIGINT)
+        if callable(former) and threading.current_thread() is threading.main_thread():
+            self._former = former
+            signal.signal(signal.SIGINT, self._hold)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGINT, self._former)
+            if self._pending is not None:
+                self._former(signal.SIGINT, self._pending)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._pending is not None:
+            self._former(number, frame)
+        self._pending = frame
+
+
+def held_back(function: Function) -> Function:
+    """Decorates a function that Ctrl-C does not stop halfway."""
+
+    @functools.wraps(function)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with HeldBack():
+            return function(*args, **kwargs)
+
+    return cast(Function, whole)

@@ -1,0 +1,239 @@
+"""Children, other threads, and who looks at the model while a session runs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import faulty
+import numpy as np
+import pytest
+
+import chainer_hybridmem
+
+# isort: split
+import chainer
+
+from chainer_hybridmem.session import Session, active_session
+
+PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
+
+
+def in_child(function: Callable[[], Any]) -> int:
+    """Runs a function in a forked child, which must end within a minute."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize('where', ['ram', 'file'])
+def test_a_child_trains_without_the_session(
+    plan: str, where: str, tmp_path: Any
+) -> None:
+    options = {**PLANS[plan], 'swap_dir': str(tmp_path) if where == 'file' else None}
+    snapshots, run = faulty.in_core(), faulty.Run()
+    with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:
+        for i in range(8):
+
+            def child(i: int = i) -> None:
+                assert active_session() is None and not chainer.get_function_hooks()
+                run.iterate(i)
+                run.snapshot().assert_same(snapshots[i + 1])
+
+            assert in_child(child) == 0
+            run.iterate(i)
+        assert session.statistics()['deviations'] == 0
+    run.snapshot().assert_same(snapshots[8])
+    faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+@pytest.mark.parametrize('where', ['ram', 'file'])
+def test_a_child_that_leaves_in_mid_iteration_takes_nothing_along(
+    where: str, tmp_path: Any
+) -> None:
+    swap_dir = str(tmp_path) if where == 'file' else None
+    snapshots, run = faulty.in_core(), faulty.Run()
+    session = chainer_hybridmem.optimize(
+        run.model, faulty.LIMIT, swap_dir=swap_dir, **faulty.SWAP_ALL
+    )
+    with session:
+        for i in range(6):
+            run.iterate(i)
+        loss = run.model(run.pictures[6], run.labels[6])
+
+        def child() -> None:
+            session.__exit__(SystemExit, SystemExit(), None)
+            session._executor.abandon()
+            session.device.close()
+
+        assert in_child(child) == 0
+        run.model.cleargrads()
+        loss.backward()
+        del loss
+        run.optimizer.update()
+    run.snapshot().assert_same(snapshots[7])
+
+
+class Pictures(chainer.dataset.DatasetMixin):
+    def __init__(self, run: faulty.Run) -> None:
+        self.pictures, self.labels = run.pictures, run.labels
+
+    def __len__(self) -> int:
+        return int(self.labels.size)
+
+    def get_example(self, i: int) -> Any:
+        return self.pictures[i // 8, i % 8], self.labels[i // 8, i % 8]
+
+
+def test_workers_of_an_iterator_come_and_go() -> None:
+    snapshots, run = faulty.in_core(), faulty.Run()
+    with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **faulty.PLAN) as session:
+        for i in range(2):
+            run.iterate(i)
+        iterator = chainer.iterators.MultiprocessIterator(
+            Pictures(run), 8, shuffle=False, n_processes=2, n_prefetch=1
+        )
+        for i in range(8):
+            batch = chainer.dataset.concat_examples(next(iterator))
+            if i >= 2:
+                run.pictures[i], run.labels[i] = batch
+                run.iterate(i)
+        iterator.finalize()
+        assert active_session() is session
+    run.snapshot().assert_same(snapshots[8])
+
+
+LOOKS = {
+    'deepcopy': lambda model: copy.deepcopy(model),
+    'pickle': lambda model: pickle.loads(pickle.dumps(model)),
+    'snapshot': lambda model: saved(model),
+}
+
+
+def saved(model: chainer.Chain) -> chainer.Chain:
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, model)
+    file.seek(0)
+    other = faulty.Small()
+    chainer.serializers.load_npz(file, other)
+    return other
+
+
+@pytest.mark.parametrize('look', LOOKS)
+@pytest.mark.parametrize('plan', PLANS)
+def test_who_copies_the_model_gets_all_of_it(plan: str, look: str) -> None:
+    """Between iterations, and between forward and backward."""
+    snapshots, run = faulty.in_core(), faulty.Run()
+    limit = faulty.LIMIT + 200_000  # for the copies
+    session = chainer_hybridmem.optimize(run.model, limit, **PLANS[plan])
+    with session:
+        for i in range(8):
+            for away in (False, True):
+                if away:
+                    loss = run.model(run.pictures[i], run.labels[i])
+                random = np.random.get_state()
+                other = LOOKS[look](run.model)
+                np.random.set_state(random)
+                for path, parameter in other.namedparams():
+                    expected = snapshots[i].arrays[path]
+                    assert parameter.array.tobytes() == expected.tobytes(), path
+                    assert type(parameter) is chainer.Parameter
+                del other, parameter, random
+            run.model.cleargrads()
+            loss.backward()
+            del loss
+            run.optimizer.update()
+    run.snapshot().assert_same(snapshots[8])
+    faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+def test_two_sessions_in_two_threads() -> None:
+    """Each with its own model, limit, handler, hooks and copy threads."""
+    runs = [faulty.Run() for _ in range(3)]
+    for run in runs:
+        run.model.drop = 0.0  # threads share the generator
+    for i in range(10):
+        runs[2].iterate(i)
+    limits = [faulty.LIMIT, 2 * faulty.LIMIT]
+    sessions: list[Session] = []
+    errors: list[BaseException] = []
+
+    def train(run: faulty.Run, limit: int, plan: str) -> None:
+        try:
+            with chainer_hybridmem.optimize(run.model, limit, **PLANS[plan]) as session:
+                sessions.append(session)
+                for i in range(10):
+                    assert active_session() is session
+                    run.iterate(i)
+                assert session.state == 'guided'
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=train, args=arguments)
+        for arguments in zip(runs, limits, PLANS, strict=False)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for run in runs[:2]:
+        for name, array in run.arrays().items():
+            assert array.tobytes() == runs[2].arrays()[name].tobytes(), name
+    assert all(s.statistics()['peak_bytes'] <= s.limit_bytes for s in sessions)
+    for run, session in zip(runs, sorted(sessions, key=lambda s: s.limit_bytes), strict=False):
+        faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
+    run = faulty.Run()
+    with chainer_hybridmem.optimize(
+        run.model, faulty.LIMIT, swap_dir=str(tmp_path), **faulty.SWAP_ALL
+    ) as session:
+        for i in range(5):
+            run.iterate(i)
+        status = os.fstat(session.device._store._file._fd)  # type: ignore[attr-defined]
+        assert status.st_size > 0 and status.st_nlink == 0
+        assert status.st_mode & 0o777 == 0o600
+        assert not list(tmp_path.iterdir())
+
+
+def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
+    code = f'''
+        import sys, time
+        sys.path.insert(0, {os.path.dirname(faulty.__file__)!r})
+        import faulty, chainer_hybridmem
+        run = faulty.Run()
+        options = {{'swap_dir': {str(tmp_path)!r}, **faulty.SWAP_ALL}}
+        with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:
+            for i in range(2):
+                run.iterate(i)
+            print(session.device.host_bytes, flush=True)
+            time.sleep(600)
+    '''
+    child = subprocess.Popen(
+        [sys.executable, '-c', textwrap.dedent(code)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None and int(child.stdout.readline()) > 0
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert not list(tmp_path.iterdir())

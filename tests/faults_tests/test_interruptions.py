@@ -1,0 +1,185 @@
+"""Ctrl-C at any line of the package, in every stage of a session."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import faulty
+import pytest
+
+import chainer_hybridmem
+from chainer_hybridmem.interrupts import HeldBack
+from chainer_hybridmem.session import Session
+
+AT_MOST = 3  # interruptions per stage, unless every one is wanted
+FOLDER = os.path.dirname(chainer_hybridmem.__file__)
+Place = tuple[str, int]
+PLANS = {
+    'swap and recompute': faulty.PLAN,
+    'crossing': {**faulty.SWAP_ALL, 'cross_iteration': 'all'},
+}
+pytestmark = [
+    pytest.mark.usefixtures('ctrl_c'),
+    pytest.mark.skipif(sys.gettrace() is not None, reason='lines are traced already'),
+]
+
+
+class Interruption:
+    """Raises SIGINT before a line of the package.
+
+    Args:
+        place: File and line number; None counts the lines instead.
+        time: How often the line has run before.
+
+    Attributes:
+        counts (Counter): How often each line was about to run.
+        happened (bool): Whether the signal was raised.
+        ignored (bool): Whether Python dropped what its handler raised: in callbacks
+            of weak references there is nobody to raise it to.
+    """
+
+    def __init__(self, place: Place | None = None, time: int = 0) -> None:
+        self.place, self.time = place, time
+        self.counts: collections.Counter[Place] = collections.Counter()
+        self.happened = self.ignored = False
+
+    @contextlib.contextmanager
+    def __call__(self, session: Session | None = None) -> Iterator[None]:
+        traced, hook = sys.gettrace(), sys.unraisablehook
+        sys.unraisablehook = self._ignore
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(traced)
+            sys.unraisablehook = hook
+
+    def _ignore(self, unraisable: Any) -> None:
+        self.ignored = True
+
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(FOLDER) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == 'line':
+            place = frame.f_code.co_filename[len(FOLDER) + 1 :], frame.f_lineno
+            self.counts[place] += 1
+            if place == self.place and self.counts[place] > self.time:
+                self.happened = True
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return self._line
+
+
+def interruptions(count: Callable[[Interruption], Any]) -> Iterator[Interruption]:
+    """One for each of the chosen lines, at its first, last or middle time."""
+    counting = Interruption()
+    count(counting)
+    places = sorted(counting.counts)
+    assert len(places) > 20
+    for index in faulty.chosen(len(places), AT_MOST, offset=len(places) // 3):
+        times = counting.counts[places[index]]
+        yield Interruption(places[index], (0, times - 1, times // 2)[index % 3])
+
+
+@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize('stage', faulty.STAGES)
+def test_ctrl_c_in_an_iteration(stage: str, plan: str) -> None:
+    at, options = faulty.STAGES[stage]
+
+    def interrupted(injection: Interruption) -> faulty.Case:
+        return faulty.leave_session(at, injection, **options, **PLANS[plan])
+
+    for injection in interruptions(interrupted):
+        case = interrupted(injection)
+        came_out = type(case.error) is KeyboardInterrupt
+        assert came_out or injection.ignored or not injection.happened, injection.place
+
+
+@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize('stage', faulty.STAGES)
+def test_ctrl_c_that_the_program_catches(stage: str, plan: str) -> None:
+    at, options = faulty.STAGES[stage]
+
+    def interrupted(injection: Interruption) -> faulty.Case:
+        return faulty.stay_in_session(at, injection, **options, **PLANS[plan])
+
+    for injection in interruptions(interrupted):
+        case = interrupted(injection)
+        came_out = type(case.inside) is KeyboardInterrupt
+        assert came_out or injection.ignored or not injection.happened, injection.place
+
+
+def begin_and_end(beginning: Interruption, ending: Interruption, ended: bool) -> Any:
+    """A session that is interrupted while it begins, or while it ends."""
+    run, snapshots = faulty.Run(), faulty.in_core()
+    session = chainer_hybridmem.optimize(run.model, faulty.LIMIT, **PLANS['crossing'])
+    error = None
+    try:
+        with beginning():
+            session.__enter__()
+        for i in range(5):
+            run.iterate(i)
+        if not ended:  # in the middle of an iteration, parameters may be away
+            loss = run.model(run.pictures[5], run.labels[5])
+        with ending():
+            session.__exit__(None, None, None)
+    except KeyboardInterrupt as caught:
+        error = faulty.without_frames(caught)
+    loss = None  # noqa: F841
+    done = 0 if beginning.happened else 5
+    case = faulty.Case(error, None, run, session)
+    faulty.assert_nothing_left(case)
+    faulty.check_learnt(run, done)
+    run.restore(snapshots[done])
+    run.iterate(done)
+    run.snapshot().assert_same(snapshots[done + 1])
+    return case
+
+
+def chosen_places(counting: Interruption) -> Iterator[Interruption]:
+    places = [
+        place
+        for place in sorted(counting.counts)
+        if not place[0].startswith('interrupts')  # until it holds Ctrl-C back
+    ]
+    assert len(places) > 30
+    for index in faulty.chosen(len(places), 4 * AT_MOST, offset=5):
+        times = counting.counts[places[index]]
+        yield Interruption(places[index], (0, times - 1)[index % 2])
+
+
+def test_ctrl_c_while_a_session_begins() -> None:
+    counting = Interruption()
+    begin_and_end(counting, Interruption(), True)
+    for injection in chosen_places(counting):
+        case = begin_and_end(injection, Interruption(), True)
+        assert injection.happened and (case.error or injection.ignored), injection.place
+
+
+@pytest.mark.parametrize('ended', [True, False])
+def test_ctrl_c_while_a_session_ends(ended: bool) -> None:
+    counting = Interruption()
+    begin_and_end(Interruption(), counting, ended)
+    for injection in chosen_places(counting):
+        case = begin_and_end(Interruption(), injection, ended)
+        assert injection.happened and (case.error or injection.ignored), injection.place
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with HeldBack():
+            signal.raise_signal(signal.SIGINT)
+            done.append('first')
+            signal.raise_signal(signal.SIGINT)
+            done.append('second')
+    assert done == ['first']
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,250 @@
+"""Runs cases, compares them with plain Chainer, and makes failing ones smaller."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+
+from chainer_hybridmem import InfeasibleError
+
+# isort: split
+import chainer
+
+from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.errors import OptionError, SessionError
+
+from .cases import Case
+from .training import Observation, Run, ask, in_core_bytes, open_session, surroundings
+
+MEASURED_STEPS = 2
+LARGEST_SHARE = 1.1  # of what plain Chainer needs beside what stays
+TRIES = 2  # with less than that
+PASSED = ('same', 'refused', 'declined', 'invalid')
+
+
+@dataclasses.dataclass
+class Result:
+    """What came out of a case.
+
+    Attributes:
+        outcome: ``'same'``, ``'refused'`` (every limit was too small),
+            ``'declined'`` (a graph was used again for the first time), ``'invalid'``
+            (plain Chainer cannot train it), or what went wrong.
+        detail: Why.
+        refusals: Limits that were too small, before one that was not.
+        guided: Iterations that followed a plan.
+        deviations: Iterations that left their plan.
+        moved: Maps that the last plan swaps and recomputes.
+    """
+
+    outcome: str
+    detail: str = ''
+    refusals: int = 0
+    guided: int = 0
+    deviations: int = 0
+    moved: tuple[int, int] = (0, 0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the package has done something wrong."""
+        return self.outcome not in PASSED
+
+
+class _Wrong(Exception):
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+
+
+@dataclasses.dataclass
+class _Expected:
+    """Plain Chainer's run: what was seen, and the parameters after each update."""
+
+    observations: list[Observation]
+    updates: list[Observation]
+
+
+def _plain(case: Case) -> _Expected:
+    run = Run(case)
+    expected = _Expected([], [run.parameters()])
+    with run.configured():
+        for number in range(len(case.steps)):
+            run.step(number)
+            expected.observations.append(run.observe())
+            if run.updates == len(expected.updates):
+                expected.updates.append(run.parameters())
+    return expected
+
+
+def check(case: Case) -> Result:
+    """Trains a case twice and compares everything after each iteration."""
+    gc.disable()  # so that memory is freed at the same moments in every run
+    try:
+        return _check(case)
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def _check(case: Case) -> Result:
+    try:
+        expected = _plain(case)
+        base, peak = in_core_bytes(case, MEASURED_STEPS)
+    except Exception as error:
+        return Result('invalid', f'{type(error).__name__}: {error}')
+    share, refusals = case.session['share'], 0
+    while True:
+        limit = base + int((peak - base) * share)
+        result = _check_at(case, expected, limit)
+        refusals += result.outcome == 'refused'
+        result.refusals = refusals
+        if result.outcome != 'refused' or share >= LARGEST_SHARE:
+            return result
+        share = (share + LARGEST_SHARE) / 2 if refusals < TRIES else LARGEST_SHARE
+
+
+def _check_at(case: Case, expected: _Expected, limit: int) -> Result:
+    result = Result('same')
+    try:
+        with tempfile.TemporaryDirectory() as folder, surroundings(case):
+            run = Run(case)
+            with run.configured():
+                _train(case, run, expected, limit, folder, result)
+                _after(case, run, expected)
+    except _Wrong as error:
+        result.outcome, result.detail = error.outcome, str(error)
+    except Exception:
+        result.outcome, result.detail = 'error', traceback.format_exc(limit=-8)
+    return result
+
+
+def _train(
+    case: Case, run: Run, expected: _Expected, limit: int, folder: str, result: Result
+) -> None:
+    opened = open_session(run, limit, folder)
+    try:
+        with opened:
+            for number in range(len(case.steps) - 1):
+                ask(opened, case.steps[number].event, case)
+                run.step(number)
+                _compare(number, expected.observations[number], run.observe())
+    except (MemoryError, InfeasibleError) as error:
+        _whole_after_refusal(run, expected)
+        raise _Wrong('refused', f'{type(error).__name__} {error}') from error
+    except SessionError as error:
+        # An iteration that is new to the session may ask for what its plan has dropped.
+        changing = len({step.kind for step in case.steps}) > 1
+        if 'uses it twice' not in str(error) or not changing:
+            raise
+        raise _Wrong('declined', str(error)) from error
+    except OptionError as error:
+        if 'lower sets' not in str(error):
+            raise
+        raise _Wrong('refused', str(error)) from error
+    finally:
+        figures = opened.statistics()
+        result.guided = figures['guided_iterations']
+        result.deviations = figures['deviations']
+        result.moved = figures['swap'] or 0, figures['recompute'] or 0
+    if figures['peak_bytes'] > limit:
+        raise _Wrong('limit', f'{figures["peak_bytes"]} bytes of {limit} were used')
+
+
+def _after(case: Case, run: Run, expected: _Expected) -> None:
+    """Nothing is left behind, and training goes on."""
+    _nothing_left(run)
+    last = len(case.steps) - 1
+    run.step(last)
+    _compare(last, expected.observations[last], run.observe())
+
+
+def _compare(number: int, expected: Observation, actual: Observation) -> None:
+    names = [
+        name
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
+    ]
+    if names:
+        raise _Wrong('different', f'after iteration {number}: {", ".join(names)}')
+
+
+def _whole_after_refusal(run: Run, expected: _Expected) -> None:
+    _nothing_left(run)
+    for parameter in run.model.params():
+        if type(parameter) is not chainer.Parameter:
+            raise _Wrong('not whole', f'{parameter.name} is a {type(parameter)}')
+    if run.updating:
+        return  # the refusal came in the middle of an update
+    if run.updates == 0 and not run.case.training['initialised']:
+        return  # or of making parameters
+    before, now = expected.updates[run.updates], run.parameters()
+    for name, value in before.items():
+        # Parameters made lazily have come since; states come with the first update.
+        if value is not None and now.get(name) != value:
+            raise _Wrong('not whole', f'{name} has changed since the last update')
+
+
+def _nothing_left(run: Run) -> None:
+    if numpy_memory.installed() or 'hybridmem' in chainer.get_function_hooks():
+        raise _Wrong('left', 'the session is over, its handler or hook is not')
+
+
+# -- shrinking -----------------------------------------------------------------
+def shrunk(case: Case, outcome: str, seconds: float) -> Case:
+    """A smaller case with the same outcome."""
+    end = time.monotonic() + seconds
+    smaller = True
+    while smaller:
+        smaller = False
+        for other in _smaller(case):
+            if time.monotonic() > end:
+                return case
+            if check(other).outcome == outcome:
+                case, smaller = other, True
+                break
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    for i in reversed(range(len(case.layers))):
+        yield _without(case, 'layers', i)
+    for i in reversed(range(len(case.steps))):
+        if len(case.steps) > 1:
+            yield _without(case, 'steps', i)
+    for i in range(len(case.steps)):
+        for key, value in (('event', ''), ('evaluate', ''), ('keep', False),
+                           ('kind', 'plain'), ('batch', 2)):  # fmt: skip
+            if getattr(case.steps[i], key) != value:
+                other = copy.deepcopy(case)
+                setattr(other.steps[i], key, value)
+                yield other
+    simple = {'planner': 'swap-all', 'options': {}}
+    for changes in (
+        {'arena': False}, {'feedback': None}, {'cross_iteration': False},
+        {'file': False}, {'link_bandwidth': None}, {'copies': 1.0}, simple,
+        {'share': LARGEST_SHARE},
+    ):  # fmt: skip
+        if any(case.session[key] != value for key, value in changes.items()):
+            other = copy.deepcopy(case)
+            other.session.update(changes)
+            yield other
+    for changes in ({'decay': False}, {'clip': False}, {'frozen': False},
+                    {'optimizer': 'SGD'}, {'initialised': True},
+                    {'inside': False}):  # fmt: skip
+        if any(case.training[key] != value for key, value in changes.items()):
+            other = copy.deepcopy(case)
+            other.training.update(changes)
+            yield other
+    if case.dtype != 'float32':
+        yield dataclasses.replace(case, dtype='float32')
+
+
+def _without(case: Case, field: str, index: int) -> Case:
+    other = copy.deepcopy(case)
+    del getattr(other, field)[index]
+    return other

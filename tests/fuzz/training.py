@@ -1,0 +1,437 @@
+"""Trains what a case describes, with a session or without, and looks at everything."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import chainer_hybridmem
+from chainer_hybridmem import planners
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
+
+from chainer_hybridmem import guide, session
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.profile import Link
+from chainer_hybridmem.recording import recorder, verification
+from chainer_hybridmem.simulation import Problem
+
+from .cases import DEEP, RANDOM, Case, Step
+from .layers import Layer, bring
+
+Observation = dict[str, Any]
+CLASSES = 5
+THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
+
+
+class DrawnError(Exception):
+    """What a case raises itself."""
+
+
+class Network(chainer.Chain):
+    """The layers of a case, each reading some of the values before it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.back = [back for _, _, back in case.layers]
+        with self.init_scope():
+            self.layers = chainer.ChainList(
+                *(Layer(name, options) for name, options, _ in case.layers)
+            )
+            self.last = L.Linear(None, CLASSES)
+            self.other = L.Linear(None, 2)
+
+    def forward(self, x: Any, chance: random.Random) -> tuple[Any, Any]:
+        """Two variables for losses, one of them from the middle."""
+        values = [chainer.as_variable(x)]
+        for layer, back in zip(self.layers, self.back, strict=True):
+            layer.chance = chance
+            values.append(layer(*(values[-min(b, len(values))] for b in back)))
+        middle = F.tanh(bring(values[len(values) // 2], 'vector'))
+        return self.last(F.tanh(bring(values[-1], 'vector'))), self.other(middle)
+
+
+class Run:
+    """One training run, step by step.
+
+    Attributes:
+        updates (int): Updates that have been made.
+        updating (bool): Whether one is under way.
+        seen (Observation): What the steps have shown beside the model.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        mixed = case.dtype == 'mixed16'
+        self.mode = chainer.mixed16 if mixed else np.dtype(case.dtype)
+        self.dtype = np.dtype(np.float16) if mixed else self.mode
+        self.deep = any(step.kind in DEEP for step in case.steps)
+        self.updates = 0
+        self.updating = False
+        self.seen: Observation = {}
+        self.kept: Any = None
+        self.active: chainer_hybridmem.Session | None = None
+        np.random.seed(case.seed % (1 << 32))
+        with self.configured():
+            self.model = Network(case)
+            # One forward pass makes every parameter; else the first iteration does.
+            if case.training['initialised']:
+                self.evaluate(case.steps[0])
+            self.optimizer = self._make_optimizer()
+            if case.training['frozen'] and case.layers:
+                self.model.layers[len(case.layers) // 2].disable_update()
+            self.inputs = [self._batch(step) for step in case.steps]
+
+    def _make_optimizer(self) -> Any:
+        training = self.case.training
+        rate = {} if training['optimizer'] in ('Adam',) else {'lr': 0.002}
+        optimizer = getattr(chainer.optimizers, training['optimizer'])(**rate)
+        optimizer.setup(self.model)
+        if training['decay']:
+            optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.001))
+        if training['clip']:
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
+        return optimizer
+
+    @contextlib.contextmanager
+    def configured(self) -> Iterator[None]:
+        """Chainer's configuration of the case."""
+        with (
+            chainer.using_config('dtype', self.mode),
+            chainer.using_config('type_check', False),  # it takes time
+            np.errstate(all='ignore'),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter('ignore')
+            yield
+
+    def _batch(self, step: Step) -> tuple[Any, Any]:
+        rng = np.random.RandomState(step.seed)
+        x = rng.randn(step.batch, 3, 6, 6).astype(self.dtype)
+        return x, rng.randint(0, CLASSES, step.batch).astype(np.int32)
+
+    def _losses(self, step: Step, inputs: Any, salt: int = 0) -> tuple[Any, Any]:
+        x, t = inputs
+        y, side = self.model(x, random.Random(step.seed + salt))
+        loss = F.softmax_cross_entropy(y, t, enable_double_backprop=self.deep)
+        return loss, F.mean(side * side)
+
+    def _forward(self, step: Step) -> None:
+        x, _ = self._batch(step)
+        y, side = self.model(x, random.Random(step.seed))
+        self.seen['evaluated'] = y.array.tobytes() + side.array.tobytes()
+
+    def evaluate(self, step: Step) -> None:
+        """Forward only, as in a validation."""
+        with chainer.no_backprop_mode(), chainer.using_config('train', False):
+            self._forward(step)
+
+    def update(self) -> None:
+        """One update of the parameters."""
+        self.updating = True
+        self.optimizer.update()
+        self.updates += 1
+        self.updating = False
+
+    def step(self, number: int) -> None:
+        """One iteration."""
+        step = self.case.steps[number]
+        inside = self.case.training['inside']
+        inputs = self._batch(step) if inside else self.inputs[number]
+        self.seen.clear()
+        if not step.keep:
+            self.kept = None
+        getattr(self, '_' + step.kind.replace(' ', '_'))(step, inputs)
+        if step.evaluate == 'after':
+            self.evaluate(step)
+
+    # -- kinds of iterations ---------------------------------------------------
+    def _backward(self, step: Step, loss: Any, **options: Any) -> None:
+        if step.evaluate == 'between':
+            self.evaluate(step)
+        loss.backward(**options)
+        self.seen['loss'] = loss.array.tobytes()
+        if step.keep:
+            self.kept = loss
+
+    def _plain(self, step: Step, inputs: Any) -> None:
+        loss, _ = self._losses(step, inputs)
+        self.model.cleargrads()
+        self._backward(step, loss)
+        del loss
+        self.update()
+
+    def _accumulate(self, step: Step, inputs: Any) -> None:
+        self.model.cleargrads()
+        for salt in range(2):
+            loss, _ = self._losses(step, inputs, salt)
+            self._backward(step, loss)
+            del loss
+        self.update()
+
+    def _two_losses(self, step: Step, inputs: Any) -> None:
+        loss, other = self._losses(step, inputs)
+        self.model.cleargrads()
+        self._backward(step, loss)
+        other.backward()
+        del loss, other
+        self.update()
+
+    def _sum(self, step: Step, inputs: Any) -> None:
+        loss, other = self._losses(step, inputs)
+        total = loss + F.cast(other, loss.dtype) * 0.5
+        del loss, other
+        self.model.cleargrads()
+        self._backward(step, total)
+        del total
+        self.update()
+
+    def _retain_grad(self, step: Step, inputs: Any) -> None:
+        loss, _ = self._losses(step, inputs)
+        self.model.cleargrads()
+        self._backward(step, loss, retain_grad=True)
+        del loss
+        self.update()
+
+    def _grad(self, step: Step, inputs: Any) -> None:
+        x = chainer.Variable(inputs[0])
+        loss, _ = self._losses(step, (x, inputs[1]))
+        (slope,) = chainer.grad([loss], [x])
+        self.seen['slope'] = b'' if slope is None else slope.array.tobytes()
+        self.model.cleargrads()
+        self._backward(step, loss)
+        del loss
+        self.update()
+
+    def _penalty(self, step: Step, inputs: Any) -> None:
+        """Gradients of gradients."""
+        x = chainer.Variable(inputs[0])
+        loss, _ = self._losses(step, (x, inputs[1]))
+        (slope,) = chainer.grad([loss], [x], enable_double_backprop=True)
+        if slope is not None:
+            loss = loss + F.cast(F.sum(slope * slope), loss.dtype) * 0.1
+        del slope
+        self.model.cleargrads()
+        self._backward(step, loss)
+        del loss
+        self.update()
+
+    def _abandoned(self, step: Step, inputs: Any) -> None:
+        """A forward pass that nobody needs."""
+        loss, _ = self._losses(step, inputs, 1)
+        self.seen['abandoned'] = loss.array.tobytes()
+        del loss
+        self._plain(step, inputs)
+
+    def _interleaved(self, step: Step, inputs: Any) -> None:
+        first, _ = self._losses(step, inputs)
+        second, _ = self._losses(step, inputs, 1)
+        self.model.cleargrads()
+        self._backward(step, first)
+        del first
+        second.backward()
+        del second
+        self.update()
+
+    def _again(self, step: Step, inputs: Any) -> None:
+        """Backward of one graph twice."""
+        loss, _ = self._losses(step, inputs)
+        self.model.cleargrads()
+        self._backward(step, loss)
+        loss.backward()
+        del loss
+        self.update()
+
+    def _no_update(self, step: Step, inputs: Any) -> None:
+        loss, _ = self._losses(step, inputs)
+        self.model.zerograds()
+        self._backward(step, loss)
+        if step.seed % 2:
+            self.update()
+
+    def _function(self, step: Step, inputs: Any) -> None:
+        """The optimizer does it all."""
+        self.updating = True
+        self.optimizer.update(lambda: self._losses(step, inputs)[0])
+        self.updates += 1
+        self.updating = False
+
+    def _error(self, step: Step, inputs: Any) -> None:
+        """Something goes wrong in backward; the user goes on with what follows."""
+        try:
+            loss, _ = self._losses(step, inputs)
+            self.model.cleargrads()
+            with _Failing(step.seed % 7):
+                loss.backward()
+        except DrawnError:
+            pass
+        loss = None
+        self._plain(step, inputs)
+
+    # -- results ---------------------------------------------------------------
+    def parameters(self) -> Observation:
+        """Parameters and the states of their update rules."""
+        found: Observation = {}
+        for name, parameter in self.model.namedparams():
+            found[name] = _bits(parameter.array)
+            rule = parameter.update_rule
+            for key, value in sorted((rule.state or {}).items()) if rule else ():
+                found[f'{name}:{key}'] = _bits(value)
+        return found
+
+    def observe(self) -> Observation:
+        """All that must be equal, bit for bit."""
+        found = {**self.seen, **self.parameters()}
+        for name, parameter in self.model.namedparams():
+            found[f'{name}.grad'] = _bits(parameter._grad)
+        for name, link in self.model.namedlinks():
+            for persistent in sorted(link._persistent):
+                found[f'{name}.{persistent}'] = _bits(getattr(link, persistent))
+            held = getattr(link, 'state', {}).get('held')
+            if held is not None:
+                found[f'{name}.held'] = _bits(held.array), _bits(held.grad)
+        for number, layer in enumerate(self.model.layers):
+            if hasattr(layer, 'lstm'):
+                state = layer.lstm.h
+                found[f'lstm {number}'] = state is not None and _bits(state.array)
+        name, keys, position, has_gauss, cached = np.random.get_state()
+        found['random'] = keys.tobytes(), position, has_gauss, cached
+        return found
+
+
+class _Failing(chainer.FunctionHook):
+    """Raises at a backward function."""
+
+    name = 'failing'
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise DrawnError
+
+
+def _bits(array: Any) -> Any:
+    if array is None:
+        return None
+    array = np.asarray(array)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+# -- sessions ------------------------------------------------------------------
+def random_plan(
+    problem: Problem,
+    limit_bytes: int,
+    seed_of_plan: int = 0,
+    weights: Any = (1, 1, 1),
+    early: bool = True,
+    barrier: bool = True,
+    relax: bool = False,
+) -> Plan:
+    """Any assignment that the simulator allows."""
+    n = len(problem.arrays.seconds)
+    rng = np.random.default_rng(seed_of_plan)
+    lead = None if early else np.arange(n) - rng.integers(0, 4, n)
+    search = Search(problem, limit_bytes, lead=lead, barrier=barrier)
+    action = rng.choice(3, size=len(problem.maps), p=weights)
+    action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
+    candidate = search.evaluate(action)
+    while not candidate.fits and (action != SWAP).any():
+        action[rng.choice(np.nonzero(action != SWAP)[0])] = SWAP
+        candidate = search.evaluate(action)
+    plan = search.finish(RANDOM, candidate)
+    return relaxed(problem, plan, margin=0) if relax else plan
+
+
+@contextlib.contextmanager
+def surroundings(case: Case) -> Iterator[None]:
+    """Poisoned memory, odd copies, a drawn link, and no map too small to move."""
+    options = case.session
+    chance = random.Random(options['clock'])
+    speed = options['speed']
+    link = Link(1e-6, speed, speed * chance.uniform(0.5, 2))
+    clock = Clock(chance, 1e-5)
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        enter(poisoned_memory())
+        if options['copies'] == 'threads':
+            enter(late_copies(options['clock'], THREAD_DELAYS))
+        else:
+            enter(repeatable_copies(chance, options['copies'], clock))
+        enter(mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan}))
+        enter(mock.patch.object(session, 'measure_link', lambda device: link))
+        enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
+        enter(mock.patch.object(verification, 'TIMED_RUNS', 1))
+        enter(mock.patch.object(verification, 'WALKED_BYTES', 0))
+        least = options['minimum_bytes']
+        enter(mock.patch.object(recorder, 'MINIMUM_MAP_BYTES', least))
+        enter(mock.patch.object(recorder, 'SMALLEST_COPY_BYTES', least))
+        yield
+
+
+def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.Session:
+    """The case's session for a run."""
+    options = run.case.session
+    opened = chainer_hybridmem.optimize(
+        run.model,
+        limit_bytes,
+        options['planner'],
+        swap_dir=folder if options['file'] else None,
+        link_bandwidth=options['link_bandwidth'],
+        improve=options['improve'],
+        arena=options['arena'],
+        feedback=options['feedback'],
+        cross_iteration=options['cross_iteration'],
+        **options['options'],
+    )
+    opened._executor.minimum_map_bytes = options['minimum_bytes']
+    run.active = opened
+    return opened
+
+
+def ask(opened: chainer_hybridmem.Session, event: str, case: Case) -> None:
+    """What a user may ask of a session between iterations."""
+    if event == 'replan' and opened.profile is not None:
+        planner, options = case.session['replan']
+        # A planner that does not fit leaves the plan as it was.
+        with contextlib.suppress(chainer_hybridmem.InfeasibleError):
+            opened.replan(planner, **options)
+    elif event == 'trace':
+        opened.trace_iteration()
+    elif event == 'retime' and opened.plan is not None:
+        opened.retime()
+    elif event == 'finish':
+        opened.finish_iteration()
+    elif event == 'report':
+        opened.report()
+        opened.statistics()
+
+
+def in_core_bytes(case: Case, steps: int) -> tuple[int, int]:
+    """Memory that plain Chainer needs between and in its first iterations."""
+    run = Run(case)
+    device = HostDevice(1 << 50)
+    device.adopt(session.model_arrays(run.model))
+    device.install(lambda missing: None)
+    try:
+        with run.configured():
+            for number in range(steps):
+                run.step(number)
+        return device.used_bytes, device.peak_bytes
+    finally:
+        device.uninstall()
+        device.close()

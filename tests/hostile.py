@@ -1,0 +1,142 @@
+"""Surroundings in which a session's mistakes show: poisoned memory, odd copies."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from chainer_hybridmem.devices import copies
+from chainer_hybridmem.devices.host import HostDevice
+
+
+@contextlib.contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Freed memory is full of NaN."""
+    install = HostDevice.install
+
+    def poisoned(self: HostDevice, reclaim: Callable[[int], None]) -> None:
+        install(self, reclaim)
+        self._counter.poison_freed(True)
+
+    with mock.patch.object(HostDevice, 'install', poisoned):
+        yield
+
+
+@contextlib.contextmanager
+def late_copies(seed: int, delays: tuple[float, ...]) -> Iterator[None]:
+    """Each copy begins after one of the delays, by chance."""
+    execute, chance = copies.CopyThread._execute, random.Random(seed)
+
+    def late(self: copies.CopyThread, job: Any) -> None:
+        time.sleep(chance.choice(delays))
+        execute(self, job)
+
+    with mock.patch.object(copies.CopyThread, '_execute', late):
+        yield
+
+
+class Clock:
+    """A time of its own: every look moves it on by chance, and nobody sleeps.
+
+    Args:
+        chance (random.Random): Draws the seconds that pass.
+        step_seconds: Their mean.
+    """
+
+    def __init__(self, chance: random.Random, step_seconds: float) -> None:
+        self._chance = chance
+        self._rate = 1 / step_seconds
+        self._now = 1000.0
+
+    def perf_counter(self) -> float:
+        """Seconds since some moment."""
+        self._now += self._chance.expovariate(self._rate)
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Lets time pass at once."""
+        self._now += seconds
+
+
+class _Done:
+    """In place of a copy's event: the copy runs when somebody waits for it."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line, self._set = line, False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+
+    def wait(self) -> None:
+        while not self._set:
+            self._line.run_one()
+
+
+class _Line:
+    """The copies of one thread, without the thread."""
+
+    def __init__(self, thread: copies.CopyThread) -> None:
+        self._thread = thread
+        self._jobs: collections.deque[Any] = collections.deque()
+
+    def add(self, job: Any) -> None:
+        self._jobs.append(job)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def run_one(self) -> None:
+        job = self._jobs.popleft()
+        completion = job.transfer.completion
+        try:
+            contextvars.Context().run(self._thread._execute, job)
+        except Exception as error:
+            completion.error = copies._failure(job.transfer.nbytes, job.outward, error)
+        completion.event.set()
+
+
+@contextlib.contextmanager
+def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> Any:
+    """Copies run in this thread: by chance when another is asked for, or when needed.
+
+    Everything that depends on time is then the same in every run.
+
+    Args:
+        chance: Draws which copies run early.
+        eagerness: How probable each is to run early; 0: as late as can be.
+        clock: The time of copies and of the device.
+    """
+    lines: dict[Any, _Line] = {}
+
+    def submit(
+        self: Any, transfer: Any, space: Any, address: int, outward: bool
+    ) -> None:
+        line = lines.setdefault(self, _Line(self))
+        transfer.completion.event = _Done(line)
+        self._last = transfer.completion
+        line.add(copies._Job(transfer, space, address, outward))
+        for other in lines.values():
+            while len(other) and chance.random() < eagerness:
+                other.run_one()
+
+    def close(self: Any) -> None:
+        line = lines.pop(self, ())
+        while len(line):
+            line.run_one()
+
+    with (
+        mock.patch.object(copies.CopyThread, 'submit', submit),
+        mock.patch.object(copies.CopyThread, 'close', close),
+        mock.patch.object(copies, 'time', clock),
+        mock.patch.object(HostDevice, 'mark', lambda self: clock.perf_counter()),
+    ):
+        yield

@@ -1,0 +1,90 @@
+"""Functions that backward calls read the same feature maps once more."""
+
+from __future__ import annotations
+
+import networks
+import pytest
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+
+class Critic(chainer.Chain):
+    """What a gradient penalty is taken of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, pad=1)
+            self.middle = L.Convolution2D(8, 8, 3, pad=1)
+            self.last = L.Linear(8 * 6 * 6, 1)
+
+    def forward(self, x):
+        h = F.leaky_relu(self.first(x))
+        h = F.tanh(self.middle(h))
+        h = F.max_pooling_2d(F.sigmoid(h), 2)
+        return self.last(h)
+
+
+def train(way, count=9, **options):
+    """Trains with a penalty on the gradient, with a session if there are options."""
+    np.random.seed(0)
+    critic, losses, session = Critic(), [], None
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(critic)
+
+    def loop():
+        for x, _ in networks.batches(count, size=16, insize=12):
+            x = chainer.Variable(x)
+            y = critic(x)
+            if way == 'grad':
+                (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
+            else:
+                F.sum(y).backward(enable_double_backprop=True)
+                gx = x.grad_var
+            loss = F.mean((F.sqrt(F.sum(gx**2, axis=(1, 2, 3))) - 1) ** 2) + F.mean(y)
+            critic.cleargrads()
+            loss.backward()
+            optimizer.update()
+            losses.append(float(loss.array))
+            del x, y, gx, loss
+
+    if options:
+        with hybridmem.optimize(critic, **options) as session:
+            loop()
+    else:
+        loop()
+    return networks.outcome(critic, losses), session
+
+
+@pytest.mark.parametrize('way', ['grad', 'backward'])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'planner': 'swap-all'},
+        {'planner': 'hybrid'},
+        {'planner': 'manual', 'actions': {'*': 'recompute'}},
+    ],
+    ids=lambda options: options['planner'],
+)
+def test_a_gradient_penalty_trains_as_without_us(way, options, hostile):
+    expected, _ = train(way)
+    actual, session = train(way, memory_limit='64MiB', **options)
+    networks.assert_same(expected, actual)
+    assert session.statistics()['guided_iterations'] > 0
+
+
+@pytest.mark.parametrize('way', ['grad', 'backward'])
+def test_a_gradient_penalty_inside_less_than_it_needs(way, hostile):
+    expected, _ = train(way)
+    _, session = train(way, memory_limit='64MiB', planner='in-core')
+    limit = session.statistics()['peak_bytes'] * 4 // 5
+    actual, session = train(way, memory_limit=limit)
+    networks.assert_same(expected, actual)
+    statistics = session.statistics()
+    assert statistics['peak_bytes'] <= limit
+    assert sum(entry['evictions'] for entry in session._history.entries) > 0

@@ -1,0 +1,109 @@
+"""Graphs that are used in ways a single backward pass does not use them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+ITERATIONS = 7
+
+
+class Critic(chainer.Chain):
+    """Its gradient is part of its loss."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Linear(None, 64)
+            self.two = L.Linear(None, 64)
+            self.three = L.Linear(None, 1)
+
+    def forward(self, x):
+        h = F.dropout(F.tanh(self.one(x)), 0.3)
+        return F.sum(self.three(F.tanh(self.two(h))))
+
+
+def penalised(model, x):
+    """As for a Wasserstein GAN: the second backward walks through the first one."""
+    x = chainer.Variable(x)
+    y = model(x)
+    (slope,) = chainer.grad([y], [x], enable_double_backprop=True)
+    loss = y + F.sum(slope * slope)
+    model.cleargrads()
+    loss.backward()
+    return loss
+
+
+def interleaved(model, x):
+    """Two graphs at once; the first one dies while the second one is needed."""
+    first, second = model(x), model(x + 1)
+    model.cleargrads()
+    first.backward()
+    del first
+    second.backward()
+    return second
+
+
+def outcome_of(iterate, **options):
+    np.random.seed(0)
+    model = Critic()
+    optimizer = chainer.optimizers.MomentumSGD(0.001).setup(model)
+    data = np.random.RandomState(1).randn(ITERATIONS, 64, 64).astype(np.float32)
+    losses = []
+    session = hybridmem.optimize(model, '4MB', **options) if options else None
+    with session or contextlib.nullcontext():
+        for x in data:
+            losses.append(float(iterate(model, x).array))
+            optimizer.update()
+    return networks.outcome(model, losses), session
+
+
+@pytest.mark.parametrize('iterate', [penalised, interleaved])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'planner': 'swap-all'},
+        {'planner': 'in-core'},
+        # What is kept is dropped after its last use, masks of dropout among it.
+        {'planner': 'manual', 'actions': {'*': 'keep', '*Tanh*': 'swap'}},
+    ],
+    ids=lambda options: options['planner'],
+)
+def test_the_same_bits(iterate, options):
+    expected, _ = outcome_of(iterate)
+    result, session = outcome_of(iterate, **options)
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] >= ITERATIONS - 3
+    assert session.deviations == 0
+
+
+def test_the_last_graph_of_an_iteration_ends_it():
+    _, session = outcome_of(interleaved, planner='in-core')
+    profile = session.profile
+    assert profile.graph_end_event >= profile.operations[-1].first_event
+
+
+def test_parameters_made_in_a_session_are_no_feature_maps():
+    np.random.seed(0)
+    model = Critic()
+    optimizer = chainer.optimizers.SGD(0.001).setup(model)
+    x = np.random.RandomState(1).randn(64, 64).astype(np.float32)
+    with hybridmem.optimize(model, '4MB') as session:
+        for _ in range(2):
+            loss = model(x)
+            session._executor.reclaim(1 << 40)  # everything that may leave leaves
+            model.cleargrads()
+            loss.backward()
+            del loss
+            optimizer.update()
+    assert np.isfinite(model.one.W.grad).all()

@@ -1,0 +1,55 @@
+"""Cases that once failed, and a few of those that ``make fuzz`` draws."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from fuzz.cases import Case, draw
+from fuzz.checking import check, shrunk
+
+from chainer_hybridmem.execution.feature_maps import LiveMap
+
+KEPT = pathlib.Path(__file__).parent / 'fuzz' / 'regressions.jsonl'
+SEEDS = range(16)
+
+
+@pytest.mark.parametrize('line', KEPT.read_text().splitlines())
+def test_kept_cases_are_exact(line):
+    result = check(Case.from_json(line))
+    assert result.outcome == 'same', result.detail
+
+
+def test_drawn_cases_are_exact():
+    results = {seed: check(draw(seed)) for seed in SEEDS}
+    failed = {seed: r.detail for seed, r in results.items() if r.failed}
+    assert not failed
+    same = [result for result in results.values() if result.outcome == 'same']
+    assert len(same) > len(SEEDS) / 2
+    assert sum(result.guided for result in same) > len(SEEDS)
+    assert any(sum(result.moved) for result in same)
+
+
+def test_a_wrong_bit_is_found_and_the_case_made_smaller(monkeypatch):
+    """What the harness would say about a plan that is executed wrongly."""
+    arrived = LiveMap._arrived
+
+    def wrong(self, root):
+        if root.dtype == 'u1' and root.size:  # what a swap-in has filled
+            root[0] ^= 1
+        arrived(self, root)
+
+    monkeypatch.setattr(LiveMap, '_arrived', wrong)
+    wrong_cases = (draw(s) for s in SEEDS if check(draw(s)).outcome == 'different')
+    case = next(wrong_cases)
+    small = shrunk(case, 'different', seconds=5)
+    assert len(small.layers) < len(case.layers)
+    assert check(small).outcome == 'different'
+
+
+def test_a_case_is_the_same_in_every_process_and_file():
+    case = draw(5)
+    assert draw(5) == case
+    assert draw(6) != case
+    again = Case.from_json(case.to_json())
+    assert again.to_json() == case.to_json()
