@@ -4,7 +4,7 @@ Trains one language model twice under the same limit: with lengths drawn anew fo
 iteration, and with the mean of them. Seconds per word are medians over the last
 iterations, when the lengths have been seen; plain Chainer's are beside them.
 
-    python benchmarks/varying_lengths.py [--share 0.5] [--iterations 240]
+    python benchmarks/varying_lengths.py [--share 0.5] [--iterations 480] [--step 1]
 """
 
 from __future__ import annotations
@@ -104,12 +104,16 @@ def main() -> int:
     parser.add_argument(
         '--share', type=float, default=0.5, help='limit over the longest peak'
     )
-    parser.add_argument('--iterations', type=int, default=240)
+    parser.add_argument('--iterations', type=int, default=480)
+    parser.add_argument(
+        '--step', type=int, default=1, help='words between one length and the next'
+    )
     parser.add_argument('--last', type=int, default=60, help='iterations that count')
     options = parser.parse_args()
     limit = int(longest_peak(options) * options.share)
     rng = np.random.RandomState(2)
-    varying = rng.randint(SHORTEST, LONGEST + 1, options.iterations).tolist()
+    lengths = range(SHORTEST, LONGEST + 1, options.step)
+    varying = rng.choice(lengths, options.iterations).tolist()
     fixed = [round(statistics.mean(varying))] * options.iterations
     rows = []
     for name, lengths in (('fixed', fixed), ('varying', varying)):

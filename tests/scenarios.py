@@ -929,7 +929,7 @@ class Faulty(chainer.FunctionHook):
             raise Fault
 
 
-@scenario(deviations=4)
+@scenario(deviations=4, evictions=True)
 def exceptions_caught(run: Run) -> None:
     """An exception in forward or backward is caught and training goes on."""
     rng = seeded()

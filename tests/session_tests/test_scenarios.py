@@ -10,6 +10,7 @@ import functools
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import pytest
 import scenarios
 
@@ -24,9 +25,6 @@ HOSTILE: list[dict[str, Any]] = [
     {'planner': 'pooch', 'arena': False, 'cross_iteration': 'states'},
     {'planner': 'swap-opt'},
 ]
-WRONG: dict[str, str] = {}
-WRONG_HOSTILE: dict[str, str] = {}
-UNSETTLED: dict[str, str] = {}
 
 
 class Reference(NamedTuple):
@@ -72,16 +70,6 @@ def undisturbed(name: str) -> Outcome:
     return train(name, {})
 
 
-def marked(reasons: dict[str, str]) -> list[Any]:
-    """Names of all scenarios; those that fail are expected to."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=reasons[name]))
-        if name in reasons
-        else name
-        for name in scenarios.SCENARIOS
-    ]
-
-
 def assert_same(name: str, outcome: Outcome) -> None:
     expected = reference(name).records
     for i, (left, right) in enumerate(zip(expected, outcome.records, strict=True)):
@@ -89,18 +77,18 @@ def assert_same(name: str, outcome: Outcome) -> None:
     assert outcome.figures['footprint_bytes'] <= limit_of(name)
 
 
-@pytest.mark.parametrize('name', marked(WRONG))
+@pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_same_bits_inside_the_limit(name):
     assert_same(name, undisturbed(name))
 
 
-@pytest.mark.parametrize('name', marked(WRONG_HOSTILE))
+@pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_poisoned_memory_and_late_copies_change_nothing(name, hostile):
     options = HOSTILE[list(scenarios.SCENARIOS).index(name) % len(HOSTILE)]
     assert_same(name, train(name, options))
 
 
-@pytest.mark.parametrize('name', marked(UNSETTLED))
+@pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_it_settles(name):
     scenario, outcome = scenarios.SCENARIOS[name], undisturbed(name)
     if scenario.signatures is not None:
@@ -115,9 +103,21 @@ def test_it_settles(name):
             assert not any(entry['evictions'] + entry['restores'] for entry in late)
 
 
-def test_records_see_every_bit():
-    """The comparisons above would notice."""
-    expected = reference('zerograds').records
-    changed = {**expected[-1], '0/head/b': expected[-2]['0/head/b']}
-    assert expected[-1] != changed
-    assert len({tuple(record.items()) for record in expected}) == len(expected)
+def test_what_functions_write_over_is_not_recomputed():
+    run = scenarios.Run({'memory_limit': limit_of('in_place_functions')})
+    scenarios.SCENARIOS['in_place_functions'].program(run)
+    profile = run.session.profile
+    exact = {
+        profile.operations[recipe.operation].label.rpartition('/')[2]
+        for recipe in profile.recipes
+        if recipe.exact
+    }
+    assert 'ReLU' in exact
+    assert not {'Sigmoid', 'Negate', 'Tanh', 'Scale', 'Same'} & exact
+
+
+def test_digests_see_every_bit():
+    zero = np.zeros(3, np.float32)
+    others = [np.float32([0, -0.0, 0]), zero[:2], zero.view(np.int32), zero[:, None]]
+    digests = {scenarios.digest(array) for array in (zero, *others)}
+    assert len(digests) == 1 + len(others)

@@ -1,0 +1,82 @@
+"""One feature map that leaves and comes back."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+import pytest
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.profile import Slot, SlotKind
+
+
+@pytest.fixture
+def device():
+    device = HostDevice(1 << 24)
+    device.install(lambda nbytes: None)
+    yield device
+    device.uninstall()
+    device.close()
+
+
+def retained(device, array, live=None):
+    """A node that has retained an array, and the map with it."""
+    variable = chainer.Variable(array)
+    variable.retain_data()
+    live = live or LiveMap(device, device.allocation_id(array), array.nbytes)
+    slot = Slot(0, SlotKind.INPUT, 0)
+    reference = graph.SlotRef(slot, variable.node, device.capture(array))
+    live.add(reference, device.root(array))
+    return variable.node, live
+
+
+def go_and_return(live):
+    """Returns the bytes copied to the host."""
+    copied = live.start_swap_out()
+    live.release()
+    live.start_swap_in()
+    live.finish_swap_in()
+    return copied
+
+
+def test_what_somebody_holds_comes_back_as_it_is_now(device):
+    array = np.zeros(5000, np.float32)
+    node, live = retained(device, array)
+    live.start_swap_out()
+    live.release()
+    array[...] = 7
+    assert live.start_swap_in() == 0  # nothing is copied
+    assert node._data is not array and np.shares_memory(node._data, array)
+    del array
+    assert go_and_return(live) == live.nbytes  # the former copy is not right any more
+    assert (node._data == 7).all()
+
+
+def test_what_nobody_holds_comes_back_from_its_copy(device):
+    node, live = retained(device, np.ones(5000, np.float32))
+    assert go_and_return(live) == live.nbytes
+    assert go_and_return(live) == 0  # the copy is still right
+    assert (node._data == 1).all()
+
+
+def test_what_is_retained_again_may_have_changed(device):
+    node, live = retained(device, np.ones(5000, np.float32))
+    go_and_return(live)
+    node._data[...] = 7
+    other, _ = retained(device, node._data, live)
+    assert go_and_return(live) == live.nbytes
+    assert (node._data == 7).all() and (other._data == 7).all()
+
+
+def test_a_copy_under_way_is_called_off_when_it_is_retained_again(device):
+    device.throttle(1e6)
+    array = np.ones(5000, np.float32)
+    _, live = retained(device, array)
+    live.start_swap_out()
+    array[...] = 7
+    node, _ = retained(device, array, live)
+    del array
+    assert go_and_return(live) == live.nbytes
+    assert (node._data == 7).all()
