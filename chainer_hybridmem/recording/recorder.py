@@ -17,7 +17,7 @@ from typing import Any
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
-from chainer_hybridmem.owners import Owner
+from chainer_hybridmem.owners import Owner, is_parameter
 from chainer_hybridmem.profile import (
     Category,
     Link,
@@ -301,10 +301,11 @@ class Recorder:
         """Where a replay gets the array of a node from.
 
         Returns:
-            ``IN_GRAPH``, the forward operation to replay before, or None: nowhere;
-            what only a user's Variable holds may be gone in another iteration.
+            ``IN_GRAPH`` (or a parameter), the forward operation to replay before, or
+            None: nowhere; what only a user's Variable holds may be gone in another
+            iteration.
         """
-        if node._data is not None or self.executor.knows(node):
+        if node._data is not None or self.executor.knows(node) or is_parameter(node):
             return IN_GRAPH
         creator = node.creator_node
         return None if creator is None else self._positions.get(creator)
