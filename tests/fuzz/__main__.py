@@ -18,6 +18,7 @@ from fuzz.cases import Case, draw
 from fuzz.checking import Result, check, shrunk
 
 SHRINKING_SECONDS = 60.0
+TOLD_EVERY = 100  # cases
 STRIDE = 1 << 20  # seeds of one run; another run's begin beyond them
 
 
@@ -84,6 +85,10 @@ class _Totals:
             self.failures.append(seed)
             print(f'FAILED {result.outcome}: {result.detail}')
             print(f'  python -m tests.fuzz --case {seed} --shrink', flush=True)
+        count = sum(self.outcomes.values())
+        if count % TOLD_EVERY == 0:
+            seconds = time.monotonic() - self.begin
+            print(f'{count} cases, {seconds:.0f} s: {dict(self.outcomes)}', flush=True)
 
     def report(self) -> None:
         """Prints all counts."""
