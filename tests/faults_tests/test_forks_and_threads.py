@@ -199,7 +199,9 @@ def test_two_sessions_in_two_threads() -> None:
         for name, array in run.arrays().items():
             assert array.tobytes() == runs[2].arrays()[name].tobytes(), name
     assert all(s.statistics()['peak_bytes'] <= s.limit_bytes for s in sessions)
-    for run, session in zip(runs, sorted(sessions, key=lambda s: s.limit_bytes), strict=False):
+    for run, session in zip(
+        runs, sorted(sessions, key=lambda s: s.limit_bytes), strict=False
+    ):
         faulty.assert_nothing_left(faulty.Case(None, None, run, session))
 
 
@@ -217,7 +219,7 @@ def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
 
 
 def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
-    code = f'''
+    code = f"""
         import sys, time
         sys.path.insert(0, {os.path.dirname(faulty.__file__)!r})
         import faulty, chainer_hybridmem
@@ -228,7 +230,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
                 run.iterate(i)
             print(session.device.host_bytes, flush=True)
             time.sleep(600)
-    '''
+    """
     child = subprocess.Popen(
         [sys.executable, '-c', textwrap.dedent(code)], stdout=subprocess.PIPE
     )

@@ -121,9 +121,7 @@ def test_texts_that_are_cut_or_patched(kind: str, data: Any) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.binary(max_size=200))
-def test_bytes_that_are_no_text(
-    kind: str, data: bytes, tmp_path: pathlib.Path
-) -> None:
+def test_bytes_that_are_no_text(kind: str, data: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / 'file.json'
     path.write_bytes(data)
     with pytest.raises(FormatError, match=r'file\.json'):
