@@ -114,12 +114,12 @@ def _call_reclaim(address: int, missing_bytes: int) -> int:
         try:
             counter._reclaim(missing_bytes)
         except KeyboardInterrupt as error:
-            counter.error = error
+            counter.error = error.with_traceback(None)  # whose frames hold arrays
             if not signal_number:  # the second time it must be meant
                 signal_number = signal.SIGINT
                 continue
         except BaseException as error:
-            counter.error = error
+            counter.error = error.with_traceback(None)
         break
     return signal_number
 

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import faulty
+import numpy as np
 import pytest
 
 import chainer_hybridmem
 from chainer_hybridmem.devices import copies, numpy_memory
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.store import Space, SwapFile
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.session import Session
 
@@ -278,3 +281,75 @@ def test_a_parameter_whose_only_copy_is_broken_is_named(tmp_path: Any) -> None:
         with chainer_hybridmem.optimize(run.model, faulty.LIMIT):
             pass
     assert not numpy_memory.installed()
+
+
+def test_a_parameter_is_read_once_more() -> None:
+    """What fails once costs nothing, where there is no other copy."""
+    options = PLANS['crossing']
+    counting = FailingCopies(False, 0, count=0)
+    faulty.leave_session(4, counting, **options)
+    results = []
+    for number in range(counting.copies // 2):
+        case = faulty.leave_session(4, FailingCopies(False, number), **options)
+        results.append(type(case.error))
+    assert set(results) == {type(None), SwapStoreError}
+
+
+def test_an_interrupted_return_of_space_is_not_used_again() -> None:
+    close = Space.close
+
+    @contextlib.contextmanager
+    def inject(session: Session) -> Iterator[None]:
+        def interrupted(space: Space) -> None:
+            patch.undo()
+            close(space)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Space, 'close', interrupted)
+            yield
+
+    for at in (2, 3):
+        case = faulty.stay_in_session(at, inject, **SWAP)
+        assert type(case.inside) is KeyboardInterrupt
+
+
+def test_nothing_is_copied_after_the_end() -> None:
+    device = HostDevice(1 << 20)
+    device.close()
+    with pytest.raises(SwapStoreError, match='has ended with its session'):
+        device.swap_out(np.zeros(8), None)
+    assert not faulty.copy_threads()
+
+
+def test_a_closed_file_is_not_mistaken_for_another(tmp_path: Any) -> None:
+    file = SwapFile(str(tmp_path))
+    file.make_block(8)
+    number = file._fd
+    file.close()
+    target = np.zeros(8, np.uint8)
+    with (tmp_path / 'other').open('w+b', buffering=0) as other:
+        other.write(b'somebody')
+        assert other.fileno() == number
+        with pytest.raises(OSError):
+            file.read(0, target.__array_interface__['data'][0], 8)
+    assert not target.any()
+
+
+def test_an_old_error_does_not_explain_a_new_one() -> None:
+    errors: list[Exception] = [OSError('broken')]
+    device = HostDevice(1 << 20)
+
+    def reclaim(nbytes: int) -> None:
+        if errors:
+            raise errors.pop()
+
+    device.install(reclaim)
+    try:
+        for expected in (OSError, type(None)):
+            with pytest.raises(MemoryError):
+                np.empty(1 << 21, np.uint8)
+            assert type(device.reclaim_error) is expected
+    finally:
+        device.uninstall()
+        device.close()

@@ -183,3 +183,42 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
             done.append('second')
     assert done == ['first']
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize('often', [1, 2])
+def test_ctrl_c_while_memory_is_made(often: int) -> None:
+    """It comes out although the program catches NumPy's error."""
+
+    class Refusing:
+        def __init__(self) -> None:
+            self.left = often
+
+        @contextlib.contextmanager
+        def __call__(self, session: Session) -> Iterator[None]:
+            device: Any = session.device
+            reclaim = device._reclaim
+
+            def interrupted(missing_bytes: int) -> None:
+                if self.left:
+                    self.left -= 1
+                    signal.raise_signal(signal.SIGINT)
+                reclaim(missing_bytes)
+
+            device._reclaim = interrupted
+            device._counter.refuse(40)
+            try:
+                yield
+            except MemoryError as error:
+                raise AssertionError from error
+            finally:
+                device._reclaim = reclaim
+
+    for at in (0, 2, 7):
+        refusing = Refusing()
+        case = faulty.leave_session(at, refusing, **faulty.PLAN)
+        assert not refusing.left
+        error: BaseException | None = case.error
+        while error is not None and type(error) is not KeyboardInterrupt:
+            error = error.__cause__ or error.__context__
+        assert error is not None
+        assert often == 2 or type(case.error) is KeyboardInterrupt
