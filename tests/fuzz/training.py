@@ -19,7 +19,7 @@ import chainer.links as L
 import numpy as np
 from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
 
-from chainer_hybridmem import guide, session
+from chainer_hybridmem import guide, owners, session
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
@@ -373,7 +373,7 @@ def surroundings(case: Case) -> Iterator[None]:
         else:
             enter(repeatable_copies(chance, options['copies'], clock))
         enter(mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan}))
-        enter(mock.patch.object(session, 'measure_link', lambda device: link))
+        enter(mock.patch.object(session, 'measure_link', lambda device, **_: link))
         enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
         enter(mock.patch.object(verification, 'TIMED_RUNS', 1))
         enter(mock.patch.object(verification, 'WALKED_BYTES', 0))
@@ -425,7 +425,7 @@ def in_core_bytes(case: Case, steps: int) -> tuple[int, int]:
     """Memory that plain Chainer needs between and in its first iterations."""
     run = Run(case)
     device = HostDevice(1 << 50)
-    device.adopt(session.model_arrays(run.model))
+    device.adopt(owners.model_arrays(run.model))
     device.install(lambda missing: None)
     try:
         with run.configured():
