@@ -29,6 +29,8 @@ from chainer_hybridmem.simulation.problem import (
     make_problem,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
+from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.splitting.splitter import Place
 
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
@@ -62,6 +64,7 @@ class Guide:
         spare_bytes (int): What plans must leave of the limit, because an iteration
             has needed more than its plan's trace tells.
         wants_arena (bool): Whether plans are made so that their arena fits.
+        ways (dict): Functions that run in parts, and how, by place.
     """
 
     def __init__(self) -> None:
@@ -78,6 +81,7 @@ class Guide:
         self.feedback = Feedback()
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
+        self.ways: dict[Place, Way] = {}
         self.begin_placing()
 
     @property
@@ -105,13 +109,19 @@ class Guide:
         """Whether the next iteration replays every function to verify it."""
         return self.stage is Stage.PROFILING and not self.runs
 
-    def learn(self, profile: Profile, keys: list[Key]) -> None:
-        """Takes in the recording of one iteration that followed this guide."""
+    def learn(self, profile: Profile, keys: list[Key], disturbed: bool = False) -> None:
+        """Takes in the recording of one iteration that followed this guide.
+
+        Args:
+            profile: The recording.
+            keys: What the operations looked like.
+            disturbed: Whether it contains attempts that the next one will not make.
+        """
         self.forget_copies()
         if self.stage is Stage.WARM_UP:
             self.stage = Stage.PROFILING
             self.keys = keys
-        elif keys != self.keys:
+        elif keys != self.keys or disturbed:
             self.runs.clear()
             self.keys = keys
         else:

@@ -52,6 +52,12 @@ from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.splitting import (
+    EXACT,
+    Splitter,
+    Splitting,
+    check_splitting,
+)
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -81,6 +87,7 @@ def optimize(
     arena: bool = True,
     feedback: bool | None = None,
     cross_iteration: CrossIteration = False,
+    splitting: Splitting = EXACT,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -106,6 +113,9 @@ def optimize(
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/memory.md, What crosses iterations.
+        splitting: Whether a function that does not fit as a whole runs in parts:
+            ``'exact'`` where that keeps every bit, True also where results are then
+            equal up to rounding only, False never; see docs/splitting.md.
         options: Options of the planner.
 
     Returns:
@@ -127,6 +137,7 @@ def optimize(
         arena,
         feedback,
         cross_iteration,
+        splitting,
         options,
     )
 
@@ -160,6 +171,7 @@ class Session(chainer.FunctionHook):
         arena: bool,
         feedback: bool | None,
         cross_iteration: CrossIteration,
+        splitting: Splitting,
         options: dict[str, Any],
     ) -> None:
         if not isinstance(model, chainer.Link):
@@ -198,6 +210,7 @@ class Session(chainer.FunctionHook):
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)
+        self._splitter = Splitter(self.device, check_splitting(splitting), self._tell)
         self._guides: list[Guide] = []
         self._guide: Guide | None = None
         self._lost = False  # whether the last iteration left its guide
@@ -299,6 +312,7 @@ class Session(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
         if self._in_backward or not chainer.config.enable_backprop:
+            self._splitter.prepare(function)
             return
         self._enter()
         self._complete_last()
@@ -316,6 +330,7 @@ class Session(chainer.FunctionHook):
         if self._recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
+        self._splitter.prepare(function)
         self._leave(starts_operation=True)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
@@ -356,6 +371,7 @@ class Session(chainer.FunctionHook):
         self._enter()
         self._executor.after_backward(self._position - 1)
         self._in_backward = False
+        self._splitter.start_operation(-1, self._label)
         self._leave(starts_operation=False)
 
     def _enter(self) -> None:
@@ -403,6 +419,7 @@ class Session(chainer.FunctionHook):
     def _start_operation(self, k: int, key: Key) -> None:
         """What is allocated from here on belongs to operation k."""
         self._check(k, key)
+        self._splitter.start_operation(k, self._label)
         if self._placing:
             self.device.seek(k)
         elif self._log is not None:
@@ -443,6 +460,7 @@ class Session(chainer.FunctionHook):
         moves = guide.table is not None and bool(guide.table.crossing)
         holders = self._owners().values() if moves else ()
         self._executor.begin(guide.table, guide.copies, holders)
+        self._splitter.begin(guide.ways)
         self.device.whole_blocks = self._use_arena and guide.wants_arena
         if guide.stage is not Stage.GUIDED:
             self._recorder = Recorder(
@@ -514,7 +532,7 @@ class Session(chainer.FunctionHook):
         )
         known = next((g for g in self._guides if g.keys == self._keys), guide)
         if known is guide:
-            _uncounted(guide.learn, profile, self._keys)
+            _uncounted(guide.learn, profile, self._keys, self._splitter.changed)
         # The signature seen last is tried first the next time.
         others = [g for g in self._guides if g is not known and g is not guide]
         self._guides = [known, *others][:LARGEST_GUIDE_COUNT]

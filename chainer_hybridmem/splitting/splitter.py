@@ -1,0 +1,170 @@
+"""When functions run in parts, and in how many.
+
+A function whose memory does not fit, whatever has been evicted, is tried again in
+more and more parts. What worked is remembered for its place in the iteration, so that
+iterations of one kind need the same memory each time, and a profile knows of it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.splitting import rules
+from chainer_hybridmem.splitting.rules import Way
+
+Splitting = bool | str
+EXACT = 'exact'
+Place = tuple[int, int, str]  # operation, which of its functions, class
+
+_ran: weakref.WeakKeyDictionary[Any, Way] = weakref.WeakKeyDictionary()
+
+
+def check_splitting(splitting: Splitting) -> Splitting:
+    """Refuses what is neither a bool nor ``'exact'``.
+
+    Raises:
+        OptionError: With the value.
+    """
+    if isinstance(splitting, bool) or splitting == EXACT:
+        return splitting
+    raise OptionError(
+        f'splitting is {splitting!r}; True, False or {EXACT!r} is needed.'
+    )
+
+
+def forward_again(
+    function: Any, clone: Any, inputs: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Runs a copy of a function in the way that the function itself has run."""
+    way = _ran.get(function)
+    if way is None:
+        outputs: tuple[Array, ...] = clone.forward(inputs)
+        return outputs
+    return rules.run(clone, inputs, way)
+
+
+class Splitter:
+    """Runs functions in parts where they do not fit otherwise.
+
+    Args:
+        device: Where they run.
+        splitting: True for any way, ``'exact'`` for those that keep every bit,
+            False for none.
+        tell: Called with a line for each new way.
+
+    Attributes:
+        changed (bool): Whether this iteration has found ways it did not begin with.
+        used (dict): Ways of this iteration, by place.
+        refused (str): The function that would have gone on in a way that is not
+            exact; empty if there is none.
+    """
+
+    def __init__(
+        self, device: Device, splitting: Splitting, tell: Callable[[str], None]
+    ) -> None:
+        self._device = device
+        self._splitting = splitting
+        self._tell = tell
+        self._known: dict[Place, Way] = {}
+        self._place = -1, 0
+        self._label = ''
+        self.used: dict[Place, Way] = {}
+        self.changed = False
+        self.refused = ''
+
+    def begin(self, known: dict[Place, Way]) -> None:
+        """Starts an iteration; new ways are added to those known for its kind."""
+        self._known = known
+        self.used = {}
+        self.changed = False
+
+    def start_operation(self, k: int, label: str) -> None:
+        """Functions to come belong to operation ``k``."""
+        self._place = k, 0
+        self._label = label
+
+    def prepare(self, function: Any) -> None:
+        """To be called right before a function's forward."""
+        if not self._splitting or not rules.known(function):
+            return
+        k, index = self._place
+        self._place = k, index + 1
+        place = k, index, type(function).__name__
+        # Back to the class's own as soon as it is called: a function must not know
+        # itself, or its graph would not die with its last reference.
+        reference = weakref.ref(function)
+
+        def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+            called = reference()
+            del called.forward
+            return self._run(called, inputs, place)
+
+        function.forward = forward
+
+    def _run(
+        self, function: Any, inputs: tuple[Array, ...], place: Place
+    ) -> tuple[Array, ...]:
+        # What is set aside is ours: the host device does not count it.
+        restore = contextvars.Context().run(rules.state, function)
+        ways = rules.ways(function, inputs)
+        way = known = self._known.get(place)
+        if known is not None:
+            possible = list(ways)
+            if known in possible:
+                ways = iter(possible[possible.index(known) + 1 :])
+            else:  # another iteration than the one it was found in
+                ways, way = iter(possible), None
+        while True:
+            try:
+                outputs = self._try(function, inputs, way)
+            except MemoryError:
+                following = next(ways, None)
+                if self._gives_up(following, place):
+                    raise
+            else:
+                break
+            # Out here the failed forward's arrays are gone with its exception.
+            restore()
+            way = following
+        if way is not None:
+            self._remember(function, place, way, way != known)
+        return outputs
+
+    @staticmethod
+    def _try(
+        function: Any, inputs: tuple[Array, ...], way: Way | None
+    ) -> tuple[Array, ...]:
+        if way is not None:
+            return rules.run(function, inputs, way)
+        outputs: tuple[Array, ...] = function.forward(inputs)
+        return outputs
+
+    def _gives_up(self, way: Way | None, place: Place) -> bool:
+        """Whether a forward that does not fit has no other way."""
+        if way is None or self._device.reclaim_error is not None:
+            return True
+        if way.exact or self._splitting is True:
+            return False
+        self.refused = place[2]
+        return True
+
+    def _remember(self, function: Any, place: Place, way: Way, new: bool) -> None:
+        _ran[function] = way
+        if place[0] < 0:  # nobody counts operations without backward
+            return
+        self.used[place] = way
+        if not new:
+            return
+        self._known[place] = way
+        self.changed = True
+        bits = '' if way.exact else ', equal up to rounding only'
+        self._tell(
+            f'{self._label} ({place[2]}) does not fit as a whole: '
+            f'{way.parts} parts along {way.cut}{bits}'
+        )
+
