@@ -244,6 +244,7 @@ class Session(chainer.FunctionHook):
         try:
             super().__enter__()
             self._link_hook.__enter__()
+            self._splitter.__enter__()
         except BaseException:
             self.device.uninstall()
             raise
@@ -263,6 +264,7 @@ class Session(chainer.FunctionHook):
         _active.session = None
         self._stop_improving()
         message = self._explain(error)
+        self._splitter.__exit__()
         self._link_hook.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
         if self._recorder is not None:

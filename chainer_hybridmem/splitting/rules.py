@@ -9,7 +9,8 @@ A *way* to run a function is named by what is cut:
 =============  ==============================================================
 
 In Chainer 7 the backward of these functions is made of functions again, so that
-everything here is about ``forward``. It must be pure but for what :func:`state` sets
+everything here is about ``forward``. Functions that need nothing but their inputs and
+outputs (addition, ReLU) have no rule: parts would not help. It must be pure but for what :func:`state` sets
 aside: a way may fail for want of memory, and another one is then tried.
 """
 
@@ -26,7 +27,6 @@ import numpy as np
 from chainer.backends import intel64
 from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
 from chainer.functions.connection import convolution_2d, deconvolution_2d, linear
-from chainer.functions.math import basic_math
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
@@ -93,15 +93,6 @@ def _same_shapes(function: Any, inputs: tuple[Array, ...]) -> bool:
     return all(x.shape == inputs[0].shape for x in inputs)
 
 
-def _several(function: Any, inputs: tuple[Array, ...]) -> bool:
-    return len(inputs) > 1 and _same_shapes(function, inputs)
-
-
-def _scalar(function: Any, inputs: tuple[Array, ...]) -> bool:
-    del inputs
-    return bool(np.isscalar(function.value))
-
-
 def _without_cudnn(function: Any, inputs: tuple[Array, ...]) -> bool:
     del function
     return isinstance(inputs[0], np.ndarray) or not chainer.should_use_cudnn('>=auto')
@@ -135,7 +126,6 @@ def _normalized_back(function: Any, inputs: tuple[Array, ...]) -> bool:
     return chainers_own and _by_channel(function, inputs)
 
 
-_ELEMENTWISE = Rule(fits=_same_shapes)
 _BLAS = Rule(inputs=(0, None), exact=False, least=1)
 _RULES: dict[type, Rule] = {
     convolution_2d.Convolution2DFunction: _BLAS,
@@ -169,22 +159,12 @@ _RULES: dict[type, Rule] = {
     average_pooling_2d.AveragePooling2D: Rule(least=1, fits=_pooled),
     average_pooling_2d.AveragePooling2DGrad: Rule(least=1, fits=_without_cudnn),
     dropout.Dropout: Rule(makes=('mask',), fits=_on_host),
-    dropout.DropoutGrad: Rule(reads=('mask',)),
-    relu.ReLU: _ELEMENTWISE,
     relu.ReLUGrad2: Rule(reads=('b',)),
-    leaky_relu.LeakyReLU: _ELEMENTWISE,
+    leaky_relu.LeakyReLU: Rule(),
     leaky_relu._LeakyReLUGrad: Rule(reads=('cond',)),
-    sigmoid.Sigmoid: _ELEMENTWISE,
+    sigmoid.Sigmoid: Rule(),
     sigmoid.SigmoidGrad: Rule(reads=('x',), fits=_same_shapes),
-    tanh.Tanh: _ELEMENTWISE,
     tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
-    basic_math.Add: _ELEMENTWISE,
-    basic_math.Sub: _ELEMENTWISE,
-    basic_math.Mul: _ELEMENTWISE,
-    basic_math.MultiAdd: Rule(fits=_several),
-    basic_math.Neg: _ELEMENTWISE,
-    basic_math.AddConstant: Rule(fits=_scalar),
-    basic_math.MulConstant: Rule(fits=_scalar),
 }
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolution.convolution,

@@ -8,17 +8,24 @@ iterations of one kind need the same memory each time, and a profile knows of it
 from __future__ import annotations
 
 import contextvars
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+import chainer
+from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.splitting.sums import add_in_place
 
 Splitting = bool | str
 EXACT = 'exact'
+IN_PLACE = Way('in place', 1, True)
+SUM = 'sum of gradients'
 Place = tuple[int, int, str]  # operation, which of its functions, class
 
 _ran: weakref.WeakKeyDictionary[Any, Way] = weakref.WeakKeyDictionary()
@@ -92,9 +99,7 @@ class Splitter:
         """To be called right before a function's forward."""
         if not self._splitting or not rules.known(function):
             return
-        k, index = self._place
-        self._place = k, index + 1
-        place = k, index, type(function).__name__
+        place = self._next_place(type(function).__name__)
         # Back to the class's own as soon as it is called: a function must not know
         # itself, or its graph would not die with its last reference.
         reference = weakref.ref(function)
@@ -105,6 +110,43 @@ class Splitter:
             return self._run(called, inputs, place)
 
         function.forward = forward
+
+    def _next_place(self, name: str) -> Place:
+        k, index = self._place
+        self._place = k, index + 1
+        return k, index, name
+
+    def __enter__(self) -> Splitter:
+        """Takes over the sums of gradients until :meth:`__exit__`."""
+        self._reduce = _backprop_utils._reduce
+        self._thread = threading.get_ident()
+        if self._splitting:
+            _backprop_utils._reduce = self._add_up
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _backprop_utils._reduce = self._reduce
+
+    def _add_up(self, gradients: list[Any]) -> Any:
+        """Chainer's sum of a variable's gradients; in place if it does not fit."""
+        if len(gradients) < 2 or threading.get_ident() != self._thread:
+            return self._reduce(gradients)
+        in_place = not chainer.config.enable_backprop  # else the graph keeps them
+        place = self._next_place(SUM)
+        known = self._known.get(place)
+        if in_place and known is not None and add_in_place(gradients):
+            self._remember(place, IN_PLACE, new=False)
+            return gradients[0]
+        try:
+            return self._reduce(gradients)
+        except MemoryError as error:
+            failure = error.with_traceback(None)  # its frames hold the gradients
+        if not in_place or self._device.reclaim_error is not None:
+            raise failure
+        if not add_in_place(gradients):
+            raise failure
+        self._remember(place, IN_PLACE, new=True)
+        return gradients[0]
 
     def _run(
         self, function: Any, inputs: tuple[Array, ...], place: Place
@@ -132,7 +174,8 @@ class Splitter:
             restore()
             way = following
         if way is not None:
-            self._remember(function, place, way, way != known)
+            _ran[function] = way
+            self._remember(place, way, way != known)
         return outputs
 
     @staticmethod
@@ -153,8 +196,7 @@ class Splitter:
         self.refused = place[2]
         return True
 
-    def _remember(self, function: Any, place: Place, way: Way, new: bool) -> None:
-        _ran[function] = way
+    def _remember(self, place: Place, way: Way, new: bool) -> None:
         if place[0] < 0:  # nobody counts operations without backward
             return
         self.used[place] = way
@@ -162,9 +204,7 @@ class Splitter:
             return
         self._known[place] = way
         self.changed = True
+        how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
         bits = '' if way.exact else ', equal up to rounding only'
-        self._tell(
-            f'{self._label} ({place[2]}) does not fit as a whole: '
-            f'{way.parts} parts along {way.cut}{bits}'
-        )
+        self._tell(f'{self._label} ({place[2]}) does not fit as a whole: {how}{bits}')
 
