@@ -304,7 +304,7 @@ class Session(chainer.FunctionHook):
             f'({self._label}) do not fit: {used} of {self.limit_bytes} bytes are in '
             f'use and nothing more can be swapped. The smallest limit that gets past '
             f'this allocation is {used + requested} bytes; raise memory_limit or lower '
-            f'the batch size.',
+            f'the batch size{self._splitter.hint}.',
             requested,
             self.limit_bytes,
             used,
@@ -933,6 +933,8 @@ class Session(chainer.FunctionHook):
                 'recomputed_bytes': counters.recomputed_bytes,
                 'evictions': counters.evictions,
                 'restores': counters.restores,
+                'split': len(self._splitter.used),
+                'split_inexact': self._splitter.inexact,
                 'footprint_bytes': max(
                     self.device.peak_bytes, pool.occupied_bytes + pool.free_bytes
                 ),
@@ -1016,6 +1018,8 @@ class Session(chainer.FunctionHook):
             'recomputed_bytes': _as_int(median('recomputed_bytes')),
             'evictions': _as_int(median('evictions')),
             'restores': _as_int(median('restores')),
+            'split': _as_int(median('split')),
+            'split_inexact': _as_int(median('split_inexact')),
             'keep': plan.count(Action.KEEP) if plan else None,
             'swap': plan.count(Action.SWAP) if plan else None,
             'recompute': plan.count(Action.RECOMPUTE) if plan else None,

@@ -44,6 +44,13 @@ def session_report(
         )
     rows += _memory(s)
     rows.append(('host memory for swapped maps', _bytes(s['host_bytes'])))
+    if s['split']:
+        rows.append(
+            (
+                'run in parts, of these not exact',
+                f'{s["split"]} functions / {s["split_inexact"]}',
+            )
+        )
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
     width = max(len(name) for name, _ in rows)

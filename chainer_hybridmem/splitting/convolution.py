@@ -48,7 +48,7 @@ def convolution(
     function.retain_inputs((0, 1))
     x, w = inputs[:2]
     xp: Any = chainer.backend.get_array_module(x)
-    windows = columns(function, x, *w.shape[2:], slices)
+    windows = columns(function, x, w.shape[2], w.shape[3], slices)
     y = xp.tensordot(windows, w, ((1, 2, 3), (1, 2, 3))).astype(x.dtype, copy=False)
     if len(inputs) == 3:
         y += inputs[2]

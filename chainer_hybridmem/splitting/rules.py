@@ -9,9 +9,10 @@ A *way* to run a function is named by what is cut:
 =============  ==============================================================
 
 In Chainer 7 the backward of these functions is made of functions again, so that
-everything here is about ``forward``. Functions that need nothing but their inputs and
-outputs (addition, ReLU) have no rule: parts would not help. It must be pure but for what :func:`state` sets
-aside: a way may fail for want of memory, and another one is then tried.
+everything here is about ``forward``. It must be pure but for what :func:`state` sets
+aside: a way may fail for want of memory, and another one is then tried. Functions that
+need nothing but their inputs and outputs (addition, ReLU) have no rule: parts would not
+help.
 """
 
 from __future__ import annotations

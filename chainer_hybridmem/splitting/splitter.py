@@ -67,8 +67,6 @@ class Splitter:
     Attributes:
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
-        refused (str): The function that would have gone on in a way that is not
-            exact; empty if there is none.
     """
 
     def __init__(
@@ -82,7 +80,22 @@ class Splitter:
         self._label = ''
         self.used: dict[Place, Way] = {}
         self.changed = False
-        self.refused = ''
+        self._refused = ''
+
+    @property
+    def inexact(self) -> int:
+        """Functions of this iteration whose results are equal up to rounding only."""
+        return sum(not way.exact for way in self.used.values())
+
+    @property
+    def hint(self) -> str:
+        """For an error message: what else could have been tried."""
+        if not self._refused:
+            return ''
+        return (
+            f', or let {self._refused} run in parts, which gives results equal up to '
+            f'rounding, with splitting=True'
+        )
 
     def begin(self, known: dict[Place, Way]) -> None:
         """Starts an iteration; new ways are added to those known for its kind."""
@@ -105,7 +118,7 @@ class Splitter:
         reference = weakref.ref(function)
 
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-            called = reference()
+            called: Any = reference()
             del called.forward
             return self._run(called, inputs, place)
 
@@ -193,7 +206,7 @@ class Splitter:
             return True
         if way.exact or self._splitting is True:
             return False
-        self.refused = place[2]
+        self._refused = place[2]
         return True
 
     def _remember(self, place: Place, way: Way, new: bool) -> None:
@@ -207,4 +220,3 @@ class Splitter:
         how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
         bits = '' if way.exact else ', equal up to rounding only'
         self._tell(f'{self._label} ({place[2]}) does not fit as a whole: {how}{bits}')
-
