@@ -75,9 +75,13 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
     owner = turned if array.base is None else array.base
     if not owner.flags.c_contiguous or owner.dtype != array.dtype:
         return None
-    strides = [turned.strides[a] for a in range(array.ndim) if turned.shape[a] > 1]
-    if strides != sorted(strides, reverse=True):
-        return None
+    # In the same order as the sum, with nothing in the same place twice.
+    least = array.itemsize
+    for axis in reversed(range(array.ndim)):
+        if turned.shape[axis] > 1:
+            if turned.strides[axis] < least:
+                return None
+            least = turned.strides[axis] * turned.shape[axis]
     flat = owner.reshape(-1)[: array.size]
     inverse = [order.index(a) for a in range(array.ndim)]
     return flat.reshape(turned.shape).transpose(inverse)

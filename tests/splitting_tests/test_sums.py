@@ -79,6 +79,14 @@ def test_one_gradient_twice_is_left_alone():
     assert not add_in_place(gradients)
 
 
+def test_what_is_broadcast_is_left_alone():
+    def broadcast():
+        row = RNG.rand(200).astype('f')
+        return chainer.Variable(np.broadcast_to(row[:1], (4, 6)))
+
+    assert not add_in_place([broadcast(), broadcast()])
+
+
 def test_other_shapes_and_numbers_of_gradients_are_left_alone():
     assert not add_in_place([chainer.Variable(dense()) for _ in range(3)])
     assert not add_in_place([chainer.Variable(dense(1)), chainer.Variable(dense(3))])
