@@ -26,7 +26,7 @@ from chainer_hybridmem.splitting import Splitter
 EXACT_LIMIT = 2_300_000
 TIGHT_LIMIT = 1_300_000
 RECOMPUTED = {'*': 'swap', '*MaxPoolingND': 'recompute', '*2DFunction': 'recompute'}
-SUM_LIMIT = 5_800_000  # of arrays of 1 MB
+SUM_LIMIT = 4_700_000  # of arrays of 1 MB
 NEW_WAY = 'does not fit as a whole'
 
 
@@ -88,7 +88,8 @@ def test_any_parts_train_up_to_rounding(data, in_core):
     )
     expected, _ = networks.train(networks.Everything, networks.batches(7))
     for name, value in expected.items():
-        most = 1e-4 * max(np.abs(value).max(), 1e-3)
+        # Biases before a batch normalization have no gradient but noise.
+        most = 1e-5 * max(np.abs(value).max(), 0.1)
         np.testing.assert_allclose(actual[name], value, 0, most, err_msg=name)
     figures = session.statistics()
     assert figures['state'] == 'guided'
@@ -106,9 +107,9 @@ def test_evaluation_in_parts():
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         expected = model(x, t).array
         with pytest.raises(hybridmem.OutOfMemoryError):
-            with hybridmem.optimize(model, 1_700_000, splitting=False):
+            with hybridmem.optimize(model, 2_000_000, splitting=False):
                 model(x, t)
-        with hybridmem.optimize(model, 1_700_000) as session:
+        with hybridmem.optimize(model, 2_000_000) as session:
             actual = model(x, t).array
     assert actual.tobytes() == expected.tobytes()
     assert session.iterations == 0
