@@ -28,6 +28,9 @@ IN_PLACE = Way('in place', 1, True)
 SUM = 'sum of gradients'
 Place = tuple[int, int, str]  # operation, which of its functions, class
 
+_local = threading.local()  # the splitter of a thread
+_open: set[Splitter] = set()
+_chainers_sum = _backprop_utils._reduce
 _ran: weakref.WeakKeyDictionary[Any, Way] = weakref.WeakKeyDictionary()
 
 
@@ -53,6 +56,13 @@ def forward_again(
         outputs: tuple[Array, ...] = clone.forward(inputs)
         return outputs
     return rules.run(clone, inputs, way)
+
+
+def _sum(gradients: list[Any]) -> Any:
+    splitter: Splitter | None = getattr(_local, 'splitter', None)
+    if splitter is None:
+        return _chainers_sum(gradients)
+    return splitter.add_up(gradients)
 
 
 class Splitter:
@@ -130,20 +140,23 @@ class Splitter:
         return k, index, name
 
     def __enter__(self) -> Splitter:
-        """Takes over the sums of gradients until :meth:`__exit__`."""
-        self._reduce = _backprop_utils._reduce
-        self._thread = threading.get_ident()
+        """Takes over this thread's sums of gradients until :meth:`__exit__`."""
         if self._splitting:
-            _backprop_utils._reduce = self._add_up
+            _local.splitter = self
+            _open.add(self)
+            _backprop_utils._reduce = _sum
         return self
 
     def __exit__(self, *_: object) -> None:
-        _backprop_utils._reduce = self._reduce
+        _local.splitter = None
+        _open.discard(self)
+        if not _open:
+            _backprop_utils._reduce = _chainers_sum
 
-    def _add_up(self, gradients: list[Any]) -> Any:
+    def add_up(self, gradients: list[Any]) -> Any:
         """Chainer's sum of a variable's gradients; in place if it does not fit."""
-        if len(gradients) < 2 or threading.get_ident() != self._thread:
-            return self._reduce(gradients)
+        if len(gradients) < 2:
+            return _chainers_sum(gradients)
         in_place = not chainer.config.enable_backprop  # else the graph keeps them
         place = self._next_place(SUM)
         known = self._known.get(place)
@@ -151,7 +164,7 @@ class Splitter:
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]
         try:
-            return self._reduce(gradients)
+            return _chainers_sum(gradients)
         except MemoryError as error:
             failure = error.with_traceback(None)  # its frames hold the gradients
         if not in_place or self._device.reclaim_error is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import re
 
@@ -150,10 +151,15 @@ def test_bad_values_are_refused(splitting):
         hybridmem.optimize(networks.Everything(), EXACT_LIMIT, splitting=splitting)
 
 
-def test_chainers_sum_comes_back():
+def test_chainers_sum_comes_back_after_the_last_session(splitter):
     before = _backprop_utils._reduce
     with hybridmem.optimize(networks.Everything(), EXACT_LIMIT):
-        assert _backprop_utils._reduce is not before
+        ours = _backprop_utils._reduce
+        assert ours is not before
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:  # another session
+            thread.submit(splitter.__enter__).result()
+            thread.submit(splitter.__exit__).result()
+        assert _backprop_utils._reduce is ours
     assert _backprop_utils._reduce is before
 
 
