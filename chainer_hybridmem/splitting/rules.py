@@ -296,15 +296,28 @@ def state(function: Any) -> Callable[[], None]:
     Returns:
         callable: Undoes the changes of a forward that has failed.
     """
+    noted = dict(vars(function))
+    undo = _outside(function)
+
+    def restore() -> None:
+        vars(function).clear()
+        vars(function).update(noted)
+        undo()
+
+    return restore
+
+
+def _outside(function: Any) -> Callable[[], None]:
+    """Undoes what is no attribute: random numbers drawn, statistics moved."""
     if type(function) is dropout.Dropout:
         drawn = np.random.get_state()
         return lambda: np.random.set_state(drawn)
     if type(function) is bn.BatchNormalization and function.running_mean is not None:
         kept = [(a, a.copy()) for a in (function.running_mean, function.running_var)]
 
-        def restore() -> None:
+        def move_back() -> None:
             for array, before in kept:
                 array[...] = before
 
-        return restore
+        return move_back
     return lambda: None

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from chainer import _backprop_utils
 from chainer.functions.activation import sigmoid
+from chainer.functions.noise import dropout
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import open_device
@@ -213,6 +214,31 @@ def test_more_and_more_parts_and_then_at_once(splitter, monkeypatch):
     lengths.clear()
     apply(splitter, 0, x[:5])  # not as many samples as it was found with
     assert lengths == [5, 2, 3]
+
+
+def test_a_failed_dropout_has_drawn_nothing_and_has_no_mask(splitter, monkeypatch):
+    x = np.random.rand(8, 3)
+    np.random.seed(5)
+    (expected,) = dropout.Dropout(0.5).forward((x,))
+    following = np.random.rand()
+    whole, masks = dropout.Dropout.forward_cpu, []
+
+    def forward_cpu(self, inputs):
+        masks.append(self.mask)
+        outputs = whole(self, inputs)
+        if len(inputs[0]) > 2:
+            raise MemoryError
+        return outputs
+
+    monkeypatch.setattr(dropout.Dropout, 'forward_cpu', forward_cpu)
+    splitter.begin({})
+    np.random.seed(5)
+    function = dropout.Dropout(0.5)
+    splitter.prepare(function)
+    (y,) = function.forward((x,))
+    assert y.tobytes() == expected.tobytes()
+    assert np.random.rand() == following
+    assert len(masks) == 6 and all(mask is None for mask in masks)
 
 
 def test_too_few_samples_end_in_the_first_error(splitter, monkeypatch):
