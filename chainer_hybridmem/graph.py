@@ -28,6 +28,7 @@ from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.splitting import forward_again
 
 # Attributes of function nodes that belong to Chainer, not to the function.
 _FRAMEWORK = frozenset(
@@ -260,7 +261,8 @@ def replay(
     """Runs a forward again without touching the graph, hooks or statistics.
 
     Arrays that the function had before its forward (running statistics) are
-    copied, so that updating them in place has no effect.
+    copied, so that updating them in place has no effect. It runs in parts if
+    the first one did.
 
     Args:
         before: What :func:`pristine` returned.
@@ -285,5 +287,5 @@ def replay(
         chainer.using_config('enable_backprop', False),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
     ):
-        outputs = clone.forward(inputs)
+        outputs = forward_again(live, clone, inputs)
     return outputs, owner

@@ -29,6 +29,8 @@ from chainer_hybridmem.simulation.problem import (
     make_problem,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
+from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.splitting.splitter import Place
 
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
@@ -66,6 +68,7 @@ class Guide:
         outliving (set of Slot): Of maps that later iterations have asked for.
         recomputes (bool): No later backward comes over its graph after an update.
         profiled_again (bool): Because they have, although nothing foreign is held.
+        ways (dict): Functions that run in parts, and how, by place.
     """
 
     def __init__(self, keys: list[Key]) -> None:
@@ -86,6 +89,7 @@ class Guide:
         self.foreign_bytes = 0
         self.evicting = 0
         self.profiled_again = False
+        self.ways: dict[Place, Way] = {}
         self.begin_placing()
 
     @property
@@ -113,11 +117,18 @@ class Guide:
         """Whether the next iteration replays every function to verify it."""
         return self.stage is Stage.PROFILING and not self.runs
 
-    def learn(self, profile: Profile) -> None:
-        """Takes in the recording of one of its iterations, the draft first."""
+    def learn(self, profile: Profile, disturbed: bool = False) -> None:
+        """Takes in the recording of one of its iterations, the draft first.
+
+        Args:
+            profile: The recording.
+            disturbed: Whether it contains attempts that the next one will not make.
+        """
         self.forget_copies()
         if self.stage is Stage.WARM_UP:
             self.stage = Stage.PROFILING
+        elif disturbed:
+            self.runs.clear()
         else:
             self.runs.append(profile)
         base = self.runs[0] if self.runs else profile

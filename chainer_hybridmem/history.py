@@ -10,6 +10,7 @@ from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planning import Wishes
+from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
 
@@ -40,6 +41,7 @@ class History:
         plan: Plan | None,
         guided: bool,
         foreign_bytes: int,
+        splitter: Splitter,
     ) -> Entry:
         """An iteration has ended.
 
@@ -50,6 +52,7 @@ class History:
             guided: Whether it has followed it.
             foreign_bytes: What the program held when it began, beyond what it
                 held when the plan's profile was recorded.
+            splitter: Knows which functions have run in parts.
         """
         device = self._device
         placed, pool = device.place_figures(), device.pool_figures()
@@ -67,6 +70,8 @@ class History:
             'evictions': counters.evictions,
             'restores': counters.restores,
             'foreign_bytes': foreign_bytes,
+            'split': len(splitter.used),
+            'split_inexact': splitter.inexact,
             'footprint_bytes': max(
                 device.peak_bytes, pool.occupied_bytes + pool.free_bytes
             ),
@@ -146,6 +151,8 @@ class History:
             'recomputed_bytes': _as_int(median('recomputed_bytes')),
             'evictions': _as_int(median('evictions')),
             'restores': _as_int(median('restores')),
+            'split': _as_int(median('split')),
+            'split_inexact': _as_int(median('split_inexact')),
             'foreign_bytes': int(recent[-1]['foreign_bytes']) if recent else None,
             'keep': plan.count(Action.KEEP) if plan else None,
             'swap': plan.count(Action.SWAP) if plan else None,

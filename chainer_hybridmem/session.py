@@ -46,6 +46,7 @@ from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -72,6 +73,7 @@ def optimize(
     cross_iteration: CrossIteration = False,
     host_limit: int | str | None = None,
     disk_bandwidth: float | str | None = None,
+    splitting: Splitting = EXACT,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -102,6 +104,9 @@ def optimize(
             swapped. None: no limit or, with ``swap_dir``, no RAM.
         disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
             from ``swap_dir``.
+        splitting: Whether a function that does not fit as a whole runs in parts:
+            ``'exact'`` where that keeps every bit, True also where results are then
+            equal up to rounding only, False never; see docs/splitting.md.
         options: Options of the planner.
 
     Returns:
@@ -126,6 +131,7 @@ def optimize(
         options,
         host_limit,
         disk_bandwidth,
+        splitting,
     )
 
 
@@ -171,6 +177,7 @@ class Session(chainer.FunctionHook):
         options: dict[str, Any],
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
+        splitting: Splitting = EXACT,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -217,6 +224,7 @@ class Session(chainer.FunctionHook):
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)
+        self._splitter = Splitter(self.device, check_splitting(splitting), self._tell)
         self._planning = Planning(
             self.device, self._executor, self.wishes, self._tell, self.observe_problem
         )
@@ -266,6 +274,7 @@ class Session(chainer.FunctionHook):
         try:
             super().__enter__()
             self._link_hook.__enter__()
+            self._splitter.__enter__()
         except BaseException:
             self.device.uninstall()
             raise
@@ -302,6 +311,7 @@ class Session(chainer.FunctionHook):
         """Chainer does not know of the session any more."""
         self._open = False
         _active.session = None
+        self._splitter.__exit__()
         self._link_hook.__exit__(None, None, None)
         super().__exit__(None, None, None)
 
@@ -326,7 +336,7 @@ class Session(chainer.FunctionHook):
             f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped. The smallest limit '
             f'that gets past this allocation is {used + requested} bytes; raise '
-            f'memory_limit or lower the batch size.',
+            f'memory_limit or lower the batch size{self._splitter.hint}.',
             requested,
             limit_bytes,
             used,
@@ -368,9 +378,11 @@ class Session(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
+            self._splitter.prepare(function)
             return
         if self._depth and graph.backward_runs():
             self._nested_forward(function)
+            self._splitter.prepare(function)
             return
         if self._broken_off():
             self._give_up_iteration()
@@ -391,6 +403,7 @@ class Session(chainer.FunctionHook):
         if self._recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
+        self._splitter.prepare(function)
         self._leave(starts_operation=True)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
@@ -437,6 +450,8 @@ class Session(chainer.FunctionHook):
         self._complete_last()
         self._executor.after_backward(self._position - 1, function)
         self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._splitter.start_operation(-1, self._label)
         self._leave(starts_operation=False)
 
     def _nested_forward(self, function: Any) -> None:
@@ -529,6 +544,7 @@ class Session(chainer.FunctionHook):
         self._keys.append(key)
         if self._matching:
             self._check(k, key)
+        self._splitter.start_operation(k, self._label)
         if self._placing:
             self.device.seek(k)
         elif self._log is not None:
@@ -557,11 +573,13 @@ class Session(chainer.FunctionHook):
         self._stop_observing()
         self._recorder = recorder
         self._executor.switch(other.table, other.copies, k)
+        self._splitter.switch(other.ways)
 
     def _deviate(self) -> None:
         """Nobody knows this iteration: passive from here."""
         self._guide, self._matching, self._whole = None, False, False
         self._executor.leave_plan()
+        self._splitter.switch({})
         recorder, self._recorder = self._recorder, None
         self._stop_observing()
         self._recorder = recorder
@@ -586,6 +604,7 @@ class Session(chainer.FunctionHook):
         alone = self._guides.alone(key)
         outliving = () if guide is None else guide.outliving
         self._executor.begin(table, copies, holders, not alone, outliving)
+        self._splitter.begin({} if guide is None else guide.ways)
         self._foreign_bytes = self._foreign(guide)
         self._observe(guide, key)
         self.device.reset_peak()
@@ -723,10 +742,11 @@ class Session(chainer.FunctionHook):
         profile = dataclasses.replace(profile, disk_link=links[1])
         if guide is None:
             guide = self._guide = Guide(self._keys)
+            guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
             self._guides.add(guide)
         else:
-            _uncounted(guide.learn, profile)
+            _uncounted(guide.learn, profile, self._splitter.changed)
         if guide.profiled:
             _uncounted(self._planning.plan, guide)
         return guide
@@ -956,6 +976,7 @@ class Session(chainer.FunctionHook):
             None if guide is None else guide.plan,
             guide is not None and guide.stage is Stage.GUIDED,
             self._foreign_bytes,
+            self._splitter,
         )
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '

@@ -19,6 +19,7 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.splitting import EXACT
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
 # Profiling swaps everything whatever the planner; this one plans without a search.
@@ -133,6 +134,7 @@ def open_session(
         arena=False,
         feedback=False,
         cross_iteration=False,
+        splitting=EXACT,
         options={},
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,

@@ -44,6 +44,17 @@ def session_report(
         )
     rows += _memory(s)
     rows += _host(s)
+    if s['split']:
+        rows.append(
+            (
+                'run in parts, of these not exact',
+                f'{s["split"]} functions / {s["split_inexact"]}',
+            )
+        )
+    if s['foreign_bytes']:
+        rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
+    if s['evictions']:
+        rows.append(('evicted / iteration, not planned', str(s['evictions'])))
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
     width = max(len(name) for name, _ in rows)

@@ -1,0 +1,11 @@
+"""One function in parts, when its own working set exceeds the limit."""
+
+from chainer_hybridmem.splitting.splitter import (
+    EXACT,
+    Splitter,
+    Splitting,
+    check_splitting,
+    forward_again,
+)
+
+__all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting', 'forward_again']

@@ -1,0 +1,323 @@
+"""Which functions of Chainer can run in parts, and how.
+
+A *way* to run a function is named by what is cut:
+
+=============  ==============================================================
+``windows``    the windows of a convolution, while they are laid out; exact
+``channels``   all arrays along the channels; exact
+``batch``      all arrays along the batch; exact as far as the rule says
+=============  ==============================================================
+
+In Chainer 7 the backward of these functions is made of functions again, so that
+everything here is about ``forward``. It must be pure but for what :func:`state` sets
+aside: a way may fail for want of memory, and another one is then tried. Functions that
+need nothing but their inputs and outputs (addition, ReLU) have no rule: parts would not
+help.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backends import intel64
+from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
+from chainer.functions.connection import convolution_2d, deconvolution_2d, linear
+from chainer.functions.noise import dropout
+from chainer.functions.normalization import batch_normalization as bn
+from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
+
+from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.splitting import convolution
+from chainer_hybridmem.splitting.layouts import whole
+
+WINDOW_PARTS = 8  # more of them would save next to nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a function runs in parts.
+
+    Attributes:
+        cut (str): What is cut: ``'windows'``, ``'channels'`` or ``'batch'``.
+        parts (int): Into how many.
+        exact (bool): Whether every bit is as if it were not cut.
+    """
+
+    cut: str
+    parts: int
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How the arrays of a function are cut along one of its dimensions.
+
+    Attributes:
+        cut (str): Name of the dimension.
+        inputs (tuple): Axis to cut of each input, None for whole ones; the last
+            entry counts for all further inputs.
+        outputs (tuple): Axis of each output, None for one that is summed over parts.
+        exact (bool): Whether the bits stay the same on the host.
+        least (int): Fewest entries in a part.
+        reads (tuple of str): Attributes that are cut along axis 0.
+        makes (tuple of str): Attributes that forward makes, likewise.
+        fits (callable): Whether it holds for a function with these inputs.
+    """
+
+    cut: str = 'batch'
+    inputs: tuple[int | None, ...] = (0,)
+    outputs: tuple[int | None, ...] = (0,)
+    exact: bool = True
+    least: int = 2
+    reads: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    fits: Callable[[Any, tuple[Array, ...]], bool] = lambda function, inputs: True
+
+    def axis(self, index: int) -> int | None:
+        """Along which an input is cut."""
+        return self.inputs[min(index, len(self.inputs) - 1)]
+
+    def length(self, inputs: tuple[Array, ...]) -> int:
+        """Of the dimension that is cut."""
+        index = next(i for i, axis in enumerate(self.inputs) if axis is not None)
+        return int(inputs[index].shape[self.inputs[index]])
+
+
+def _same_shapes(function: Any, inputs: tuple[Array, ...]) -> bool:
+    del function
+    return all(x.shape == inputs[0].shape for x in inputs)
+
+
+def _without_cudnn(function: Any, inputs: tuple[Array, ...]) -> bool:
+    del function
+    return isinstance(inputs[0], np.ndarray) or not chainer.should_use_cudnn('>=auto')
+
+
+def _on_host(function: Any, inputs: tuple[Array, ...]) -> bool:
+    del function
+    return isinstance(inputs[0], np.ndarray)  # elsewhere other numbers are drawn
+
+
+def _pooled(function: Any, inputs: tuple[Array, ...]) -> bool:
+    return not function.return_indices and _without_cudnn(function, inputs)
+
+
+def _by_channel(function: Any, inputs: tuple[Array, ...]) -> bool:
+    x, gamma = inputs[:2]
+    return (
+        function.axis in (None, (0, *range(2, x.ndim)))
+        and gamma.ndim == 1
+        and _without_cudnn(function, inputs)
+    )
+
+
+def _normalized(function: Any, inputs: tuple[Array, ...]) -> bool:
+    chainers_own = function._impl_selector is bn._impl_selector  # not across processes
+    return chainers_own and _by_channel(function, inputs)
+
+
+def _normalized_back(function: Any, inputs: tuple[Array, ...]) -> bool:
+    chainers_own = type(function._impl) is bn.GeneralBatchNormalizationImpl
+    return chainers_own and _by_channel(function, inputs)
+
+
+_BLAS = Rule(inputs=(0, None), exact=False, least=1)
+_RULES: dict[type, Rule] = {
+    convolution_2d.Convolution2DFunction: _BLAS,
+    convolution_2d.Convolution2DGradW: dataclasses.replace(
+        _BLAS, inputs=(0,), outputs=(None,)
+    ),
+    deconvolution_2d.Deconvolution2DFunction: _BLAS,
+    linear.LinearFunction: dataclasses.replace(_BLAS, least=2),
+    linear.LinearGradData: dataclasses.replace(_BLAS, inputs=(None, 0), least=2),
+    linear.LinearGradWeight: dataclasses.replace(
+        _BLAS, inputs=(0,), outputs=(None,), least=2
+    ),
+    bn.BatchNormalization: Rule(
+        cut='channels',
+        inputs=(1, 0),
+        outputs=(1,),
+        reads=('running_mean', 'running_var'),
+        makes=('mean', 'var', 'inv_std'),
+        fits=_normalized,
+    ),
+    bn.BatchNormalizationGrad: Rule(
+        cut='channels',
+        inputs=(1, 0, 1),
+        outputs=(1, 0, 0),
+        reads=('mean', 'inv_std'),
+        fits=_normalized_back,
+    ),
+    bn.FixedBatchNormalization: Rule(inputs=(0, None), fits=_by_channel),
+    max_pooling_nd.MaxPoolingND: Rule(makes=('indexes',), least=1, fits=_pooled),
+    max_pooling_nd.MaxPoolingNDGrad: Rule(least=1, fits=_without_cudnn),
+    average_pooling_2d.AveragePooling2D: Rule(least=1, fits=_pooled),
+    average_pooling_2d.AveragePooling2DGrad: Rule(least=1, fits=_without_cudnn),
+    dropout.Dropout: Rule(makes=('mask',), fits=_on_host),
+    relu.ReLUGrad2: Rule(reads=('b',)),
+    leaky_relu.LeakyReLU: Rule(),
+    leaky_relu._LeakyReLUGrad: Rule(reads=('cond',)),
+    sigmoid.Sigmoid: Rule(),
+    sigmoid.SigmoidGrad: Rule(reads=('x',), fits=_same_shapes),
+    tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
+}
+_WINDOWS = {
+    convolution_2d.Convolution2DFunction: convolution.convolution,
+    convolution_2d.Convolution2DGradW: convolution.weight_gradient,
+}
+
+
+def known(function: Any) -> bool:
+    """Whether there is a rule for a function's class."""
+    return type(function) in _RULES
+
+
+def ways(function: Any, inputs: tuple[Array, ...]) -> Iterator[Way]:
+    """Ways to run a function in parts: exact ones first, then by their number."""
+    rule = _RULES.get(type(function))
+    if rule is None or not _plain(function, inputs) or not rule.fits(function, inputs):
+        return
+    if type(function) in _WINDOWS and _lays_out_windows(function, inputs):
+        yield Way('windows', min(WINDOW_PARTS, len(inputs[0])), True)
+    parts = 2
+    while parts * rule.least <= rule.length(inputs):
+        yield Way(rule.cut, parts, rule.exact)
+        parts *= 2
+
+
+def _plain(function: Any, inputs: tuple[Array, ...]) -> bool:
+    """Whether arrays have axes in the usual order and no other library computes."""
+    layouts = getattr(function, '_input_layouts', None) or ()
+    return (
+        all(layout is None for layout in layouts)
+        and all(x.ndim > 0 for x in inputs)
+        and not intel64.should_use_ideep('>=auto')
+    )
+
+
+def _lays_out_windows(function: Any, inputs: tuple[Array, ...]) -> bool:
+    # One sample alone may be seen as the matrix without any copy.
+    return (
+        function.groups == 1 and len(inputs[0]) > 1 and _without_cudnn(function, inputs)
+    )
+
+
+def run(function: Any, inputs: tuple[Array, ...], way: Way) -> tuple[Array, ...]:
+    """``function.forward(inputs)``, in parts.
+
+    Attributes and marks of what is retained are set as by forward itself.
+    """
+    rule = _RULES[type(function)]
+    if way.cut == 'windows':
+        length = len(inputs[0])
+        return _WINDOWS[type(function)](function, inputs, _cut(length, way.parts))
+    length = rule.length(inputs)
+    outputs: list[Any] = []
+    made: dict[str, Any] = {}
+    for part in _cut(length, way.parts):
+        clone = _clone(function, rule, part)
+        results = clone.forward(
+            tuple(
+                x if axis is None else x[(slice(None),) * axis + (part,)]
+                for x, axis in ((x, rule.axis(i)) for i, x in enumerate(inputs))
+            )
+        )
+        if not outputs:
+            outputs = [
+                _sum_of(result) if axis is None else whole(result, axis, length)
+                for result, axis in zip(results, rule.outputs, strict=True)
+            ]
+        for output, result, axis in zip(outputs, results, rule.outputs, strict=True):
+            if axis is None:
+                output += result
+            else:
+                output[(slice(None),) * axis + (part,)] = result
+        types = [result.dtype for result in results]
+        del results, result, output
+        for name in rule.makes:
+            value = getattr(clone, name)
+            if value is None or getattr(function, name, None) is not None:
+                continue  # it was there before
+            if name not in made:
+                made[name] = whole(value, 0, length)
+            made[name][part] = value
+    _take_over(function, clone, rule, length)
+    vars(function).update(made)
+    return tuple(
+        output.astype(dtype, copy=False)
+        for output, dtype in zip(outputs, types, strict=True)
+    )
+
+
+def _cut(length: int, parts: int) -> list[slice]:
+    ends = [length * i // parts for i in range(parts + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def _sum_of(part: Array) -> Array:
+    """Where parts are added up: in float32 at least."""
+    xp: Any = chainer.backend.get_array_module(part)
+    return xp.zeros(part.shape, xp.promote_types(part.dtype, xp.float32))
+
+
+def _clone(function: Any, rule: Rule, part: slice) -> Any:
+    """A copy of the function that knows of one part only."""
+    clone = copy.copy(function)
+    for name in (*rule.reads, *rule.makes):
+        value = getattr(clone, name, None)
+        if value is not None:
+            setattr(clone, name, value[part])
+    if rule.cut == 'batch' and hasattr(clone, '_in_shape'):
+        clone._in_shape = (part.stop - part.start, *clone._in_shape[1:])
+    if isinstance(clone, max_pooling_nd.MaxPoolingNDGrad):
+        clone.func = _clone(clone.func, _RULES[max_pooling_nd.MaxPoolingND], part)
+    return clone
+
+
+def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
+    """What forward has noted down that is no array of one part."""
+    own = {*rule.reads, *rule.makes, 'func', '_in_shape'}
+    vars(function).update(
+        {name: value for name, value in vars(clone).items() if name not in own}
+    )
+    if '_in_shape' in vars(clone):
+        function._in_shape = (length, *clone._in_shape[1:])
+
+
+def state(function: Any) -> Callable[[], None]:
+    """Sets aside what a forward changes beside its outputs.
+
+    Returns:
+        callable: Undoes the changes of a forward that has failed.
+    """
+    noted = dict(vars(function))
+    undo = _outside(function)
+
+    def restore() -> None:
+        vars(function).clear()
+        vars(function).update(noted)
+        undo()
+
+    return restore
+
+
+def _outside(function: Any) -> Callable[[], None]:
+    """Undoes what is no attribute: random numbers drawn, statistics moved."""
+    if type(function) is dropout.Dropout:
+        drawn = np.random.get_state()
+        return lambda: np.random.set_state(drawn)
+    if type(function) is bn.BatchNormalization and function.running_mean is not None:
+        kept = [(a, a.copy()) for a in (function.running_mean, function.running_var)]
+
+        def move_back() -> None:
+            for array, before in kept:
+                array[...] = before
+
+        return move_back
+    return lambda: None

@@ -1,0 +1,240 @@
+"""When functions run in parts, and in how many.
+
+A function whose memory does not fit, whatever has been evicted, is tried again in
+more and more parts. What worked is remembered for its place in the iteration, so that
+iterations of one kind need the same memory each time, and a profile knows of it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+from chainer import _backprop_utils
+
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.splitting import rules
+from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.splitting.sums import add_in_place
+
+Splitting = bool | str
+EXACT = 'exact'
+IN_PLACE = Way('in place', 1, True)
+SUM = 'sum of gradients'
+Place = tuple[int, int, str]  # operation, which of its functions, class
+
+_local = threading.local()  # the splitter of a thread
+_open: set[Splitter] = set()
+_chainers_sum = _backprop_utils._reduce
+_ran: weakref.WeakKeyDictionary[Any, Way] = weakref.WeakKeyDictionary()
+
+
+def check_splitting(splitting: Splitting) -> Splitting:
+    """Refuses what is neither a bool nor ``'exact'``.
+
+    Raises:
+        OptionError: With the value.
+    """
+    if isinstance(splitting, bool) or splitting == EXACT:
+        return splitting
+    raise OptionError(
+        f'splitting is {splitting!r}; True, False or {EXACT!r} is needed.'
+    )
+
+
+def forward_again(
+    function: Any, clone: Any, inputs: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Runs a copy of a function in the way that the function itself has run."""
+    way = _ran.get(function)
+    if way is None:
+        outputs: tuple[Array, ...] = clone.forward(inputs)
+        return outputs
+    return rules.run(clone, inputs, way)
+
+
+def _sum(gradients: list[Any]) -> Any:
+    splitter: Splitter | None = getattr(_local, 'splitter', None)
+    if splitter is None:
+        return _chainers_sum(gradients)
+    return splitter.add_up(gradients)
+
+
+class Splitter:
+    """Runs functions in parts where they do not fit otherwise.
+
+    Args:
+        device: Where they run.
+        splitting: True for any way, ``'exact'`` for those that keep every bit,
+            False for none.
+        tell: Called with a line for each new way.
+
+    Attributes:
+        changed (bool): Whether this iteration has found ways it did not begin with.
+        used (dict): Ways of this iteration, by place.
+    """
+
+    def __init__(
+        self, device: Device, splitting: Splitting, tell: Callable[[str], None]
+    ) -> None:
+        self._device = device
+        self._splitting = splitting
+        self._tell = tell
+        self._known: dict[Place, Way] = {}
+        self._place = -1, 0
+        self._label = ''
+        self.used: dict[Place, Way] = {}
+        self.changed = False
+        self._refused = ''
+
+    @property
+    def inexact(self) -> int:
+        """Functions of this iteration whose results are equal up to rounding only."""
+        return sum(not way.exact for way in self.used.values())
+
+    @property
+    def hint(self) -> str:
+        """For an error message: what else could have been tried."""
+        if not self._refused:
+            return ''
+        return (
+            f', or let {self._refused} run in parts, which gives results equal up to '
+            f'rounding, with splitting=True'
+        )
+
+    def begin(self, known: dict[Place, Way]) -> None:
+        """Starts an iteration; new ways are added to those known for its kind."""
+        self._known = known
+        self.used = {}
+        self.changed = False
+
+    def switch(self, known: dict[Place, Way]) -> None:
+        """The iteration is of another kind, which begins in the same way."""
+        known.update(self.used)
+        self._known = known
+
+    def start_operation(self, k: int, label: str) -> None:
+        """Functions to come belong to operation ``k``."""
+        self._place = k, 0
+        self._label = label
+
+    def prepare(self, function: Any) -> None:
+        """To be called right before a function's forward."""
+        if not self._splitting or not rules.known(function):
+            return
+        place = self._next_place(type(function).__name__)
+        # Back to the class's own as soon as it is called: a function must not know
+        # itself, or its graph would not die with its last reference.
+        reference = weakref.ref(function)
+
+        def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+            called: Any = reference()
+            del called.forward
+            return self._run(called, inputs, place)
+
+        function.forward = forward
+
+    def _next_place(self, name: str) -> Place:
+        k, index = self._place
+        self._place = k, index + 1
+        return k, index, name
+
+    def __enter__(self) -> Splitter:
+        """Takes over this thread's sums of gradients until :meth:`__exit__`."""
+        if self._splitting:
+            _local.splitter = self
+            _open.add(self)
+            _backprop_utils._reduce = _sum
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _local.splitter = None
+        _open.discard(self)
+        if not _open:
+            _backprop_utils._reduce = _chainers_sum
+
+    def add_up(self, gradients: list[Any]) -> Any:
+        """Chainer's sum of a variable's gradients; in place if it does not fit."""
+        if len(gradients) < 2:
+            return _chainers_sum(gradients)
+        in_place = not chainer.config.enable_backprop  # else the graph keeps them
+        place = self._next_place(SUM)
+        known = self._known.get(place)
+        if in_place and known is not None and add_in_place(gradients):
+            self._remember(place, IN_PLACE, new=False)
+            return gradients[0]
+        try:
+            return _chainers_sum(gradients)
+        except MemoryError as error:
+            failure = error.with_traceback(None)  # its frames hold the gradients
+        if not in_place or self._device.reclaim_error is not None:
+            raise failure
+        if not add_in_place(gradients):
+            raise failure
+        self._remember(place, IN_PLACE, new=True)
+        return gradients[0]
+
+    def _run(
+        self, function: Any, inputs: tuple[Array, ...], place: Place
+    ) -> tuple[Array, ...]:
+        # What is set aside is ours: the host device does not count it.
+        restore = contextvars.Context().run(rules.state, function)
+        ways = rules.ways(function, inputs)
+        way = known = self._known.get(place)
+        if known is not None:
+            possible = list(ways)
+            if known in possible:
+                ways = iter(possible[possible.index(known) + 1 :])
+            else:  # another iteration than the one it was found in
+                ways, way = iter(possible), None
+        while True:
+            try:
+                outputs = self._try(function, inputs, way)
+            except MemoryError:
+                following = next(ways, None)
+                if self._gives_up(following, place):
+                    raise
+            else:
+                break
+            # Out here the failed forward's arrays are gone with its exception.
+            restore()
+            way = following
+        if way is not None:
+            _ran[function] = way
+            self._remember(place, way, way != known)
+        return outputs
+
+    @staticmethod
+    def _try(
+        function: Any, inputs: tuple[Array, ...], way: Way | None
+    ) -> tuple[Array, ...]:
+        if way is not None:
+            return rules.run(function, inputs, way)
+        outputs: tuple[Array, ...] = function.forward(inputs)
+        return outputs
+
+    def _gives_up(self, way: Way | None, place: Place) -> bool:
+        """Whether a forward that does not fit has no other way."""
+        if way is None or self._device.reclaim_error is not None:
+            return True
+        if way.exact or self._splitting is True:
+            return False
+        self._refused = place[2]
+        return True
+
+    def _remember(self, place: Place, way: Way, new: bool) -> None:
+        if place[0] < 0:  # nobody counts operations without backward
+            return
+        self.used[place] = way
+        if not new:
+            return
+        self._known[place] = way
+        self.changed = True
+        how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
+        bits = '' if way.exact else ', equal up to rounding only'
+        self._tell(f'{self._label} ({place[2]}) does not fit as a whole: {how}{bits}')
