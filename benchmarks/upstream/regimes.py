@@ -242,9 +242,7 @@ class Regime(chainer.FunctionHook):
                 covered = list(functions)
         if verdict is None or not verdict.exact:
             before, covered = executor._pristine[function], []
-            verdict = verify(
-                before, function, last.inputs, made, device, self._walker
-            )
+            verdict = verify(before, function, last.inputs, made, device, self._walker)
         if verdict is None or not verdict.exact:
             return
         covers = tuple(sorted(self._positions[f] for f in covered))

@@ -42,7 +42,8 @@ class LiveMap:
 
     __slots__ = (
         '_device', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'differentiated', 'nbytes', 'outdated', 'slots', 'state', 'storage',
+        'allocation', 'copy', 'differentiated', 'nbytes', 'outdated',
+        'slots', 'state', 'storage',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
