@@ -299,6 +299,7 @@ class Session(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
+            self._executor.bring_back(function)
             return
         if self._in_backward:  # for a second backward: its maps are only known
             self._complete_last()

@@ -126,6 +126,22 @@ def summary(body: dict[str, Any], part: str) -> dict[str, Any]:
     return row
 
 
+def save(rows: list[dict[str, Any]], name: str, share: int) -> None:
+    """Writes all parts and their sum."""
+    totals: dict[str, dict[str, int]] = {}
+    for mode in (PLAIN, *regimes.REGIMES):
+        counts = [row['modes'][mode] for row in rows]
+        totals[mode] = {
+            name: sum(count[name] for count in counts)
+            for name in ('passed', 'failed', 'skipped')
+        }
+        if mode != PLAIN:
+            for kind in ('only_with_us', 'looks_inside'):
+                totals[mode][kind] = sum(len(count[kind]) for count in counts)
+    body = {'chainer_tests': TAG, 'share': share, 'totals': totals, 'parts': rows}
+    common.save(name, body)
+
+
 def main() -> int:
     """Runs the tests part by part and saves the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,28 +158,7 @@ def main() -> int:
         body = work(folder, [PLAIN, *regimes.REGIMES], options.share, what)
         confirm(folder, body)
         rows.append(summary(body, part))
-        totals = {
-            mode: [
-                {
-                    name: row['modes'][mode][name]
-                    for name in ('passed', 'failed', 'skipped')
-                }
-                for row in rows
-            ]
-            for mode in (PLAIN, *regimes.REGIMES)
-        }
-        common.save(
-            options.name,
-            {
-                'chainer_tests': TAG,
-                'share': options.share,
-                'totals': {
-                    mode: {name: sum(c[name] for c in counts) for name in counts[0]}
-                    for mode, counts in totals.items()
-                },
-                'parts': rows,
-            },
-        )
+        save(rows, options.name, options.share)
     return 0
 
 

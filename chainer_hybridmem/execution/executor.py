@@ -256,6 +256,13 @@ class Executor:
                 covered = [self._functions.get(c) for c in recipe.covers[:-1]]
                 self._recipes[function] = recipe, covered
             self._act(k)
+        self.bring_back(function)
+
+    def bring_back(self, function: Any) -> None:
+        """A function that is applied once more finds its attributes."""
+        for live in self.maps_of(function):
+            if live.state not in (State.RESIDENT, State.LEAVING):
+                self._restore(live)
 
     def complete(self, k: int, function: Any) -> None:
         """After forward operation k: finds what it left in the graph.

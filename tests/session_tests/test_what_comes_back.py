@@ -44,7 +44,7 @@ class Pooling(chainer.Chain):
     def forward(self, x, t, scaled):
         h = F.max_pooling_2d(F.tanh(self.first(x)), 2)
         h, _ = Twice().apply((h,))
-        loss = F.softmax_cross_entropy(self.last(h), t)
+        loss = F.softmax_cross_entropy(F.tanh(self.last(h)), t)
         return 2 * loss if scaled else loss
 
 
@@ -117,3 +117,18 @@ def test_what_leaves_before_the_next_hook_comes_back(planner, model, hostile):
     )
     networks.assert_same(expected, actual)
     assert sum(entry['evictions'] for entry in session._history) > 0
+
+
+@pytest.mark.parametrize('backprop', [True, False])
+def test_a_function_that_is_applied_once_more_has_its_mask(backprop):
+    x = networks.batches(1)[0][0]
+    with hybridmem.optimize(Pooling(), memory_limit='64MiB') as session:
+        dropout = F.noise.dropout.Dropout(0.5)
+        (first,) = dropout.apply((x,))
+        kept = F.relu(first)  # at its hook the maps of dropout get known
+        session._executor.reclaim(2**30)
+        assert dropout.mask is None
+        with chainer.using_config('enable_backprop', backprop):
+            (second,) = dropout.apply((x,))
+    assert kept.array.any()
+    np.testing.assert_array_equal(first.array, second.array)
