@@ -44,7 +44,8 @@ class Pooling(chainer.Chain):
     def forward(self, x, t, scaled):
         h = F.max_pooling_2d(F.tanh(self.first(x)), 2)
         h, _ = Twice().apply((h,))
-        loss = F.softmax_cross_entropy(F.tanh(self.last(h)), t)
+        # The last function reads what the one before has left.
+        loss = F.mean_squared_error(F.tanh(self.last(h)), np.eye(10, dtype='f')[t])
         return 2 * loss if scaled else loss
 
 
