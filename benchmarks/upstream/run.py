@@ -138,7 +138,14 @@ def save(rows: list[dict[str, Any]], name: str, share: int) -> None:
         if mode != PLAIN:
             for kind in ('only_with_us', 'looks_inside'):
                 totals[mode][kind] = sum(len(count[kind]) for count in counts)
-    body = {'chainer_tests': TAG, 'share': share, 'totals': totals, 'parts': rows}
+    run = [row['part'] for row in rows]
+    body = {
+        'chainer_tests': TAG,
+        'share': share,
+        'not_run': [part for part in PARTS if part not in run],
+        'totals': totals,
+        'parts': rows,
+    }
     common.save(name, body)
 
 
