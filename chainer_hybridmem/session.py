@@ -379,6 +379,7 @@ class Session(chainer.FunctionHook):
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
+            self._executor.bring_back(function)
             return
         if self._depth and graph.backward_runs():
             self._nested_forward(function)

@@ -21,7 +21,7 @@ import regimes
 from _pytest.runner import runtestprotocol
 
 sys.modules.setdefault('mock', unittest.mock)  # the package of that name, by today's
-UNWANTED = 'gpu cudnn ideep chainerx slow multi_gpu theano'.split()
+UNWANTED = ('gpu', 'cudnn', 'ideep', 'chainerx', 'slow', 'multi_gpu', 'theano')
 PLAIN = 'plain'
 LONGEST_REASON = 300  # characters
 

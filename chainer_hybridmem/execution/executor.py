@@ -409,6 +409,13 @@ class Executor:
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
             self._act(k)
+        self.bring_back(function)
+
+    def bring_back(self, function: Any) -> None:
+        """A function that is applied once more finds its attributes."""
+        for live in self.maps_of(function):
+            if live.state not in (State.RESIDENT, State.LEAVING):
+                self._restore(live)
 
     def _know_recipe(self, k: int, function: Any) -> None:
         assert self._table is not None

@@ -13,6 +13,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from chainer_hybridmem.session import active_session
+
 
 class Critic(chainer.Chain):
     """What a gradient penalty is taken of."""
@@ -31,8 +33,11 @@ class Critic(chainer.Chain):
         return self.last(h)
 
 
-def train(way, count=9, **options):
-    """Trains with a penalty on the gradient, with a session if there are options."""
+def train(way, count=9, evict=False, **options):
+    """Trains with a penalty on the gradient, with a session if there are options.
+
+    Where everything is evicted, that is done between the two backward passes.
+    """
     np.random.seed(0)
     critic, losses, session = Critic(), [], None
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(critic)
@@ -46,6 +51,8 @@ def train(way, count=9, **options):
             else:
                 F.sum(y).backward(enable_double_backprop=True)
                 gx = x.grad_var
+            if evict:
+                active_session()._executor.reclaim(2**30)
             loss = F.mean((F.sqrt(F.sum(gx**2, axis=(1, 2, 3))) - 1) ** 2) + F.mean(y)
             critic.cleargrads()
             loss.backward()
@@ -76,6 +83,14 @@ def test_a_gradient_penalty_trains_as_without_us(way, options, hostile):
     actual, session = train(way, memory_limit='64MiB', **options)
     networks.assert_same(expected, actual)
     assert session.statistics()['guided_iterations'] > 0
+
+
+@pytest.mark.parametrize('way', ['grad', 'backward'])
+def test_what_leaves_between_the_two_backward_passes_comes_back(way, hostile):
+    """Also what the second one reads of functions of the first forward pass."""
+    expected, _ = train(way, count=6)
+    actual, _ = train(way, 6, True, memory_limit='64MiB', planner='in-core')
+    networks.assert_same(expected, actual)
 
 
 @pytest.mark.parametrize('way', ['grad', 'backward'])
