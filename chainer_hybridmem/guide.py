@@ -64,6 +64,7 @@ class Guide:
             has needed more than its plan's trace tells.
         wants_arena (bool): Whether plans are made so that their arena fits.
         foreign_bytes (int): What the program holds beyond what its profile knows.
+        refused_bytes (int or None): So much of that that no plan fits beside it.
         evicting (int): Iterations in a row that have evicted.
         outliving (set of Slot): Of maps that later iterations have asked for.
         recomputes (bool): No later backward comes over its graph after an update.
@@ -87,6 +88,7 @@ class Guide:
         self.outliving: set[Slot] = set()
         self.recomputes = True
         self.foreign_bytes = 0
+        self.refused_bytes: int | None = None
         self.evicting = 0
         self.profiled_again = False
         self.ways: dict[Place, Way] = {}

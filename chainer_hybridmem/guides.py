@@ -98,8 +98,7 @@ class Guides:
             self._wait = min(2**self._tries, LONGEST_WAIT)
         key = guide.keys[0]
         self._drafting[key] = max(0, self._drafting[key] - 1)
-        self._guides.remove(guide)
-        self._guides.insert(0, guide)
+        self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
     def missed(self, key: Key) -> None:
         """An iteration that began so was unknown and has not been recorded."""

@@ -168,6 +168,8 @@ class Planning:
             foreign_bytes: What the program holds beyond its profile.
         """
         guide.evicting = 0
+        if guide.refused_bytes is not None and foreign_bytes >= guide.refused_bytes:
+            return
         problem, former_bytes = guide.problem, guide.foreign_bytes
         assert problem is not None
         if foreign_bytes <= former_bytes:
@@ -193,6 +195,7 @@ class Planning:
             guide.timings.clear()
             self.follow(guide, problem, plan)
             return
+        guide.foreign_bytes, guide.refused_bytes = former_bytes, foreign_bytes
         self._tell(
             f'{format_bytes(foreign_bytes)} more are held than in the profile: no plan '
             f'fits beside them, iterations go on evicting'

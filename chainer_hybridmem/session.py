@@ -514,6 +514,7 @@ class Session(chainer.FunctionHook):
         self._depth = 0  # backward functions under way
         self._backward_seen = False
         self._matching = False
+        self._deviated = False  # whether it has left what it followed
         self._tried = False  # whether it has begun with a draft
         self._whole = False  # whether it has followed one guide alone
         self._keys: list[Key] = []
@@ -586,10 +587,7 @@ class Session(chainer.FunctionHook):
         self._recorder = recorder
         if recorder is not None:
             recorder.draft = True
-        self.deviations += 1
-        after = '' if recorder is None else ', and recorded'
-        number = len(self._history.entries) + 1
-        self._tell(f'iteration {number} is a new one: passive from here{after}')
+        self._deviated = True
 
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
@@ -607,6 +605,7 @@ class Session(chainer.FunctionHook):
         self._executor.begin(table, copies, holders, not alone, outliving)
         self._splitter.begin({} if guide is None else guide.ways)
         self._foreign_bytes = self._foreign(guide)
+        self.device.forget_failure()
         self._observe(guide, key)
         self.device.reset_peak()
         self._started = True
@@ -674,6 +673,7 @@ class Session(chainer.FunctionHook):
             guide = self._guide
         self._add_to_history(seconds)
         if guide is None:
+            self._count_deviation()
             if self._recorder is None:
                 self._guides.missed(self._keys[0])
         else:
@@ -684,6 +684,15 @@ class Session(chainer.FunctionHook):
         recorder, self._recorder = self._recorder, None
         origin = self._origin
         origin.guide = self._learn(recorder, guide) if recorder is not None else guide
+
+    def _count_deviation(self) -> None:
+        if self._deviated:
+            self.deviations += 1
+            recorded = '' if self._recorder is None else ', and is recorded'
+            self._tell(
+                f'iteration {self.iterations} left what it had begun like: it went on '
+                f'in passive mode{recorded}'
+            )
 
     def _finish_guided(self, guide: Guide) -> None:
         """What an iteration that has followed a plan tells about it."""
@@ -939,6 +948,11 @@ class Session(chainer.FunctionHook):
             return self._guide.stage.value
         recorded = self._recorder is not None or not len(self._guides)
         return Stage.WARM_UP.value if recorded else 'passive'
+
+    @property
+    def limit_bytes(self) -> int:
+        """The memory limit."""
+        return self.wishes.limit_bytes
 
     @property
     def planner(self) -> str:

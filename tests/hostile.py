@@ -6,6 +6,7 @@ import collections
 import contextlib
 import contextvars
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,9 +77,10 @@ class _Done:
     def set(self) -> None:
         self._set = True
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> bool:
         while not self._set:
             self._line.run_one()
+        return True
 
 
 class _Line:
@@ -117,16 +119,18 @@ def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> 
     """
     lines: dict[Any, _Line] = {}
 
-    def submit(
-        self: Any, transfer: Any, space: Any, address: int, outward: bool
-    ) -> None:
+    def submit(self: Any, root: Any, space: Any, address: int, outward: bool) -> Any:
         line = lines.setdefault(self, _Line(self))
-        transfer.completion.event = _Done(line)
-        self._last = transfer.completion
-        line.add(copies._Job(transfer, space, address, outward))
+        completion = copies.HostCompletion(threading.main_thread(), outward)
+        completion.event = _Done(line)  # type: ignore[assignment]
+        transfer = copies.HostTransfer(root, space.nbytes, completion)
+        job = copies._Job(transfer, space, address, outward)
+        self._last = space.last = completion
+        line.add(job)
         for other in lines.values():
             while len(other) and chance.random() < eagerness:
                 other.run_one()
+        return transfer
 
     def close(self: Any) -> None:
         line = lines.pop(self, ())

@@ -321,6 +321,9 @@ class CudaDevice(Device):
         self._give_back()
         return True
 
+    def forget_failure(self) -> None:
+        self.last_failure = None
+
     @contextmanager
     def without_reclaim(self) -> Iterator[None]:
         former, self._reclaiming = self._reclaiming, True

@@ -192,6 +192,9 @@ class HostDevice(Device):
         """See :class:`Device`."""
         return self._counter.last_failure
 
+    def forget_failure(self) -> None:
+        self._counter.forget_failure()
+
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
         """See :class:`Device`."""

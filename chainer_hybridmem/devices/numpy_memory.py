@@ -570,6 +570,10 @@ class Counter:
         nbytes = self._get(_FAILED_BYTES)
         return (nbytes, self._get(_FAILED_USED)) if nbytes else None
 
+    def forget_failure(self) -> None:
+        """No block has been refused since."""
+        self._set(_FAILED_BYTES, 0)
+
     def count_foreign(self, nbytes: int) -> int:
         """Counts memory the handler has not given out; returns its id.
 

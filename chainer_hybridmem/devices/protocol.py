@@ -194,6 +194,10 @@ class Device(abc.ABC):
     def describe(self) -> dict[str, Any]:
         """Name, kind, versions and link of the device, as plain values."""
 
+    @abc.abstractmethod
+    def forget_failure(self) -> None:
+        """:attr:`last_failure` has been dealt with."""
+
     # -- events -------------------------------------------------------------
     @abc.abstractmethod
     def start_events(self) -> None:

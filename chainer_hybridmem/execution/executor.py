@@ -44,6 +44,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -846,23 +847,21 @@ class Executor:
         self.spare.clear()
         self._forget_maps()
         leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
-        for live in leaving:
-            if device.used_bytes <= goal:
-                return
-            self._evict(live)
-        reason = ''
-        candidates = self._candidates()
+        candidates = itertools.chain(leaving, self._candidates())
+        failure: SwapStoreError | None = None
         for live in candidates:
             if device.used_bytes <= goal:
+                candidates = itertools.chain((live,), candidates)
                 break
             try:
                 self._evict(live)
-            except SwapStoreError as error:
-                reason = str(error)
+            except SwapStoreError as error:  # another one may get through
+                failure = error
                 self._stuck.add(live)
         if device.used_bytes > goal:
-            reason = reason or device.host_refusal or ''
-            self.shortage = self._take_stock(reason)
+            self.shortage = self._take_stock(device.host_refusal or '')
+            if failure is not None:
+                raise failure
         elif self._table is None:
             self._begin_next(candidates, missing_bytes)
 
@@ -896,7 +895,7 @@ class Executor:
         self._drop_exact(live)
         if live.returned() or live.state is State.RESIDENT:
             self._stuck.add(live)
-        elif live.uses:  # else its backward has been
+        elif live.uses or live.present_slots():  # else it is what an iteration left
             self.counters.evictions += 1
 
     def _put_away(self, live: LiveMap) -> None:

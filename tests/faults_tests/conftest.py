@@ -19,7 +19,7 @@ def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(
         latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
     )
-    monkeypatch.setattr(session, 'measure_link', lambda device: link)
+    monkeypatch.setattr(session, 'measure_link', lambda device, **_: link)
 
 
 @pytest.fixture(autouse=True)

@@ -212,7 +212,8 @@ def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
     ) as session:
         for i in range(5):
             run.iterate(i)
-        status = os.fstat(session.device._store._file._fd)  # type: ignore[attr-defined]
+        file = session.device._store._disk._file  # type: ignore[attr-defined]
+        status = os.fstat(file._fd)
         assert status.st_size > 0 and status.st_nlink == 0
         assert status.st_mode & 0o777 == 0o600
         assert not list(tmp_path.iterdir())
@@ -228,7 +229,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
         with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:
             for i in range(2):
                 run.iterate(i)
-            print(session.device.host_bytes, flush=True)
+            print(session.device.disk_bytes, flush=True)
             time.sleep(600)
     """
     child = subprocess.Popen(

@@ -1,0 +1,153 @@
+"""Memory that runs short without a plan, or beside one."""
+
+import io
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import planning
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.execution.executor import Executor
+from chainer_hybridmem.execution.feature_maps import State
+
+LIMIT = 5_400_000
+
+
+def train(iterations, between=lambda i: None, **options):
+    """Trains under a session; calls ``between`` after every iteration."""
+    np.random.seed(0)
+    model = networks.Everything()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    losses = []
+    with hybridmem.optimize(model, **options) as session:
+        for i, (x, t) in enumerate(networks.batches(iterations)):
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss
+            optimizer.update()
+            between(i)
+    return networks.outcome(model, losses), session
+
+
+def test_memory_taken_after_planning_leads_to_another_plan():
+    iterations, held, progress = 16, [], io.StringIO()
+
+    def take(i):
+        if i == 6:
+            held.append(np.zeros(200_000, np.float32))
+
+    expected, _ = networks.train(networks.Everything, networks.batches(iterations))
+    result, session = train(
+        iterations, take, memory_limit=LIMIT, splitting=False, progress=progress
+    )
+    networks.assert_same(expected, result)
+    assert 'more are held than in the profile: planned again' in progress.getvalue()
+    last = session._history.entries[-3:]
+    assert all(entry['guided'] and not entry['evictions'] for entry in last)
+    assert last[0]['foreign_bytes'] >= held[0].nbytes
+    assert session.statistics()['footprint_bytes'] <= LIMIT
+    assert 'held beside what the plan knows' in session.report()
+
+
+def test_without_it_iterations_evict_for_ever(monkeypatch):
+    """The test above would notice."""
+    monkeypatch.setattr(planning.Planning, 'make_room', lambda *args: None)
+    held = []
+    _, session = train(
+        12,
+        lambda i: held.append(np.zeros(200_000, np.float32)) if i == 6 else None,
+        memory_limit=LIMIT,
+        splitting=False,
+    )
+    assert session._history.entries[-1]['evictions']
+    assert 'evicted / iteration' in session.report()
+
+
+def test_more_than_any_plan_can_leave_is_told_and_training_goes_on():
+    held, progress = [], io.StringIO()
+
+    def take(i):
+        if i == 6:
+            held.append(np.zeros(200_000, np.float32))
+
+    expected, _ = networks.train(networks.Everything, networks.batches(20))
+    result, session = train(
+        20, take, memory_limit=6_400_000, planner='in-core', progress=progress
+    )
+    networks.assert_same(expected, result)
+    assert 'no plan fits beside them' in progress.getvalue()
+    assert session._history.entries[-1]['evictions']
+
+
+class Wide(chainer.Chain):
+    """A map that the program holds, and one function that needs a lot."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(1000, 1000)
+            self.b = L.Linear(1000, 1000)
+
+    def forward(self, x):
+        self.held = F.sigmoid(self.a(x))
+        return F.sum(F.tanh(self.b(F.sigmoid(self.held))))
+
+
+def test_the_error_tells_what_was_in_memory():
+    model, x = Wide(), np.zeros((300, 1000), np.float32)
+    parameters = sum(p.array.nbytes for p in model.params())
+    with pytest.raises(OutOfMemoryError) as caught:
+        with hybridmem.optimize(model, 2 * parameters + 3 * x.nbytes + 100_000):
+            loss = model(x)
+            loss.backward()
+    message = str(caught.value)
+    for words in (
+        'after operation',
+        'of parameters, gradients and optimizer states',
+        'that the program holds in variables',
+        'The smallest limit that gets past this allocation is',
+    ):
+        assert words in message
+    assert caught.value.requested_bytes and caught.value.used_bytes
+
+
+def test_an_old_shortage_does_not_explain_a_new_error():
+    """What has been dealt with is no reason for the program's own MemoryError."""
+    with pytest.raises(MemoryError, match='mine') as caught:
+
+        def fail(i):
+            if i == 5:
+                raise MemoryError('mine')
+
+        train(8, fail, memory_limit=LIMIT, planner='swap-all')
+    assert not isinstance(caught.value, OutOfMemoryError)
+
+
+def test_the_map_that_is_needed_last_goes_first(monkeypatch):
+    """Without a profile: the first iteration's evictions."""
+    put_away = Executor._put_away
+    evicted = []
+
+    def noted(self, live):
+        others = [
+            other
+            for other in self._by_allocation.values()
+            if other.state is State.RESIDENT and other.alive() and not other.held()
+            if other not in self._busy and other not in self._stuck
+        ]
+        if live in others and not live.sticks:
+            evicted.append(live)
+            needed = [max(other.uses, default=-1) for other in others]
+            assert max(live.uses, default=-1) == min(needed)
+        put_away(self, live)
+
+    monkeypatch.setattr(Executor, '_put_away', noted)
+    train(1, memory_limit=4_300_000)
+    assert len(evicted) > 3
