@@ -7,6 +7,8 @@ working.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class HybridMemoryError(Exception):
     """Root of all errors raised by this package."""
@@ -79,3 +81,19 @@ class OutOfMemoryError(HybridMemoryError, MemoryError):
 
 class InfeasibleError(OutOfMemoryError):
     """No plan of the chosen planner stays inside the memory limit."""
+
+
+Error = TypeVar('Error', bound=BaseException)
+
+
+def without_frames(error: Error) -> Error:
+    """An error to be kept: its frames, and those of its causes, hold arrays."""
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        part = chain.pop()
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            part.__traceback__ = None
+            chain += [part.__cause__, part.__context__]
+    return error

@@ -33,7 +33,13 @@ from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
-from chainer_hybridmem.owners import Owner, StateOwner, owners_of, permanent_arrays
+from chainer_hybridmem.owners import (
+    Owner,
+    StateOwner,
+    model_arrays,
+    owners_of,
+    permanent_arrays,
+)
 from chainer_hybridmem.plan import Plan, Tier
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
@@ -247,6 +253,7 @@ class Session(chainer.FunctionHook):
         )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
+        self._permanent_bytes = 0
         self._depth: int
         self._backward_seen: bool
         self._origin: _Origin
@@ -291,10 +298,12 @@ class Session(chainer.FunctionHook):
         if not self._open:
             return
         self._forget()
-        self._planning.stop_improving()
-        message = self._explain(error)
-        self._stop_observing()
-        self.device.uninstall()
+        try:
+            self._planning.stop_improving()
+            message = self._explain(error)
+            self._stop_observing()
+        finally:
+            self.device.uninstall()
         try:
             if error is None:
                 self._finish_statistics()
@@ -347,9 +356,7 @@ class Session(chainer.FunctionHook):
         shortage = self._executor.shortage
         if shortage is None:
             return ''
-        permanent_bytes = self.device.distinct_bytes(
-            array for _, array in permanent_arrays(self.model)
-        )
+        permanent_bytes = self._permanent_bytes
         known_bytes = (
             permanent_bytes
             + shortage.busy_bytes
@@ -595,6 +602,7 @@ class Session(chainer.FunctionHook):
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
+        self._permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
         self._executor.permanent = set(self._kinds)
         self._share_host_memory(guide)
         table = None if guide is None else guide.table

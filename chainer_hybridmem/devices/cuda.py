@@ -51,7 +51,12 @@ from chainer_hybridmem.devices.store import (
 )
 from chainer_hybridmem.devices.tiers import TieredStore
 from chainer_hybridmem.devices.whole_blocks import WholeBlocks
-from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+from chainer_hybridmem.errors import (
+    OptionError,
+    OutOfMemoryError,
+    SessionError,
+    without_frames,
+)
 from chainer_hybridmem.plan import Tier
 
 if TYPE_CHECKING:
@@ -317,7 +322,7 @@ class CudaDevice(Device):
             try:
                 self._reclaim(missing_bytes)
             except Exception as error:
-                self.reclaim_error = error
+                self.reclaim_error = without_frames(error)
         self._give_back()
         return True
 

@@ -53,6 +53,7 @@ from numba import types
 
 from chainer_hybridmem.devices import slab
 from chainer_hybridmem.devices.slab import add, load, store
+from chainer_hybridmem.errors import without_frames
 from chainer_hybridmem.jit import callback, compiled
 
 try:
@@ -114,12 +115,12 @@ def _call_reclaim(address: int, missing_bytes: int) -> int:
         try:
             counter._reclaim(missing_bytes)
         except KeyboardInterrupt as error:
-            counter.error = error.with_traceback(None)  # whose frames hold arrays
+            counter.error = without_frames(error)
             if not signal_number:  # the second time it must be meant
                 signal_number = signal.SIGINT
                 continue
         except BaseException as error:
-            counter.error = error.with_traceback(None)
+            counter.error = without_frames(error)
         break
     return signal_number
 
