@@ -339,12 +339,13 @@ class Session(chainer.FunctionHook):
     def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
         where = f'after operation {self._position - 1}' if self._position else 'first'
-        limit_bytes = self.wishes.limit_bytes
+        limit_bytes, refusal = self.wishes.limit_bytes, self.device.host_refusal
+        why = '' if refusal is None else f' ({refusal.rstrip(".")})'
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
             f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
-            f'{self._resident()}, and nothing more can be swapped. The smallest limit '
-            f'that gets past this allocation is {used + requested} bytes; raise '
+            f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
+            f'limit that gets past this allocation is {used + requested} bytes; raise '
             f'memory_limit or lower the batch size{self._splitter.hint}.',
             requested,
             limit_bytes,
@@ -363,7 +364,6 @@ class Session(chainer.FunctionHook):
             + shortage.held_bytes
             + shortage.stuck_bytes
         )
-        stuck = f'that could not be copied out ({shortage.reason.rstrip(".")})'
         parts = (
             (permanent_bytes, 'of parameters, gradients and optimizer states'),
             (shortage.busy_bytes, 'of feature maps that this operation reads'),
@@ -371,7 +371,7 @@ class Session(chainer.FunctionHook):
                 shortage.held_bytes,
                 'of feature maps that the program holds in variables',
             ),
-            (shortage.stuck_bytes, f'of feature maps {stuck}'),
+            (shortage.stuck_bytes, 'of feature maps that could not be copied out'),
             (
                 shortage.used_bytes - known_bytes,
                 'of inputs, gradients on their way, temporary arrays and what else '

@@ -613,7 +613,7 @@ class Deep(Trunk):
         return h
 
 
-@scenario(signatures=3, deviations=10)
+@scenario(signatures=3, deviations=10, evictions=True)
 def stochastic_depth(run: Run) -> None:
     """Blocks are left out by chance."""
     rng = seeded()

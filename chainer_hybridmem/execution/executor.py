@@ -96,14 +96,12 @@ class Shortage:
         busy_bytes (int): Feature maps that the running function reads.
         held_bytes (int): Feature maps that the program holds itself.
         stuck_bytes (int): Feature maps that could not be copied out.
-        reason (str): Why they could not; empty if there are none.
     """
 
     used_bytes: int
     busy_bytes: int
     held_bytes: int
     stuck_bytes: int
-    reason: str
 
 
 class Executor:
@@ -517,6 +515,8 @@ class Executor:
         if maps:
             self._busy.update(maps)
             for live in maps:
+                if live.vacated:
+                    live.move_back()
                 if live.state not in (State.RESIDENT, State.LEAVING):
                     self._restore(live)
         if self._stray:
@@ -845,7 +845,6 @@ class Executor:
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
-        self._forget_maps()
         leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
         candidates = itertools.chain(leaving, self._candidates())
         failure: SwapStoreError | None = None
@@ -859,7 +858,9 @@ class Executor:
                 failure = error
                 self._stuck.add(live)
         if device.used_bytes > goal:
-            self.shortage = self._take_stock(device.host_refusal or '')
+            self._forget_maps()  # copies on their way to what has died
+        if device.used_bytes > goal:
+            self.shortage = self._take_stock()
             if failure is not None:
                 raise failure
         elif self._table is None:
@@ -911,7 +912,7 @@ class Executor:
         if stays and any(self._maker(slot) is not None for slot in live.slots):
             live.drop()
 
-    def _take_stock(self, reason: str) -> Shortage:
+    def _take_stock(self) -> Shortage:
         resident = [
             live
             for live in self._by_allocation.values()
@@ -924,7 +925,7 @@ class Executor:
             if live not in self._busy and (live.held() or live in self._stuck)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
-        return Shortage(self.device.used_bytes, busy, held, stuck, reason)
+        return Shortage(self.device.used_bytes, busy, held, stuck)
 
 
 def _needed_at(live: LiveMap) -> int:

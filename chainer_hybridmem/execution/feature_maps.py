@@ -60,13 +60,14 @@ class LiveMap:
         outlives (bool): A backward will ask for it that is no part of the plan.
         sticks (bool): Somebody but the graph has had it when it was to go.
         tier (Tier or None): Where its copy should lie; None where there is room.
+        vacated (bool): It has been moved on the device.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
         '_device', '_held', '_root', '_transfer', '_valid',
         'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
-        'sticks', 'storage', 'tier', 'uses',
+        'sticks', 'storage', 'tier', 'uses', 'vacated',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -81,7 +82,7 @@ class LiveMap:
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
         self.older = 0
-        self.outlives = self.sticks = False
+        self.outlives = self.sticks = self.vacated = False
         self.tier: Tier | None = None
         self.uses: set[int] = set()
         self.state = State.RESIDENT
@@ -193,12 +194,16 @@ class LiveMap:
             except OutOfMemoryError:
                 return  # no room here either
         self._device.restore(target, whole)[...] = self._device.restore(root, whole)
-        held = memory_of(self._device, self._resident_array())
-        del root
+        self._held = memory_of(self._device, self._resident_array())
         self._arrived(target)
-        former = held()
-        if former is not None:
-            self._return(former)
+        self.vacated = True
+
+    def move_back(self) -> None:
+        """After :meth:`vacate`: somebody may have the array, and have changed it."""
+        self.vacated = False
+        root = self._held()
+        if root is not None:
+            self._return(root)
 
     def drop(self) -> None:
         """Frees the device memory; a copy on the host stays valid.

@@ -106,13 +106,13 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
 
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
-    from chainer_hybridmem import session
+    from chainer_hybridmem import planning
     from chainer_hybridmem.errors import InfeasibleError
 
     def no_plan(*ignored, **options):
         raise InfeasibleError('nothing fits')
 
-    monkeypatch.setattr(session, 'make_plan', no_plan)
+    monkeypatch.setattr(planning, 'make_plan', no_plan)
     status, out, err = hybridmem(*arguments)
     assert status == 0
     assert 'feature maps' in out

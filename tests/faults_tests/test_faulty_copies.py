@@ -261,7 +261,7 @@ def test_a_swap_file_that_is_truncated(stage: str, tmp_path: Any) -> None:
     assert 'bytes were read' in str(case.error)
     case = faulty.stay_in_session(at, truncated_file, **options)
     # Without a plan, chance decides what leaves; then all numbers are right.
-    assert at == 0 and case.inside is None or isinstance(case.inside, SwapStoreError)
+    assert (at == 0 and case.inside is None) or isinstance(case.inside, SwapStoreError)
 
 
 def test_a_parameter_whose_only_copy_is_broken_is_named(tmp_path: Any) -> None:

@@ -16,6 +16,7 @@ from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import State
 
 LIMIT = 5_400_000
+TIGHT = {'splitting': False, 'link_bandwidth': '100MB/s'}  # a plan uses what there is
 
 
 def train(iterations, between=lambda i: None, **options):
@@ -45,7 +46,7 @@ def test_memory_taken_after_planning_leads_to_another_plan():
 
     expected, _ = networks.train(networks.Everything, networks.batches(iterations))
     result, session = train(
-        iterations, take, memory_limit=LIMIT, splitting=False, progress=progress
+        iterations, take, memory_limit=LIMIT, progress=progress, **TIGHT
     )
     networks.assert_same(expected, result)
     assert 'more are held than in the profile: planned again' in progress.getvalue()
@@ -64,7 +65,7 @@ def test_without_it_iterations_evict_for_ever(monkeypatch):
         12,
         lambda i: held.append(np.zeros(200_000, np.float32)) if i == 6 else None,
         memory_limit=LIMIT,
-        splitting=False,
+        **TIGHT,
     )
     assert session._history.entries[-1]['evictions']
     assert 'evicted / iteration' in session.report()
