@@ -10,6 +10,7 @@ Note: [steady times]
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import mmap
 import statistics
@@ -251,16 +252,17 @@ def random_guard(device: Device) -> Iterator[list[str]]:
         list of str: Filled, on leaving, with the generators that were used.
     """
     drawn: list[str] = []
-    state: Any = np.random.get_state()
+    # In a context of its own nothing is counted: there is room for it at any moment.
+    state: Any = contextvars.Context().run(np.random.get_state)
     position = (state[2], state[3], int(state[1][0]))
     cupy_state = _set_aside_cupy_generator() if device.kind == 'cuda' else None
     try:
         yield drawn
     finally:
-        now: Any = np.random.get_state()
+        now: Any = contextvars.Context().run(np.random.get_state)
         if (now[2], now[3], int(now[1][0])) != position:
             drawn.append('numpy')
-            np.random.set_state(state)
+            contextvars.Context().run(np.random.set_state, state)
         if cupy_state is not None:
             import cupy
 
