@@ -42,6 +42,7 @@ Note: [passive mode]
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -152,6 +153,9 @@ class Executor:
         self._serials: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
         )  # of the functions, in the order in which they have run
+        self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
+            weakref.WeakKeyDictionary()
+        )  # what replays read in place of arrays that change, by node
         self._serial = 0
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
         self._stray = False  # whether maps may be away that no plan brings back
@@ -443,6 +447,8 @@ class Executor:
         self._serial += 1
         self._serials[function] = self._serial
         self._updates[function] = owners.updates(function.inputs)
+        if function in self._recipes:
+            self._keep_leaves(function)
         if len(self._by_allocation) >= self._purge_at:
             self._forget_maps()
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
@@ -495,6 +501,16 @@ class Executor:
                 live.outlives = True
         if maps:
             self._by_function[function] = maps
+
+    def _keep_leaves(self, function: Any) -> None:
+        """Running statistics that a function reads: the next forward changes them."""
+        for node in function.inputs:
+            array = graph.node_array(node) if node.creator_node is None else None
+            if array is None or owners.is_parameter(node):
+                continue
+            if self.device.allocation_id(array) in self.permanent:
+                # What is ours does not count.
+                self._leaves[node] = contextvars.Context().run(array.copy)
 
     def _returned(self, owner: Any, array: Array) -> LiveMap | None:
         """The map of a node if the array is that map, back in other memory."""
@@ -743,6 +759,8 @@ class Executor:
 
     def _materialise(self, node: Any) -> Array:
         """The array of a node; see [bounded replays]."""
+        if node in self._leaves:
+            return self._leaves[node]
         array = graph.node_array(node)
         if array is None:
             array = self._temporaries.get(node)
