@@ -127,14 +127,12 @@ class Guide:
             disturbed: Whether it contains attempts that the next one will not make.
         """
         self.forget_copies()
-        if self.stage is Stage.WARM_UP:
-            self.stage = Stage.PROFILING
-        elif disturbed:
-            self.runs.clear()
-        else:
-            self.runs.append(profile)
-        base = self.runs[0] if self.runs else profile
-        self.table = compile_plan(base, swap_everything(base))
+        known = self.stage is not Stage.WARM_UP
+        runs = [*self.runs, profile] if known and not disturbed else []
+        base = runs[0] if runs else profile
+        table = compile_plan(base, swap_everything(base))
+        # Nothing has changed if this has been interrupted by now.
+        self.stage, self.runs, self.table = Stage.PROFILING, runs, table
 
     @property
     def profiled(self) -> bool:

@@ -759,10 +759,11 @@ class Session(chainer.FunctionHook):
         )
         profile = dataclasses.replace(profile, disk_link=links[1])
         if guide is None:
-            guide = self._guide = Guide(self._keys)
+            guide = Guide(self._keys)
             guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
             self._guides.add(guide)
+            self._guide = guide
         else:
             _uncounted(guide.learn, profile, self._splitter.changed)
         if guide.profiled:
