@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import gzip
 import json
 import types
 import typing
@@ -39,7 +40,7 @@ def read_text(path: str) -> str:
     """
     try:
         with open(path, 'rb') as file:
-            data = _read_bounded(file)
+            data = read_bounded(file)
         text = data.decode('utf-8')
     except OSError as error:
         reason = error.strerror or error
@@ -51,7 +52,7 @@ def read_text(path: str) -> str:
     return text
 
 
-def _read_bounded(file: BinaryIO) -> bytes:
+def read_bounded(file: BinaryIO | gzip.GzipFile) -> bytes:
     """At most one byte more than allowed, and memory only for what there is."""
     data = bytearray()
     while chunk := file.read(min(_CHUNK_BYTES, MAXIMUM_FILE_BYTES + 1 - len(data))):
