@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import gzip
 import json
 import types
@@ -136,13 +137,19 @@ def unrow(cls: type[T], values: list[Any]) -> T:
     fields = dataclasses.fields(typing.cast(Any, cls))
     if not isinstance(values, list) or len(values) != len(fields):
         raise ValueError(f'{cls.__name__} needs {len(fields)} values, got {values!r}')
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return cls(
         *(
             _typed(hints[field.name], value)
             for field, value in zip(fields, values, strict=True)
         )
     )
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of the fields; looked up for every row, found out once."""
+    return typing.get_type_hints(cls)
 
 
 def _typed(hint: Any, value: Any) -> Any:

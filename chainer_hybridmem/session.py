@@ -309,7 +309,8 @@ class Session(chainer.FunctionHook):
             cache.meet(type(link))
         guides = cache.load()
         self._guides.take_in(guides)
-        self._cached += len(guides)
+        self._guide = next(iter(guides), None)
+        self._cached = len(guides)
 
     def _keep(self, guide: Guide) -> None:
         """A guide has another plan, or other times."""
