@@ -137,7 +137,7 @@ def unrow(cls: type[T], values: list[Any]) -> T:
     fields = dataclasses.fields(typing.cast(Any, cls))
     if not isinstance(values, list) or len(values) != len(fields):
         raise ValueError(f'{cls.__name__} needs {len(fields)} values, got {values!r}')
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     return cls(
         *(
             _typed(hints[field.name], value)
