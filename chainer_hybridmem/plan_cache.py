@@ -172,7 +172,7 @@ class PlanCache:
         self._met.add(kind)
         for base in kind.__mro__:
             module = base.__module__
-            if module not in self._sources and base is not object:
+            if module not in (*self._sources, 'builtins'):
                 self._sources[module] = _stamp(module)
 
     # -- reading --------------------------------------------------------------

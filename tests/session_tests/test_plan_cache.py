@@ -29,7 +29,9 @@ from chainer_hybridmem import plan_cache
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan_cache import PlanCache
+from chainer_hybridmem.profile import Slot, SlotKind
 from chainer_hybridmem.session import Session
+from chainer_hybridmem.splitting.rules import Way
 
 LIMIT = 1_600_000  # bytes; plain Chainer needs 2.8 million
 PLANNER = 'superneurons'  # keeps, swaps and recomputes here
@@ -577,12 +579,50 @@ def test_failing_to_write_is_told_once(step, data, in_core, tmp_path):
     assert trained.session.settled
 
 
-def test_options_that_are_no_data_are_not_written(folder):
+def test_everything_that_was_found_out_comes_back(folder):
     cache = chainer_hybridmem.optimize(Net(), LIMIT, PLANNER, cache_dir=folder)._cache
     (guide,) = cache.load()
-    with mock.patch.object(cache, '_replace', create=True):
-        guide.keys.append(('ReLU', object()))
-        cache.save(guide)
+    guide.timings.clear()
+    guide.foreign_bytes, guide.spare_bytes = 1000, 2000
+    guide.wants_arena = guide.recomputes = False
+    guide.outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
+    guide.ways = {(4, 0, 'ReLU'): Way('batch', 2, True)}
+    cache.save(guide)
+    (again,) = cache.load()
+    for name in ('outliving', 'ways', 'wants_arena', 'recomputes', 'timed', 'keys'):
+        assert getattr(again, name) == getattr(guide, name), name
+    for name in ('foreign_bytes', 'spare_bytes', 'stage', 'plan', 'table'):
+        assert getattr(again, name) == getattr(guide, name), name
+    assert again.problem.profile == guide.problem.profile
+
+
+def test_ways_that_change_bits_come_back_where_they_are_wanted(data, tmp_path):
+    train(tmp_path, data[: LEARNING + 1], splitting=True)
+    rewrite(only_file(tmp_path), findings(6, [[4, 0, 'ReLU', 'batch', 2, False]]))
+    assert begin(tmp_path, splitting=True)[0] == 1
+
+
+def test_a_class_may_have_builtin_bases(folder):
+    log = io.StringIO()
+    session = chainer_hybridmem.optimize(
+        Net(), LIMIT, PLANNER, cache_dir=folder, progress=log
+    )
+    cache = session._cache
+    (guide,) = cache.load()
+    cache.meet(type('Listed', (Net, list), {'__module__': __name__}))
+    cache.save(guide)
+    assert 'not kept' not in log.getvalue()
+
+
+def test_what_is_no_data_is_not_written(folder):
+    log = io.StringIO()
+    session = chainer_hybridmem.optimize(
+        Net(), LIMIT, PLANNER, cache_dir=folder, progress=log
+    )
+    (guide,) = session._cache.load()
+    guide.keys.append(('ReLU', object()))
+    session._cache.save(guide)
+    assert 'plans are not kept' in log.getvalue()
     assert len(list(folder.iterdir())) == 1
 
 
