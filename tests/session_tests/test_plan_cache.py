@@ -425,6 +425,7 @@ def findings(index: int, value: Any) -> Any:
     [
         (lambda body: body.update(format='chainer_hybridmem/plan'), 'format'),
         (lambda body: body.update(version=2), 'version 2'),
+        (lambda body: body.update(version='\n' * 9 + 'x' * 9999), 'version'),
         (lambda body: body.pop('plan'), "KeyError: 'plan'"),
         (lambda body: body['circumstances'].update(limit_bytes=1), 'circumstances'),
         (lambda body: body.update(sources=[]), 'dict was expected'),
