@@ -431,6 +431,7 @@ def findings(index: int, value: Any) -> Any:
         (lambda body: body.update(sources=[]), 'dict was expected'),
         (lambda body: body['sources'].update(os='0'), "module 'os' is another"),
         (lambda body: body['sources'].update(no_such_module='0'), 'no_such_module'),
+        (lambda body: body['sources'].update(no_such_module=None), 'no_such_module'),
         (lambda body: body['sources'].pop(Net.__module__), 'is another'),
         (lambda body: body['keys'].pop(), 'name belongs to other operations'),
         (lambda body: body['keys'].append([1, 2]), 'name of a function'),
