@@ -9,6 +9,7 @@ from chainer.training import extension
 
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.plan_cache import Folder, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import (
     Session,
@@ -48,6 +49,7 @@ class HybridMemory(extension.Extension):
         cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         host_limit: As in :func:`chainer_hybridmem.optimize`.
         disk_bandwidth: As in :func:`chainer_hybridmem.optimize`.
+        cache_dir: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -79,6 +81,7 @@ class HybridMemory(extension.Extension):
         cross_iteration: CrossIteration = False,
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
+        cache_dir: Folder | None = None,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
@@ -91,6 +94,8 @@ class HybridMemory(extension.Extension):
             parse_bandwidth(link_bandwidth, 'link_bandwidth')
         if disk_bandwidth is not None:
             parse_bandwidth(disk_bandwidth, 'disk_bandwidth')
+        if cache_dir is not None:
+            open_folder(cache_dir)
         self.session: Session | None = None
         self._model = model
         self._arguments = {
@@ -106,6 +111,7 @@ class HybridMemory(extension.Extension):
             'cross_iteration': cross_iteration,
             'host_limit': host_limit,
             'disk_bandwidth': disk_bandwidth,
+            'cache_dir': cache_dir,
             **options,
         }
 

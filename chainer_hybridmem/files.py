@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
+import gzip
 import json
 import types
 import typing
@@ -39,7 +41,7 @@ def read_text(path: str) -> str:
     """
     try:
         with open(path, 'rb') as file:
-            data = _read_bounded(file)
+            data = read_bounded(file)
         text = data.decode('utf-8')
     except OSError as error:
         reason = error.strerror or error
@@ -51,7 +53,7 @@ def read_text(path: str) -> str:
     return text
 
 
-def _read_bounded(file: BinaryIO) -> bytes:
+def read_bounded(file: BinaryIO | gzip.GzipFile) -> bytes:
     """At most one byte more than allowed, and memory only for what there is."""
     data = bytearray()
     while chunk := file.read(min(_CHUNK_BYTES, MAXIMUM_FILE_BYTES + 1 - len(data))):
@@ -135,13 +137,19 @@ def unrow(cls: type[T], values: list[Any]) -> T:
     fields = dataclasses.fields(typing.cast(Any, cls))
     if not isinstance(values, list) or len(values) != len(fields):
         raise ValueError(f'{cls.__name__} needs {len(fields)} values, got {values!r}')
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     return cls(
         *(
             _typed(hints[field.name], value)
             for field, value in zip(fields, values, strict=True)
         )
     )
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of the fields; looked up for every row, found out once."""
+    return typing.get_type_hints(cls)
 
 
 def _typed(hint: Any, value: Any) -> Any:

@@ -83,6 +83,10 @@ class Guides:
         """Whether a draft that begins so waits for its replays to be verified."""
         return any(guide.trial for guide in self._guides if guide.keys[0] == key)
 
+    def take_in(self, guides: Sequence[Guide]) -> None:
+        """Guides that earlier runs have made, the newest one first."""
+        self._guides.extend(guides)
+
     # -- what an iteration has been --------------------------------------------
     def met(self, guide: Guide, tried: bool) -> None:
         """An iteration has turned out to be this guide's.

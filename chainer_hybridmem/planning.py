@@ -78,6 +78,7 @@ class Planning:
         wishes (Wishes): What is wanted; may change between iterations.
         tell (callable): Takes a line of progress.
         observe (callable): Takes every problem before it is planned.
+        keep (callable): Takes every guide whose plan is another one.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class Planning:
         wishes: Wishes,
         tell: Callable[[str], None],
         observe: Callable[[Problem], None],
+        keep: Callable[[Guide], None],
     ) -> None:
         self.wishes = wishes
         self._device = device
         self._executor = executor
         self._tell = tell
         self._observe = observe
+        self._keep = keep
         self.improvements: list[Improvement] = []
 
     def plan(self, guide: Guide) -> None:
@@ -336,6 +339,7 @@ class Planning:
         self._executor.settle()
         guide.follow(problem, plan)
         self.reserve(guide)
+        self._keep(guide)
         if old is not None and plan.maps == old.maps:
             self._tell(
                 f'timed: the same plan; predicted '

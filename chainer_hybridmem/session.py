@@ -41,6 +41,7 @@ from chainer_hybridmem.owners import (
     permanent_arrays,
 )
 from chainer_hybridmem.plan import Plan, Tier
+from chainer_hybridmem.plan_cache import Folder, PlanCache, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.profile import Category, Link, Profile
@@ -80,6 +81,7 @@ def optimize(
     host_limit: int | str | None = None,
     disk_bandwidth: float | str | None = None,
     splitting: Splitting = EXACT,
+    cache_dir: Folder | None = None,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -113,6 +115,9 @@ def optimize(
         splitting: Whether a function that does not fit as a whole runs in parts:
             ``'exact'`` where that keeps every bit, True also where results are then
             equal up to rounding only, False never; see docs/splitting.md.
+        cache_dir: Folder in which plans are kept, so that the next process that trains
+            the same iterations under the same circumstances follows them from its
+            first one; see docs/iterations.md.
         options: Options of the planner.
 
     Returns:
@@ -120,7 +125,8 @@ def optimize(
 
     Raises:
         UnknownNameError: If there is no such planner or device.
-        OptionError: If the limit or bandwidth cannot be read.
+        OptionError: If the limit or bandwidth cannot be read, or if ``cache_dir`` can
+            be no folder.
     """
     return Session(
         model,
@@ -138,6 +144,7 @@ def optimize(
         host_limit,
         disk_bandwidth,
         splitting,
+        cache_dir,
     )
 
 
@@ -184,6 +191,7 @@ class Session(chainer.FunctionHook):
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
         splitting: Splitting = EXACT,
+        cache_dir: Folder | None = None,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -197,6 +205,7 @@ class Session(chainer.FunctionHook):
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
             )
         crossing_of(cross_iteration)  # or it cannot be
+        folder = None if cache_dir is None else open_folder(cache_dir)
         self.wishes = Wishes(
             limit_bytes=parse_bytes(memory_limit, 'memory_limit'),
             planner=check_name(planner),
@@ -232,8 +241,19 @@ class Session(chainer.FunctionHook):
         self._executor = Executor(self.device)
         self._splitter = Splitter(self.device, check_splitting(splitting), self._tell)
         self._planning = Planning(
-            self.device, self._executor, self.wishes, self._tell, self.observe_problem
+            self.device,
+            self._executor,
+            self.wishes,
+            self._tell,
+            self.observe_problem,
+            self._keep,
         )
+        self._cache: PlanCache | None = None
+        if folder is not None:
+            self._cache = PlanCache(
+                folder, self.device, self.wishes, splitting, self._tell
+            )
+        self._cached = 0  # guides that earlier runs have made
         self._history = History(self.device)
         self._guides = Guides()
         self._guide: Guide | None = None  # None: nobody knows this iteration
@@ -287,6 +307,22 @@ class Session(chainer.FunctionHook):
             raise
         _active.session = self
         self._open = True
+        if self._cache is not None:
+            _uncounted(self._load, self._cache)
+
+    def _load(self, cache: PlanCache) -> None:
+        """Guides of earlier runs are followed from the first iteration."""
+        for link in self.model.links():
+            cache.meet(type(link))
+        guides = cache.load()
+        self._guides.take_in(guides)
+        self._guide = next(iter(guides), None)
+        self._cached = len(guides)
+
+    def _keep(self, guide: Guide) -> None:
+        """A guide has another plan, or other times."""
+        if self._cache is not None:
+            self._cache.save(guide)
 
     @held_back
     def __exit__(
@@ -408,6 +444,8 @@ class Session(chainer.FunctionHook):
         self._origin.operations[function] = k
         self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))
+        if self._cache is not None:
+            self._cache.meet(type(graph.target(function)))
         if self._recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             self._recorder.forward_starts(self._label, function, specs, in_data)
@@ -1028,9 +1066,10 @@ class Session(chainer.FunctionHook):
             yet. Medians are over guided iterations. ``overhead`` is measured,
             ``gap`` is predicted: the plan's time over the proven bound, minus 1.
         """
-        return self._history.statistics(
+        figures = self._history.statistics(
             self.wishes, self.state, self._planned_guide(), self.deviations
         )
+        return {**figures, 'cached': self._cached}
 
     def report(self) -> str:
         """The statistics as a table for people."""

@@ -42,6 +42,8 @@ def session_report(
                 f'{plan.simulations} simulations',
             )
         )
+    if s['cached']:
+        rows.append(('plans of earlier runs', str(s['cached'])))
     rows += _memory(s)
     rows += _host(s)
     if s['split']:
