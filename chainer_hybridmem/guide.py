@@ -27,6 +27,7 @@ from chainer_hybridmem.simulation.problem import (
     Problem,
     decided_by,
     make_problem,
+    with_parts,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 from chainer_hybridmem.splitting.rules import Way
@@ -210,7 +211,10 @@ class Guide:
             self.logs.clear()
             self.arena = None
             self.feedback = Feedback()
-        self.problem, self.plan = problem, plan
+        for part in plan.parts:
+            way = Way(part.cut, part.parts, part.exact)
+            self.ways[part.operation, part.function, part.name] = way
+        self.problem, self.plan = with_parts(problem, plan.parts), plan
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)
 

@@ -47,6 +47,7 @@ from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
+from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -160,6 +161,7 @@ class Session(chainer.FunctionHook):
     """
 
     name = 'hybridmem'
+    tries_parts = False  # whether the profile tells what functions need in parts
 
     def __init__(
         self,
@@ -632,6 +634,8 @@ class Session(chainer.FunctionHook):
                 trial=self._guides.wants_trial(key) if self._tried else False,
                 draft=not self._tried,
             )
+            if self.tries_parts and self._recorder.trial:
+                self._splitter.trials = Trials(device, self._recorder)
             self._recorder.enter()
             if profiling and wishes.cross_iteration:
                 kept = self._owners().values()

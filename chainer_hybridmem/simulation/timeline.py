@@ -18,6 +18,7 @@ from chainer_hybridmem.simulation.problem import (
     copy_seconds,
     decided_by,
     make_problem,
+    with_parts,
 )
 
 
@@ -175,10 +176,12 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     """
     from chainer_hybridmem.validation import check_plan
 
-    if isinstance(profile, Problem):
+    if not isinstance(profile, Problem):
+        problem = make_problem(profile, decided_by(profile, plan), parts=plan.parts)
+    elif set(plan.parts) <= set(profile.parts):
         problem = profile
     else:
-        problem = make_problem(profile, decided_by(profile, plan))
+        problem = with_parts(profile, plan.parts)
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = run_lanes(problem, work)
