@@ -580,8 +580,7 @@ def _check_splits(profile: Profile) -> None:
                 raise files.broken(
                     'profile',
                     f'storage {s} lives from event {storage.allocated_at} to '
-                    f'{storage.freed_at}, but {split} needs it inside of events {begin} '
-                    f'to {end}',
+                    f'{storage.freed_at}, but {split} is about events {begin} to {end}',
                 )
 
 

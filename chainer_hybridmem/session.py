@@ -202,6 +202,7 @@ class Session(chainer.FunctionHook):
             feedback=feedback,
             cross_iteration=cross_iteration,
             host_limit_bytes=host_limit_bytes(host_limit, swap_dir),
+            splitting=check_splitting(splitting),
         )
         bandwidth = (
             None
@@ -226,7 +227,7 @@ class Session(chainer.FunctionHook):
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)
-        self._splitter = Splitter(self.device, check_splitting(splitting), self._tell)
+        self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
         self._planning = Planning(
             self.device, self._executor, self.wishes, self._tell, self.observe_problem
         )

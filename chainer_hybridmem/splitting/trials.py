@@ -66,13 +66,13 @@ class Trials:
             if way.cut == useless:
                 continue
             load = self._load(function, inputs, way, restore)
-            if load is None:  # its memory is short already
+            if load is None:
                 continue
             last = self._loads[-1] if self._loads else None
             self._loads.append((way, *load))
-            if last is not None and last[0].cut == way.cut:
-                if load[0] > last[1] * (1 - LEAST_SAVING):
-                    useless = way.cut
+            more = last is not None and last[0].cut == way.cut
+            if last is not None and more and load[0] > last[1] * (1 - LEAST_SAVING):
+                useless = way.cut
         self._recording.leave()
         self._first_event = self._device.event_count
         self._load_bytes = self._device.used_bytes
@@ -88,16 +88,16 @@ class Trials:
         device = self._device
         before = device.used_bytes
         device.reset_window()
+        result = None
         try:
             outputs = rules.run(function, inputs, way)
-        except MemoryError:
-            return None
-        else:
             result = device.window_peak_bytes - before, device.used_bytes - before
             del outputs
-            return result
-        finally:
-            restore()
+        except MemoryError:
+            pass
+        restore()
+        # Something else may have been evicted: then this is not the function's load.
+        return result if device.used_bytes == before else None
 
     def end(self, place: tuple[int, int, str]) -> None:
         """It has run as it does anyway.
