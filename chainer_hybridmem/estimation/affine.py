@@ -107,23 +107,25 @@ class SamplePair:
         )
 
     def _splits(self, splits: Sequence[Split], batchsize: int) -> Iterator[Split]:
-        """Ways of both samples, where parts are as large a share of the batch.
+        """Ways whose memory grows in the same way in both samples and beyond.
 
         One that cuts the batch into unequal parts counts as for a batch of parts as
         large as the largest.
         """
         before = {part_of(split): split.peak_bytes for split in self.small.splits}
         for split in splits:
-            if part_of(split) not in before:
+            part, likened = part_of(split), batchsize
+            if part not in before:
                 continue
-            likened = batchsize
             if split.cut != 'channels':
-                if batchsize < split.parts or any(
-                    b % split.parts for b in self.batchsizes
-                ):
+                if any(b % split.parts for b in self.batchsizes):
+                    continue
+                # A matrix product of one sample alone may do without copies.
+                least = split.parts if split.exact else 2 * split.parts
+                if min(batchsize, *self.batchsizes) < least:
                     continue
                 likened = -(-batchsize // split.parts) * split.parts
-            peak = self._bytes(before[part_of(split)], split.peak_bytes, likened)
+            peak = self._bytes(before[part], split.peak_bytes, likened)
             yield dataclasses.replace(split, peak_bytes=peak)
 
     def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
