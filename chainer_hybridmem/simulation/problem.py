@@ -195,6 +195,8 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
     Raises:
         PlanError: If its profile does not know one of the parts.
     """
+    if set(parts) <= set(problem.parts):
+        return problem
     places = {(part.operation, part.function) for part in parts}
     others = (p for p in problem.parts if (p.operation, p.function) not in places)
     return make_problem(

@@ -176,12 +176,10 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     """
     from chainer_hybridmem.validation import check_plan
 
-    if not isinstance(profile, Problem):
-        problem = make_problem(profile, decided_by(profile, plan), parts=plan.parts)
-    elif set(plan.parts) <= set(profile.parts):
-        problem = profile
-    else:
+    if isinstance(profile, Problem):
         problem = with_parts(profile, plan.parts)
+    else:
+        problem = make_problem(profile, decided_by(profile, plan), parts=plan.parts)
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = run_lanes(problem, work)

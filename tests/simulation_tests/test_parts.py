@@ -27,6 +27,7 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.profile import Category, Profile, Split, Storage
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.simulation.problem import with_parts
 from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
@@ -182,6 +183,8 @@ def test_more_parts_for_a_lower_limit_later() -> None:
     first = fitted(make_problem(profile), needed(profile, False) - 1)
     assert _parts(first) == {3: 2}
     second = fitted(first, needed(profile, 'exact'))
+    assert with_parts(second, first.parts) is not second
+    assert with_parts(second, second.parts[:1]) is second
     assert second.parts == fitted(make_problem(profile), needed(profile, 'exact')).parts
 
 

@@ -152,7 +152,8 @@ def test_what_does_not_fit_is_left_out(splitter, device):
 
 def test_operations_that_nobody_counts_are_not_tried(splitter):
     run(splitter, -1, sigmoid.Sigmoid(), np.random.rand(16, 10))
-    assert not splitter.trials._recording.spans
+    recording = splitter.trials._recording
+    assert not recording.spans and not recording.entered
 
 
 def test_another_kind_of_iteration_ends_the_trials(splitter):
