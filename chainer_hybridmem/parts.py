@@ -93,7 +93,8 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
 
 def _sizes(profile: Profile, split: Split) -> dict[int, int]:
     """Bytes of each of the function's temporaries, if it runs in parts."""
-    begin, end = span_of(profile, split.operation)
+    begin = profile.storages[split.first].allocated_at
+    _, end = span_of(profile, split.operation)
     sizes = dict.fromkeys(split.temporaries, 0)
     alive: dict[int, int] = {}  # what else there is above the function's beginning
     most: dict[int, int] = {}
@@ -101,8 +102,6 @@ def _sizes(profile: Profile, split: Split) -> dict[int, int]:
     for position in range(begin, end):
         storage = abs(profile.events[position]) - 1
         born = profile.events[position] > 0
-        if born and storage == split.first:
-            load = 0  # nothing has been allocated so far
         if storage not in sizes:
             nbytes = profile.storages[storage].nbytes
             load += nbytes if born else -nbytes

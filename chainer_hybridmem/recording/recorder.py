@@ -411,9 +411,7 @@ class _Builder:
             events = self.events[begin : bisect.bisect_left(self.kept, end)]
             freed = {-event - 1 for event in events if event < 0}
             made = [event - 1 for event in events if event > 0]
-            passing = [s for s in made if s in freed and not self.storages[s].slots]
-            if not passing:
-                continue
+            passing = [s for s in made if s in freed]
             load = peak = 0
             for event in events:
                 nbytes = self.storages[abs(event) - 1].nbytes

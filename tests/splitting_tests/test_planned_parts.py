@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.parts import in_parts, part_of
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import simulate
@@ -47,6 +48,19 @@ def test_trials_change_nothing(data, recorded):
 def test_a_session_tries_nothing_by_itself(data):
     _, session = networks.train(networks.Everything, data[:4], memory_limit=PLENTY)
     assert session.profile is not None and not session.profile.splits
+
+
+def test_every_way_in_a_profile_needs_less_than_the_whole(recorded):
+    profile, _ = recorded
+    several = {split.operation for split in profile.splits if split.function}
+    alone = [split for split in profile.splits if split.operation not in several]
+    assert {'Sigmoid', 'MaxPoolingND', 'BatchNormalizationGrad'} <= (
+        {split.name for split in alone}
+    )
+    for split in alone:
+        k = split.operation
+        cut = in_parts(profile, (part_of(split),)).operations[k]
+        assert cut.workspace_bytes < profile.operations[k].workspace_bytes
 
 
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
