@@ -32,7 +32,7 @@ def fitted(problem: Problem, limit_bytes: int) -> Problem:
     profile = problem.profile
     while True:
         _, peaks, moments = fixed_load(profile, planned)
-        over = np.nonzero((base + peaks > limit_bytes) & (moments >= 0))[0]
+        over = np.nonzero(base + peaks > limit_bytes)[0]
         more = {}
         for k in over:
             function = _running(profile, ways, int(k), int(moments[k]))

@@ -18,7 +18,6 @@ from chainer_hybridmem.simulation.problem import (
     copy_seconds,
     decided_by,
     make_problem,
-    with_parts,
 )
 
 
@@ -177,9 +176,9 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     from chainer_hybridmem.validation import check_plan
 
     if isinstance(profile, Problem):
-        problem = with_parts(profile, plan.parts)
+        problem = profile
     else:
-        problem = make_problem(profile, decided_by(profile, plan), parts=plan.parts)
+        problem = make_problem(profile, decided_by(profile, plan))
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = run_lanes(problem, work)

@@ -184,6 +184,17 @@ def _parts(problem) -> dict[int, int]:
     return {part.operation: part.parts for part in problem.parts}
 
 
+def test_ways_that_need_more_than_the_ones_before_are_left_out() -> None:
+    profile = example()
+    worse = dataclasses.replace(
+        profile.splits[1], peak_bytes=profile.splits[0].peak_bytes + 1
+    )
+    splits = (profile.splits[0], worse, *profile.splits[2:])
+    profile = dataclasses.replace(profile, splits=splits)
+    assert _parts(fitted(make_problem(profile), 0))[3] == 2
+    assert _parts(fitted(make_problem(profile, splitting=True), 0))[3] == 8
+
+
 def test_more_parts_for_a_lower_limit_later() -> None:
     profile = example()
     first = fitted(make_problem(profile), needed(profile, False) - 1)
