@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import networks  # imports chainer_hybridmem before chainer
@@ -10,11 +11,17 @@ import networks  # imports chainer_hybridmem before chainer
 import numpy as np
 import pytest
 
+from chainer_hybridmem import planning
+from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.parts import in_parts, part_of
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.profile import Link
 from chainer_hybridmem.session import Session
-from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.validation import check_plan
 
 PLENTY = 10**9
@@ -126,7 +133,27 @@ def test_guided_iterations_begin_with_the_planned_parts(
     figures = session.statistics()
     assert figures['split'] == len(session.plan.parts) > 0
     assert figures['guided_peak_bytes'] == figures['predicted_peak_bytes'] <= limit
+    assert session._planned_guide().problem.parts == session.plan.parts
     if splitting == 'exact':
         networks.assert_same(recorded[1], actual)
     else:
         np.testing.assert_allclose(actual['losses'], recorded[1]['losses'], 1e-4)
+
+
+def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
+    slow = dataclasses.replace(recorded[0], link=Link(0.0, 1e6, 1e6), recipes=())
+    problem = make_problem(slow)
+    bound = lower_bound(fitted(problem, LIMIT), LIMIT).seconds
+    assert bound > lower_bound(problem, LIMIT).seconds
+
+    def smaller(problem, make_plan_for, *ignored, **options):
+        return make_plan_for(LIMIT - 1000), True
+
+    monkeypatch.setattr(planning, 'plan_with_arena', smaller)
+    device = open_device('cpu', PLENTY, None, None)
+    wishes = planning.Wishes(LIMIT, 'swap-all', {}, False, True, None, False)
+    maker = planning.Planning(device, None, wishes, print, print)
+    plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
+    device.close()
+    assert plan.memory_limit_bytes == LIMIT - 1000
+    assert plan.lower_bound_seconds == bound
