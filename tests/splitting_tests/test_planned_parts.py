@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem import planning
+from chainer_hybridmem import session as session_module
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.guide import Guide
@@ -22,6 +23,7 @@ from chainer_hybridmem.profile import Link
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.validation import check_plan
 
 PLENTY = 10**9
@@ -55,6 +57,21 @@ def test_trials_change_nothing(data, recorded):
 def test_a_session_tries_nothing_by_itself(data):
     _, session = networks.train(networks.Everything, data[:4], memory_limit=PLENTY)
     assert session.profile is not None and not session.profile.splits
+
+
+def test_only_the_trial_iteration_tries(data, monkeypatch):
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return Trials(*arguments)
+
+    monkeypatch.setattr(Session, 'tries_parts', True)
+    monkeypatch.setattr(session_module, 'Trials', counted)
+    networks.train(
+        networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
+    )
+    assert len(made) == 1
 
 
 def test_every_way_in_a_profile_needs_less_than_the_whole(recorded):
