@@ -25,6 +25,7 @@ from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.planners.base import SWAP, Search, least_memory
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.profile import Category, Profile, Split, Storage
+from chainer_hybridmem.reporting.memory_viz import planned_snapshot
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import with_parts
@@ -238,6 +239,13 @@ def test_what_is_unavoidable_is_what_swapping_everything_needs(seed: int) -> Non
     problem = make_problem(profile, parts=plan.parts)
     search = Search(problem, least)
     assert search.evaluate(search.fill(SWAP)).peak_bytes == least
+
+
+def test_the_picture_of_a_plan_has_its_parts() -> None:
+    profile = example()
+    plan = make_plan(profile, needed(profile, 'exact'), 'swap-all')
+    cut = in_parts(profile, plan.parts)
+    assert planned_snapshot(profile, plan) == planned_snapshot(cut, plan)
 
 
 def test_unknown_parts_are_refused() -> None:
