@@ -16,7 +16,8 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
-from chainer_hybridmem.plan import Action, MapPlan, Plan
+from chainer_hybridmem.parts import EXACT, Splitting
+from chainer_hybridmem.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.planners.feedback import Feedback
 from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.profile import Profile, Slot
@@ -27,6 +28,7 @@ from chainer_hybridmem.simulation.problem import (
     Problem,
     decided_by,
     make_problem,
+    with_parts,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 from chainer_hybridmem.splitting.rules import Way
@@ -143,6 +145,7 @@ class Guide:
         self,
         cross_iteration: CrossIteration = False,
         host_limit_bytes: int | None = None,
+        splitting: Splitting = EXACT,
     ) -> Problem:
         """The profile with the best times of all runs, as a problem.
 
@@ -152,6 +155,7 @@ class Guide:
         Args:
             cross_iteration: As in :func:`.simulation.make_problem`.
             host_limit_bytes: Likewise.
+            splitting: Likewise.
         """
         base = self.runs[0]
         rows = zip(*(run.operations for run in self.runs), strict=True)
@@ -179,7 +183,9 @@ class Guide:
             recipes = ()
         profile = dataclasses.replace(base, operations=operations, recipes=recipes)
         plan = swap_everything(profile)
-        self.problem = _undisturbed(profile, plan, cross_iteration, host_limit_bytes)
+        self.problem = _undisturbed(
+            profile, plan, cross_iteration, host_limit_bytes, splitting
+        )
         return self.problem
 
     def make_timed_problem(self) -> Problem:
@@ -199,7 +205,12 @@ class Guide:
         profile = dataclasses.replace(profile, operations=operations)
         before = self.problem
         self.problem = _undisturbed(
-            profile, self.plan, before.cross_iteration, before.host_limit_bytes
+            profile,
+            self.plan,
+            before.cross_iteration,
+            before.host_limit_bytes,
+            before.splitting,
+            before.parts,
         )
         return self.problem
 
@@ -210,7 +221,10 @@ class Guide:
             self.logs.clear()
             self.arena = None
             self.feedback = Feedback()
-        self.problem, self.plan = problem, plan
+        for part in plan.parts:
+            way = Way(part.cut, part.parts, part.exact)
+            self.ways[part.operation, part.function, part.name] = way
+        self.problem, self.plan = with_parts(problem, plan.parts), plan
         self.stage = Stage.GUIDED
         self.table = compile_plan(problem.profile, plan)
 
@@ -253,10 +267,12 @@ def _undisturbed(
     plan: Plan,
     cross_iteration: CrossIteration,
     host_limit_bytes: int | None,
+    splitting: Splitting,
+    parts: tuple[Part, ...] = (),
 ) -> Problem:
     """The problem without what the copies of the recorded plan cost compute."""
     crossed = decided_by(profile, plan)
-    problem = make_problem(profile, crossed, host_limit_bytes)
+    problem = make_problem(profile, crossed, host_limit_bytes, splitting, parts)
     decided = {storage.id for storage in problem.maps}
     followed = tuple(entry for entry in plan.maps if entry.storage in decided)
     plan = dataclasses.replace(plan, maps=followed)
@@ -269,7 +285,7 @@ def _undisturbed(
     if operations == profile.operations and crossed == cross_iteration:
         return problem
     profile = dataclasses.replace(profile, operations=operations)
-    return make_problem(profile, cross_iteration, host_limit_bytes)
+    return make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)
 
 
 def swap_everything(profile: Profile) -> Plan:

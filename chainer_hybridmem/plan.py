@@ -26,7 +26,8 @@ from chainer_hybridmem import files
 from chainer_hybridmem.profile import Profile
 
 FORMAT = 'chainer_hybridmem/plan'
-VERSION = 2
+VERSION = 3
+VERSION_WITHOUT_PARTS = 2  # still written where nothing runs in parts
 VERSION_WITHOUT_TIERS = 1  # still written where there is nothing else to say
 _FIGURES = (
     'memory_limit_bytes',
@@ -103,6 +104,27 @@ class Replay:
     frees: tuple[int, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One function that runs in parts; as in :class:`.profile.Split`.
+
+    Attributes:
+        operation (int): The operation it belongs to.
+        function (int): Which of its functions that have a rule.
+        name (str): The function's class.
+        cut (str): What is cut.
+        parts (int): Into how many.
+        exact (bool): Whether every bit is as if it were not cut.
+    """
+
+    operation: int
+    function: int
+    name: str
+    cut: str
+    parts: int
+    exact: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Decisions for one iteration and what they are predicted to cost.
@@ -122,6 +144,7 @@ class Plan:
         simulations (int): Candidates simulated.
         host_limit_bytes (int or None): Most bytes of host copies in RAM that it was
             made for; None is without a limit.
+        parts (tuple of Part): Functions that run in parts.
     """
 
     planner: str
@@ -137,6 +160,7 @@ class Plan:
     planning_seconds: float = 0.0
     simulations: int = 0
     host_limit_bytes: int | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def overhead(self) -> float:
@@ -175,17 +199,21 @@ class Plan:
         tiered = self.host_limit_bytes is not None or any(
             m.tier is not Tier.RAM for m in self.maps
         )
+        tiered = tiered or bool(self.parts)
         body = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ('maps', 'replays', 'host_limit_bytes')
+            if field.name not in ('maps', 'replays', 'host_limit_bytes', 'parts')
         }
         if tiered:
             body['host_limit_bytes'] = self.host_limit_bytes
         columns = None if tiered else -1  # the tier is the last one
         body['maps'] = [files.row(m)[:columns] for m in self.maps]
         body['replays'] = [files.row(r) for r in self.replays]
-        version = VERSION if tiered else VERSION_WITHOUT_TIERS
+        version = VERSION_WITHOUT_PARTS if tiered else VERSION_WITHOUT_TIERS
+        if self.parts:
+            version = VERSION
+            body['parts'] = [files.row(p) for p in self.parts]
         return json.dumps({'format': FORMAT, 'version': version, **body})
 
     @classmethod
@@ -196,7 +224,7 @@ class Plan:
             FormatError: If the text is not such a file.
         """
         body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_TIERS)
-        tiered = body['version'] == VERSION
+        tiered = body['version'] >= VERSION_WITHOUT_PARTS
         with files.reading('plan'):
             host_limit = body['host_limit_bytes'] if tiered else None
             rest = [] if tiered else [Tier.RAM.value]
@@ -214,6 +242,10 @@ class Plan:
                 planning_seconds=float(body['planning_seconds']),
                 simulations=int(body['simulations']),
                 host_limit_bytes=None if host_limit is None else int(host_limit),
+                parts=tuple(
+                    files.unrow(Part, row)
+                    for row in (body['parts'] if body['version'] == VERSION else ())
+                ),
             )
         limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
         for name in (*_FIGURES, *limited):

@@ -15,6 +15,7 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide
+from chainer_hybridmem.parts import EXACT, Splitting
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planners import make_plan
@@ -29,6 +30,7 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.simulation import Problem, simulate
+from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -52,6 +54,7 @@ class Wishes:
         feedback (bool or None): Whether late swap-ins move earlier.
         cross_iteration (bool or str): What else may leave.
         host_limit_bytes (int or None): Most bytes of RAM for host copies.
+        splitting (bool or str): Which functions may run in parts.
     """
 
     limit_bytes: int
@@ -62,6 +65,7 @@ class Wishes:
     feedback: bool | None
     cross_iteration: CrossIteration
     host_limit_bytes: int | None = None
+    splitting: Splitting = EXACT
 
     @property
     def feeds_back(self) -> bool:
@@ -101,7 +105,9 @@ class Planning:
     def plan(self, guide: Guide) -> None:
         """The first plan of a guide that has been profiled."""
         wishes = self.wishes
-        problem = guide.make_problem(wishes.cross_iteration, wishes.host_limit_bytes)
+        problem = guide.make_problem(
+            wishes.cross_iteration, wishes.host_limit_bytes, wishes.splitting
+        )
         self._observe(problem)
         guide.begin_placing()
         plan = self.make_plan(guide, problem, self.wishes.planner, self.wishes.options)
@@ -289,6 +295,7 @@ class Planning:
         """
 
         room_bytes = self._room(guide)
+        problem = fitted(problem, room_bytes)
 
         def make_plan_for(limit_bytes: int) -> Plan:
             return make_plan(problem, limit_bytes, planner, **options)

@@ -32,8 +32,9 @@ from typing import Any
 from chainer_hybridmem import files
 
 FORMAT = 'chainer_hybridmem/profile'
-VERSION = 4
-VERSION_WITHOUT_DISK = 3  # still written where there is no disk link
+VERSION = 5
+VERSION_WITHOUT_SPLITS = 4  # still written where no function can run in parts
+VERSION_WITHOUT_DISK = 3  # likewise, where there is no disk link either
 
 
 class Phase(enum.Enum):
@@ -214,6 +215,34 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """One way to run a function of an operation in parts, as tried when recording.
+
+    Attributes:
+        operation (int): The operation.
+        function (int): Which of its functions that have a rule.
+        name (str): The function's class.
+        cut (str): What is cut, such as ``'batch'``.
+        parts (int): Into how many.
+        exact (bool): Whether every bit is as if it were not cut.
+        first (int): The first storage that the function allocates.
+        temporaries (tuple of int): Storages that live only while it runs as a whole.
+        peak_bytes (int): Highest load in parts above the function's first moment,
+            what it leaves behind included.
+    """
+
+    operation: int
+    function: int
+    name: str
+    cut: str
+    parts: int
+    exact: bool
+    first: int
+    temporaries: tuple[int, ...]
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Link:
     """The path between device and host memory, measured while computing.
 
@@ -267,6 +296,8 @@ class Profile:
         device (dict): Name, kind and versions of where it was recorded.
         disk_link (Link or None): The path to the files of ``swap_dir``, where there
             is one.
+        splits (tuple of Split): Functions that could run in parts; those of one
+            function in the order in which they are tried.
     """
 
     operations: tuple[Operation, ...]
@@ -278,6 +309,7 @@ class Profile:
     link: Link
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
     disk_link: Link | None = None
+    splits: tuple[Split, ...] = ()
 
     @property
     def first_backward(self) -> int:
@@ -322,8 +354,11 @@ class Profile:
         }
         version = VERSION_WITHOUT_DISK
         if self.disk_link is not None:
-            version = VERSION
+            version = VERSION_WITHOUT_SPLITS
             body['disk_link'] = dataclasses.asdict(self.disk_link)
+        if self.splits:
+            version = VERSION
+            body['splits'] = [files.row(split) for split in self.splits]
         return json.dumps({'format': FORMAT, 'version': version, **body})
 
     @classmethod
@@ -335,7 +370,11 @@ class Profile:
         """
         body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_DISK)
         with files.reading('profile'):
-            disk = body['disk_link'] if body['version'] == VERSION else None
+            with_splits = body['version'] == VERSION
+            with_disk = body['version'] == VERSION_WITHOUT_SPLITS
+            if with_splits:
+                with_disk = 'disk_link' in body
+            disk = body['disk_link'] if with_disk else None
             profile = cls(
                 operations=tuple(
                     files.unrow(Operation, row) for row in body['operations']
@@ -348,6 +387,10 @@ class Profile:
                 link=_read_link(body['link']),
                 device=dict(body['device']),
                 disk_link=None if disk is None else _read_link(disk),
+                splits=tuple(
+                    files.unrow(Split, row)
+                    for row in (body['splits'] if with_splits else ())
+                ),
             )
         check_profile(profile)
         return profile
@@ -381,6 +424,7 @@ def check_profile(profile: Profile) -> None:
     _check_storages(profile)
     _check_events(profile)
     _check_recipes(profile)
+    _check_splits(profile)
     _check_link(profile.link)
     if profile.disk_link is not None:
         _check_link(profile.disk_link)
@@ -516,6 +560,37 @@ def _check_recipes(profile: Profile) -> None:
                     f'operation {recipe.operation} needs storage {source}, which '
                     f'is produced later: the dependencies have a cycle',
                 )
+
+
+def _check_splits(profile: Profile) -> None:
+    """What a function runs with is allocated in its operation, and freed there."""
+    n_ops, n_storages = len(profile.operations), len(profile.storages)
+    for split in profile.splits:
+        made = (split.first, *split.temporaries)
+        possible = 0 <= split.operation < n_ops and split.function >= 0
+        possible = possible and split.parts > 1 and bool(split.temporaries)
+        possible = possible and 0 <= split.peak_bytes < files.LARGEST_SIZE
+        if not possible or not all(0 <= s < n_storages for s in made):
+            raise files.broken('profile', f'{split} is out of range')
+        begin, end = span_of(profile, split.operation)
+        for s in made:
+            storage = profile.storages[s]
+            gone = s not in split.temporaries or begin <= storage.freed_at < end
+            if not (begin <= storage.allocated_at < end and gone):
+                raise files.broken(
+                    'profile',
+                    f'storage {s} lives from event {storage.allocated_at} to '
+                    f'{storage.freed_at}, but {split} is about events {begin} to {end}',
+                )
+
+
+def span_of(profile: Profile, operation: int) -> tuple[int, int]:
+    """Positions of an operation's events: the first, and the one after the last."""
+    operations = profile.operations
+    end = len(profile.events)
+    if operation + 1 < len(operations):
+        end = operations[operation + 1].first_event
+    return operations[operation].first_event, end
 
 
 def _check_link(link: Link) -> None:

@@ -54,6 +54,7 @@ from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
+from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -173,6 +174,7 @@ class Session(chainer.FunctionHook):
     """
 
     name = 'hybridmem'
+    tries_parts = False  # whether the profile tells what functions need in parts
 
     def __init__(
         self,
@@ -215,6 +217,7 @@ class Session(chainer.FunctionHook):
             feedback=feedback,
             cross_iteration=cross_iteration,
             host_limit_bytes=host_limit_bytes(host_limit, swap_dir),
+            splitting=check_splitting(splitting),
         )
         bandwidth = (
             None
@@ -239,7 +242,7 @@ class Session(chainer.FunctionHook):
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(self.device)
-        self._splitter = Splitter(self.device, check_splitting(splitting), self._tell)
+        self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
         self._planning = Planning(
             self.device,
             self._executor,
@@ -677,6 +680,8 @@ class Session(chainer.FunctionHook):
                 trial=self._guides.wants_trial(key) if self._tried else False,
                 draft=not self._tried,
             )
+            if self.tries_parts and self._recorder.trial:
+                self._splitter.trials = Trials(device, self._recorder)
             self._recorder.enter()
             if profiling and wishes.cross_iteration:
                 kept = self._owners().values()

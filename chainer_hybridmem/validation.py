@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 
 from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.parts import in_parts
 from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
 
@@ -34,6 +35,7 @@ def check_plan(
     Raises:
         PlanError: Naming the rule, the position and the values.
     """
+    profile = in_parts(profile, plan.parts)
     _check_order(profile, plan)
     _check_host(profile, plan, host_limit_bytes)
     _check_replays(profile, plan)

@@ -76,7 +76,7 @@ def test_numbers_of_actions_and_ratios() -> None:
 def test_another_format_and_version_are_refused_with_both_values() -> None:
     with pytest.raises(FormatError, match="'x/y'; 'chainer_hybridmem/plan' was"):
         read({**body(), 'format': 'x/y'})
-    with pytest.raises(FormatError, match=r'has version 0 .* reads versions 1 to 2'):
+    with pytest.raises(FormatError, match=r'has version 0 .* reads versions 1 to 3'):
         read({**body(), 'version': 0})
 
 

@@ -79,7 +79,7 @@ def test_another_format_and_version_are_refused_with_both_values() -> None:
         FormatError, match=r"'other/thing'; 'chainer_hybridmem/profile'"
     ):
         read({**body(), 'format': 'other/thing'})
-    with pytest.raises(FormatError, match=r'has version 99 .* reads versions 3 to 4'):
+    with pytest.raises(FormatError, match=r'has version 99 .* reads versions 3 to 5'):
         read({**body(), 'version': 99})
 
 

@@ -107,6 +107,14 @@ def above_zero(text: str) -> float:
     return number
 
 
+def splitting(text: str) -> bool | str:
+    """Turns an argument into what ``splitting`` is for :func:`make_problem`."""
+    values: dict[str, bool | str] = {'exact': 'exact', 'true': True, 'false': False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f'{text!r} is not one of {", ".join(values)}')
+    return values[text.lower()]
+
+
 class Limit:
     """A memory limit: a number of bytes, or a share of the in-core peak.
 
@@ -263,6 +271,19 @@ def add_host_limit(parser: Any) -> None:
         help='most RAM for host copies of what is swapped, such as 8GiB; the rest goes '
         'to the disk where there is one (--swap-dir of hybridmem profile), else no '
         'more is swapped; default: no limit',
+    )
+
+
+def add_splitting(parser: Any) -> None:
+    """Adds ``--splitting`` of the commands that plan."""
+    parser.add_argument(
+        '--splitting',
+        type=splitting,
+        default='exact',
+        metavar='{exact,true,false}',
+        help='which functions run in parts where they do not fit as a whole, as far as '
+        'the profile tells: those that keep every bit (exact, the default), also those '
+        'equal up to rounding (true), or none (false)',
     )
 
 

@@ -60,6 +60,7 @@ class CompareCommand(base.Command):
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
         base.add_host_limit(parser)
+        base.add_splitting(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -81,7 +82,9 @@ class CompareCommand(base.Command):
             canvas.check(args.output)
         planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
-        problems = read_problems(args.profiles, args.cross_iteration, args.host_limit)
+        problems = read_problems(
+            args.profiles, args.cross_iteration, args.host_limit, args.splitting
+        )
         cases = [
             Case(path, problem, limit)
             for path, problem in problems.items()
@@ -140,6 +143,7 @@ def read_problems(
     paths: Sequence[str],
     cross_iteration: bool | str = False,
     host_limit_bytes: int | None = None,
+    splitting: bool | str = 'exact',
 ) -> dict[str, Problem]:
     """The profiles, ready to be planned without compiling anything.
 
@@ -152,7 +156,7 @@ def read_problems(
 
     problems = {
         path: make_problem(
-            library.load_profile(path), cross_iteration, host_limit_bytes
+            library.load_profile(path), cross_iteration, host_limit_bytes, splitting
         )
         for path in paths
     }

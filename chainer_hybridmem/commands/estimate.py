@@ -53,6 +53,7 @@ class EstimateCommand(base.Command):
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
         base.add_cross_iteration(parser)
+        base.add_splitting(parser)
         parser.add_argument(
             '--largest',
             action='store_true',
@@ -145,7 +146,7 @@ class EstimateCommand(base.Command):
         )
         estimator = make_estimator(sampled, model, args)
         profile = estimator.profile(args.batchsize)
-        problem = make_problem(profile, args.cross_iteration)
+        problem = make_problem(profile, args.cross_iteration, splitting=args.splitting)
         limit_bytes = choose_limit(args.memory_limit, problem, estimator)
         if args.output is not None:
             library.save(problem.profile, args.output)
@@ -221,7 +222,11 @@ def summarise(
         rows.append(row)
     if largest:
         found = largest_batches(
-            estimator, limit_bytes, methods, problem.cross_iteration
+            estimator,
+            limit_bytes,
+            methods,
+            problem.cross_iteration,
+            problem.splitting,
         )
         for row in rows:
             row['largest_batchsize'] = found[row['planner']]
@@ -247,6 +252,7 @@ def largest_batches(
     limit_bytes: int,
     methods: Sequence[str],
     cross_iteration: bool | str = False,
+    splitting: bool | str = 'exact',
 ) -> dict[str, int]:
     """Largest batch size for which each planner finds a plan; 0 if there is none.
 
@@ -259,7 +265,9 @@ def largest_batches(
     from chainer_hybridmem.simulation import make_problem
 
     def problem(batchsize: int) -> Problem:
-        return make_problem(estimator.profile(batchsize), cross_iteration)
+        return make_problem(
+            estimator.profile(batchsize), cross_iteration, splitting=splitting
+        )
 
     def planned(planner: str, batchsize: int) -> bool:
         try:

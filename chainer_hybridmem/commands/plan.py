@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class PlanCommand(base.Command):
         base.add_time_budget(parser)
         base.add_cross_iteration(parser)
         base.add_host_limit(parser)
+        base.add_splitting(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         base.add_json(parser)
 
@@ -77,7 +79,9 @@ class PlanCommand(base.Command):
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         base.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
-        problem = make_problem(profile, args.cross_iteration, args.host_limit)
+        problem = make_problem(
+            profile, args.cross_iteration, args.host_limit, args.splitting
+        )
         figures.load_kernels(problem)
         plan = make_plan(
             problem, args.memory_limit.bytes_for(problem), planner, **options
@@ -137,10 +141,19 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
         **sizes,
         **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
         **figures.timeline_figures(simulate(problem, plan), LONGEST_STALLS),
+        **({'parts': _parts(problem, plan)} if plan.parts else {}),
         'options': plan.options,
         'memory_limit_bytes': plan.memory_limit_bytes,
         'in_core_peak_bytes': problem.in_core_peak_bytes,
     }
+
+
+def _parts(problem: Any, plan: Any) -> list[dict[str, Any]]:
+    operations = problem.profile.operations
+    return [
+        {'label': operations[part.operation].label, **dataclasses.asdict(part)}
+        for part in plan.parts
+    ]
 
 
 def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
@@ -168,6 +181,10 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     if 'crossing_bytes' in f:
         nbytes = format_bytes(f['crossing_bytes'])
         rows.append(('parameters and states', f'{nbytes} of what is swapped'))
+    if 'parts' in f:
+        inexact = sum(not part['exact'] for part in f['parts'])
+        count = f'{len(f["parts"])} functions / {inexact}'
+        rows.append(('run in parts, of these not exact', count))
     if f['options']:
         options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
         rows.append(('options', options))

@@ -107,11 +107,14 @@ class Training(NamedTuple):
 class RecordingSession(Session):
     """A session that keeps the problem it plans, whether a plan is found or not.
 
+    Its profile tells what functions would need in parts.
+
     Attributes:
         problem (Problem or None): The last one.
     """
 
     problem: Problem | None = None
+    tries_parts = True
 
     def observe_problem(self, problem: Problem) -> None:
         """See :class:`Session`."""

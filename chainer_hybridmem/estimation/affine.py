@@ -19,7 +19,7 @@ covers other functions in one sample than in the other counts as a whole forward
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
 
@@ -31,7 +31,8 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
     passing,
 )
-from chainer_hybridmem.profile import Operation, Profile, Recipe, Storage
+from chainer_hybridmem.parts import part_of
+from chainer_hybridmem.profile import Operation, Profile, Recipe, Split, Storage
 
 SMALL_BYTES = 4096
 """Below this the recorder takes a feature map for noise."""
@@ -99,7 +100,33 @@ class SamplePair:
             self._operation(a, b, batchsize)
             for a, b in zip(self.small.operations, profile.operations, strict=True)
         )
-        return dataclasses.replace(profile, operations=operations)
+        return dataclasses.replace(
+            profile,
+            operations=operations,
+            splits=tuple(self._splits(profile.splits, batchsize)),
+        )
+
+    def _splits(self, splits: Sequence[Split], batchsize: int) -> Iterator[Split]:
+        """Ways whose memory grows in the same way in both samples and beyond.
+
+        One that cuts the batch into unequal parts counts as for a batch of parts as
+        large as the largest.
+        """
+        before = {part_of(split): split.peak_bytes for split in self.small.splits}
+        for split in splits:
+            part, likened = part_of(split), batchsize
+            if part not in before:
+                continue
+            if split.cut != 'channels':
+                if any(b % split.parts for b in self.batchsizes):
+                    continue
+                # A matrix product of one sample alone may do without copies.
+                least = split.parts if split.exact else 2 * split.parts
+                if min(batchsize, *self.batchsizes) < least:
+                    continue
+                likened = -(-batchsize // split.parts) * split.parts
+            peak = self._bytes(before[part], split.peak_bytes, likened)
+            yield dataclasses.replace(split, peak_bytes=peak)
 
     def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
         if n1 == n2:

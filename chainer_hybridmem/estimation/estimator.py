@@ -175,7 +175,8 @@ class Estimator:
             if not im2col:
                 profile = lower_to_cudnn(profile, self.model.workspace_bytes)
             profile = time_model(profile, self.model.seconds, im2col)
-            profile = dataclasses.replace(profile, link=self.model.link)
+            # How functions run in parts is known of the recording's device only.
+            profile = dataclasses.replace(profile, link=self.model.link, splits=())
         return dataclasses.replace(
             profile,
             operations=tuple(

@@ -92,6 +92,15 @@ def assemble(
         recipes=tuple(_recipe(recipe, number) for recipe in recipes),
         initial_bytes=initial_bytes,
         graph_end_event=len(events) if graph_end < 0 else graph_end,
+        splits=tuple(
+            dataclasses.replace(
+                split,
+                first=number[split.first],
+                temporaries=tuple(number[s] for s in split.temporaries),
+            )
+            for split in profile.splits
+            if all(s in number for s in (split.first, *split.temporaries))
+        ),
     )
 
 

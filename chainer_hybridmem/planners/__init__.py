@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.parts import EXACT, Splitting
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import third_party
 from chainer_hybridmem.planners.autoswap import (
@@ -37,6 +38,7 @@ from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
 from chainer_hybridmem.planners.vdnn import vdnn_all, vdnn_conv
 from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
@@ -140,6 +142,7 @@ def make_plan(
     planner: str = DEFAULT,
     cross_iteration: CrossIteration = False,
     host_limit: int | str | None = None,
+    splitting: Splitting = EXACT,
     **options: Any,
 ) -> Plan:
     """Decides what happens to each feature map.
@@ -154,6 +157,9 @@ def make_plan(
         host_limit: Most bytes of RAM for host copies of what is swapped; the rest goes
             to the disk if the profile has a disk link, else it is kept or made
             again. None is no limit, or the problem's own.
+        splitting: Which functions may run in parts where an operation alone exceeds
+            the limit, and its profile knows how: ``'exact'``, True or False as in
+            :func:`chainer_hybridmem.optimize`. A problem has been asked already.
         options: Options of that planner.
 
     Returns:
@@ -168,23 +174,27 @@ def make_plan(
     function = function_of(planner)
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
-    problem = _problem_of(profile, cross_iteration)
+    problem = _problem_of(profile, cross_iteration, splitting)
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
         problem = with_host_limit(problem, host_limit_bytes)
+    problem = fitted(problem, limit_bytes)
     plan = function(problem, limit_bytes, **options)
     check_host(problem, plan)
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
         plan,
         options={**options, **plan.options},
+        parts=problem.parts,
         lower_bound_seconds=max(plan.lower_bound_seconds, bound),
     )
 
 
-def _problem_of(profile: Profile | Problem, cross_iteration: CrossIteration) -> Problem:
+def _problem_of(
+    profile: Profile | Problem, cross_iteration: CrossIteration, splitting: Splitting
+) -> Problem:
     if not isinstance(profile, Problem):
-        return make_problem(profile, cross_iteration)
+        return make_problem(profile, cross_iteration, splitting=splitting)
     if not crossing_of(cross_iteration) <= crossing_of(profile.cross_iteration):
         raise OptionError(
             f'cross_iteration is {cross_iteration!r}, but the problem was made without '

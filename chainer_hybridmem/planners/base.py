@@ -11,6 +11,7 @@ import numpy as np
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.units import format_bytes
@@ -201,6 +202,7 @@ class Search:
             planning_seconds=time.perf_counter() - self.started,
             simulations=self.simulations,
             host_limit_bytes=self.problem.host_limit_bytes,
+            parts=self.problem.parts,
         )
         check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
@@ -233,6 +235,7 @@ class Search:
             planning_seconds=time.perf_counter() - self.started,
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,
+            parts=problem.parts,
         )
 
 
@@ -273,9 +276,10 @@ def least_memory(problem: Problem) -> tuple[int, int]:
     """Smallest limit under which any plan exists, and the operation that sets it.
 
     Everything is swapped, released as soon as possible and brought back at
-    the last moment: what remains is what single operations need.
+    the last moment: what remains is what single operations need, in as many parts as
+    can be.
     """
-    search = Search(problem, 0)
+    search = Search(fitted(problem, 0), 0)
     candidate = search.evaluate(search.fill(SWAP))
     return candidate.peak_bytes, candidate.worst
 

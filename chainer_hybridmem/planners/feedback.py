@@ -167,7 +167,13 @@ def with_measured_link(
         link=_slowed(profile.link, *slower[Tier.RAM]),
         disk_link=None if disk is None else _slowed(disk, *slower[Tier.DISK]),
     )
-    return make_problem(profile, problem.cross_iteration, problem.host_limit_bytes)
+    return make_problem(
+        profile,
+        problem.cross_iteration,
+        problem.host_limit_bytes,
+        problem.splitting,
+        problem.parts,
+    )
 
 
 def _slowed(link: Link, out: float, back: float) -> Link:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from chainer_hybridmem.errors import FormatError, PlanError
+from chainer_hybridmem.parts import in_parts
 from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.pools.trace import Trace, check_trace
 from chainer_hybridmem.profile import Category, Profile, Storage
@@ -40,7 +41,7 @@ def planned_trace(profile: Profile, plan: Plan) -> Trace:
             f'profile {fingerprint}; plan again with `hybridmem plan`.'
         )
     check_plan(profile, plan)
-    return _Walk(profile, plan).run()
+    return _Walk(in_parts(profile, plan.parts), plan).run()
 
 
 def recorded_trace(profile: Profile) -> Trace:

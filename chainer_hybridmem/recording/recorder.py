@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import time
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chainer_hybridmem import graph
@@ -27,6 +28,7 @@ from chainer_hybridmem.profile import (
     Recipe,
     Slot,
     SlotKind,
+    Split,
     Storage,
 )
 from chainer_hybridmem.recompute import passes
@@ -84,6 +86,10 @@ class Recorder:
         draft (bool): Whether the iteration runs without any plan: then nothing
             is known about what the user holds, and everything counts as
             releasable after its last use.
+
+    Attributes:
+        spans (list): Functions tried in parts: raw events from when they begin to when
+            they end, and what was found out, storages missing.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class Recorder:
         )
         self._chains: list[tuple[Any, list[Any]]] = []
         self._walker: Any = Walker(device) if trial else None
+        self.spans: list[tuple[int, int, Sequence[Split]]] = []
         device.start_events()
         self.initial_bytes = device.used_bytes
 
@@ -394,7 +401,27 @@ class _Builder:
             graph_end_event=self.graph_end,
             link=link,
             device=description,
+            splits=tuple(self._splits()),
         )
+
+    def _splits(self) -> Iterator[Split]:
+        """Ways in parts that need less than the function as a whole."""
+        for first, end, tried in self.recorder.spans:
+            begin = bisect.bisect_left(self.kept, first)
+            events = self.events[begin : bisect.bisect_left(self.kept, end)]
+            freed = {-event - 1 for event in events if event < 0}
+            made = [event - 1 for event in events if event > 0]
+            passing = [s for s in made if s in freed]
+            load = peak = 0
+            for event in events:
+                nbytes = self.storages[abs(event) - 1].nbytes
+                load += nbytes if event > 0 else -nbytes
+                peak = max(peak, load)
+            for split in tried:
+                if split.peak_bytes < peak:
+                    yield dataclasses.replace(
+                        split, first=made[0], temporaries=tuple(passing)
+                    )
 
     def _sort_events(self) -> None:
         """Leaves out what the hooks themselves have allocated, and what they park."""
@@ -423,6 +450,7 @@ class _Builder:
             for step in self.steps
         ]
         self.first_event[0] = 0
+        self.kept = kept
         died = self.recorder._graph_end
         self.graph_end = len(kept) if died < 0 else bisect.bisect_left(kept, died)
 

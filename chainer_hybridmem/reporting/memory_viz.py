@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.measured import OPERATIONS, Measured
+from chainer_hybridmem.parts import in_parts
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.profile import Category, Profile
 from chainer_hybridmem.validation import _made_by, _Walk
@@ -68,7 +69,7 @@ def planned_snapshot(profile: Profile, plan: Plan) -> dict[str, Any]:
     Raises:
         PlanError: If the plan cannot be executed.
     """
-    log = _Log(profile, plan)
+    log = _Log(in_parts(profile, plan.parts), plan)
     log.run()
     return make_snapshot(log.events, profile.initial_bytes)
 

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.parts import EXACT, Splitting, check_splitting, in_parts
+from chainer_hybridmem.plan import Part, Plan
 from chainer_hybridmem.profile import (
     PERSISTENT,
     Category,
@@ -105,6 +106,9 @@ class Problem:
         in_core_seconds (float): Time of one iteration without any swap or recompute.
         host_limit_bytes (int or None): Most bytes of host copies in RAM; None is
             without a limit.
+        splitting (bool or str): Which functions plans may take in parts; as in
+            :func:`.check_splitting`.
+        parts (tuple of Part): Those that run in parts already.
         bounds (dict): Proven bounds found so far, by limit.
     """
 
@@ -119,6 +123,8 @@ class Problem:
     in_core_peak_bytes: int
     in_core_seconds: float
     host_limit_bytes: int | None = None
+    splitting: Splitting = EXACT
+    parts: tuple[Part, ...] = ()
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
@@ -183,6 +189,25 @@ def with_host_limit(problem: Problem, host_limit_bytes: int | None) -> Problem:
     )
 
 
+def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
+    """The same problem with these functions in parts, besides those that are.
+
+    Raises:
+        PlanError: If its profile does not know one of the parts.
+    """
+    if set(parts) <= set(problem.parts):
+        return problem
+    places = {(part.operation, part.function) for part in parts}
+    others = (p for p in problem.parts if (p.operation, p.function) not in places)
+    return make_problem(
+        problem.profile,
+        problem.cross_iteration,
+        problem.host_limit_bytes,
+        problem.splitting,
+        tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function))),
+    )
+
+
 def copy_seconds(
     problem: Problem, on_disk: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -198,6 +223,8 @@ def make_problem(
     profile: Profile,
     cross_iteration: CrossIteration = False,
     host_limit_bytes: int | None = None,
+    splitting: Splitting = EXACT,
+    parts: tuple[Part, ...] = (),
 ) -> Problem:
     """Derives the simulator's arrays from a profile.
 
@@ -208,13 +235,19 @@ def make_problem(
         host_limit_bytes: Most bytes of host copies in RAM; what is swapped beyond them
             goes to the disk if the profile has a disk link, else no plan may swap
             it. None is without a limit.
+        splitting: Which functions plans may take in parts where an operation does not
+            fit: ``'exact'``, True or False.
+        parts: Functions that run in parts.
 
     Raises:
         FormatError: If the profile contradicts itself.
-        OptionError: If ``cross_iteration`` or the limit cannot be.
+        OptionError: If ``cross_iteration``, ``splitting`` or the limit cannot be.
+        PlanError: If the profile does not know one of the parts.
     """
     crossing = crossing_of(cross_iteration)
+    check_splitting(splitting)
     check_profile(profile)
+    profile = in_parts(profile, parts)
     b0 = profile.first_backward
     maps = tuple(
         s
@@ -228,7 +261,7 @@ def make_problem(
     others = _made_twice(profile, planned.union(transients))
     items = (*(s.id for s in maps), *transients, *others)
     item_of = {storage: item for item, storage in enumerate(items)}
-    fixed_start, fixed_peak = _fixed_load(profile, planned)
+    fixed_start, fixed_peak, _ = fixed_load(profile, planned)
     recipes = _recipe_arrays(profile, item_of, planned.union(transients))
     storages = profile.storages
     producer = np.array([storages[i].producer for i in items], np.int64)
@@ -286,6 +319,8 @@ def make_problem(
         swap_in_seconds=in_seconds,
         in_core_peak_bytes=in_core_peak_bytes(profile),
         in_core_seconds=in_core_seconds,
+        splitting=splitting,
+        parts=parts,
     )
     return with_host_limit(problem, host_limit_bytes)
 
@@ -330,19 +365,26 @@ def _made_twice(profile: Profile, items: set[int]) -> list[int]:
     return sorted(made - items)
 
 
-def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.ndarray]:
+def fixed_load(
+    profile: Profile, planned: set[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Load of what a plan does not decide about, per operation.
 
     A planned map counts as fixed from its malloc to the end of the operation
     that produces it; from then on the plan decides. What the recording has
     swapped but the plan may not stays until the graph dies. What crosses
     iterations is never part of it.
+
+    Returns:
+        tuple of ndarray: Before each operation, highest while it runs, and the event
+        that makes it so high; -1 if none does.
     """
     operations, events = profile.operations, profile.events
     held = _held_by_graph(profile) - planned
     waiting = 0
     starts = np.zeros(len(operations), np.int64)
     peaks = np.zeros(len(operations), np.int64)
+    highest = np.full(len(operations), -1, np.int64)
     storages = profile.storages
     load = profile.initial_bytes - sum(
         storages[s].nbytes for s in planned if storages[s].persistent
@@ -367,10 +409,11 @@ def _fixed_load(profile: Profile, planned: set[int]) -> tuple[np.ndarray, np.nda
                 waiting += storage.nbytes
             else:
                 load += storage.nbytes if event > 0 else -storage.nbytes
-            peak = max(peak, load)
+            if load > peak:
+                peak, highest[op.index] = load, position
         peaks[op.index] = peak
         load -= born
-    return starts, peaks
+    return starts, peaks, highest
 
 
 def in_core_peak_bytes(profile: Profile) -> int:

@@ -17,13 +17,13 @@ import chainer
 from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.parts import EXACT, Splitting, check_splitting
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.sums import add_in_place
+from chainer_hybridmem.splitting.trials import Trials
 
-Splitting = bool | str
-EXACT = 'exact'
+__all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting', 'forward_again']
 IN_PLACE = Way('in place', 1, True)
 SUM = 'sum of gradients'
 Place = tuple[int, int, str]  # operation, which of its functions, class
@@ -32,19 +32,6 @@ _local = threading.local()  # the splitter of a thread
 _open: set[Splitter] = set()
 _chainers_sum = _backprop_utils._reduce
 _ran: weakref.WeakKeyDictionary[Any, Way] = weakref.WeakKeyDictionary()
-
-
-def check_splitting(splitting: Splitting) -> Splitting:
-    """Refuses what is neither a bool nor ``'exact'``.
-
-    Raises:
-        OptionError: With the value.
-    """
-    if isinstance(splitting, bool) or splitting == EXACT:
-        return splitting
-    raise OptionError(
-        f'splitting is {splitting!r}; True, False or {EXACT!r} is needed.'
-    )
 
 
 def forward_again(
@@ -77,6 +64,8 @@ class Splitter:
     Attributes:
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
+        trials (Trials or None): Finds out what functions of this iteration would need
+            in parts.
     """
 
     def __init__(
@@ -90,6 +79,7 @@ class Splitter:
         self._label = ''
         self.used: dict[Place, Way] = {}
         self.changed = False
+        self.trials: Trials | None = None
         self._refused = ''
 
     @property
@@ -112,11 +102,13 @@ class Splitter:
         self._known = known
         self.used = {}
         self.changed = False
+        self.trials = None
 
     def switch(self, known: dict[Place, Way]) -> None:
         """The iteration is of another kind, which begins in the same way."""
         known.update(self.used)
         self._known = known
+        self.trials = None
 
     def start_operation(self, k: int, label: str) -> None:
         """Functions to come belong to operation ``k``."""
@@ -192,6 +184,11 @@ class Splitter:
                 ways = iter(possible[possible.index(known) + 1 :])
             else:  # another iteration than the one it was found in
                 ways, way = iter(possible), None
+        trials = self.trials
+        if trials is not None and place[0] >= 0:
+            possible = list(ways)
+            ways = iter(possible)
+            trials.begin(function, inputs, possible, restore)
         while True:
             try:
                 outputs = self._try(function, inputs, way)
@@ -204,6 +201,8 @@ class Splitter:
             # Out here the failed forward's arrays are gone with its exception.
             restore()
             way = following
+        if trials is not None and place[0] >= 0:
+            trials.end(place)
         if way is not None:
             _ran[function] = way
             self._remember(place, way, way != known)

@@ -1,0 +1,176 @@
+"""Iterations recorded with plenty of memory, planned where only parts fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import networks  # imports chainer_hybridmem before chainer
+
+# isort: split
+import numpy as np
+import pytest
+
+from chainer_hybridmem import planning
+from chainer_hybridmem import session as session_module
+from chainer_hybridmem.devices import open_device
+from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.guide import Guide
+from chainer_hybridmem.parts import in_parts, part_of
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.bound import lower_bound
+from chainer_hybridmem.profile import Link
+from chainer_hybridmem.session import Session
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.splitting.trials import Trials
+from chainer_hybridmem.validation import check_plan
+
+PLENTY = 10**9
+LIMIT = 2_300_000  # the largest function needs 3.6 MB as a whole
+TIGHT_LIMIT = 1_300_000
+NEW_WAY = 'does not fit as a whole'
+
+
+@pytest.fixture(scope='module')
+def data():
+    return networks.batches(8)
+
+
+@pytest.fixture(scope='module')
+def recorded(data):
+    """Profile of an iteration that nothing has cut; with everything it computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, 'tries_parts', True)
+        outcome, session = networks.train(
+            networks.Everything, data, memory_limit=PLENTY, planner='swap-all'
+        )
+    assert session.statistics()['split'] == 0
+    return session.profile, outcome
+
+
+def test_trials_change_nothing(data, recorded):
+    expected, _ = networks.train(networks.Everything, data)
+    networks.assert_same(expected, recorded[1])
+
+
+def test_a_session_tries_nothing_by_itself(data):
+    _, session = networks.train(networks.Everything, data[:4], memory_limit=PLENTY)
+    assert session.profile is not None and not session.profile.splits
+
+
+def test_only_the_trial_iteration_tries(data, monkeypatch):
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return Trials(*arguments)
+
+    monkeypatch.setattr(Session, 'tries_parts', True)
+    monkeypatch.setattr(session_module, 'Trials', counted)
+    networks.train(
+        networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
+    )
+    assert len(made) == 1
+
+
+def test_every_way_in_a_profile_needs_less_than_the_whole(recorded):
+    profile, _ = recorded
+    several = {split.operation for split in profile.splits if split.function}
+    alone = [split for split in profile.splits if split.operation not in several]
+    assert {'Sigmoid', 'MaxPoolingND', 'BatchNormalizationGrad'} <= (
+        {split.name for split in alone}
+    )
+    for split in alone:
+        k = split.operation
+        cut = in_parts(profile, (part_of(split),)).operations[k]
+        assert cut.workspace_bytes < profile.operations[k].workspace_bytes
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+def test_a_plan_for_less_than_the_largest_function(recorded, planner):
+    profile, _ = recorded
+    with pytest.raises(InfeasibleError, match='The smallest limit that works is'):
+        make_plan(profile, LIMIT, planner, splitting=False)
+    plan = make_plan(profile, LIMIT, planner)
+    assert plan.parts and all(part.exact for part in plan.parts)
+    check_plan(profile, plan, LIMIT)
+    assert simulate(profile, plan).peak_bytes == plan.predicted_peak_bytes <= LIMIT
+    with pytest.raises(InfeasibleError):
+        make_plan(profile, TIGHT_LIMIT, planner)
+    plan = make_plan(profile, TIGHT_LIMIT, planner, splitting=True)
+    assert not all(part.exact for part in plan.parts)
+    check_plan(profile, plan, TIGHT_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ('limit', 'splitting'), [(LIMIT, 'exact'), (TIGHT_LIMIT, True)]
+)
+def test_a_session_finds_the_same_parts_and_peak(data, recorded, limit, splitting):
+    plan = make_plan(recorded[0], limit, 'swap-all', splitting=splitting)
+    _, session = networks.train(
+        networks.Everything,
+        data,
+        memory_limit=limit,
+        planner='swap-all',
+        splitting=splitting,
+    )
+    used = session._splitter.used
+    found = {(*place, way.cut, way.parts, way.exact) for place, way in used.items()}
+    planned = {
+        (p.operation, p.function, p.name, p.cut, p.parts, p.exact) for p in plan.parts
+    }
+    assert planned == found
+    assert plan.predicted_peak_bytes == session.statistics()['guided_peak_bytes']
+
+
+@pytest.mark.parametrize(
+    ('planner', 'limit', 'splitting'),
+    [('swap-all', LIMIT, 'exact'), ('hybrid', 1_500_000, True)],
+)
+def test_guided_iterations_begin_with_the_planned_parts(
+    data, recorded, monkeypatch, planner, limit, splitting
+):
+    def planned_for_less(session, problem):
+        session.wishes.limit_bytes = limit
+
+    monkeypatch.setattr(Session, 'tries_parts', True)
+    monkeypatch.setattr(Session, 'observe_problem', planned_for_less)
+    told = io.StringIO()
+    actual, session = networks.train(
+        networks.Everything,
+        data,
+        memory_limit=PLENTY,
+        planner=planner,
+        splitting=splitting,
+        progress=told,
+    )
+    # The device would have had room: nothing has failed, the plan alone wants parts.
+    assert NEW_WAY not in told.getvalue()
+    figures = session.statistics()
+    assert figures['split'] == len(session.plan.parts) > 0
+    assert figures['guided_peak_bytes'] == figures['predicted_peak_bytes'] <= limit
+    assert session._planned_guide().problem.parts == session.plan.parts
+    if splitting == 'exact':
+        networks.assert_same(recorded[1], actual)
+    else:
+        np.testing.assert_allclose(actual['losses'], recorded[1]['losses'], 1e-4)
+
+
+def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
+    slow = dataclasses.replace(recorded[0], link=Link(0.0, 1e6, 1e6), recipes=())
+    problem = make_problem(slow)
+    bound = lower_bound(fitted(problem, LIMIT), LIMIT).seconds
+    assert bound > lower_bound(problem, LIMIT).seconds
+
+    def smaller(problem, make_plan_for, *ignored, **options):
+        return make_plan_for(LIMIT - 1000), True
+
+    monkeypatch.setattr(planning, 'plan_with_arena', smaller)
+    device = open_device('cpu', PLENTY, None, None)
+    wishes = planning.Wishes(LIMIT, 'swap-all', {}, False, True, None, False)
+    maker = planning.Planning(device, None, wishes, print, print)
+    plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
+    device.close()
+    assert plan.memory_limit_bytes == LIMIT - 1000
+    assert plan.lower_bound_seconds == bound

@@ -1,0 +1,164 @@
+"""What functions would need in parts, tried one by one."""
+
+from __future__ import annotations
+
+import chainer_hybridmem  # noqa: F401 before chainer, which it makes importable
+
+# isort: split
+import numpy as np
+import pytest
+from chainer.functions.activation import sigmoid
+from chainer.functions.normalization import batch_normalization
+
+from chainer_hybridmem.devices import open_device
+from chainer_hybridmem.splitting import Splitter, rules
+from chainer_hybridmem.splitting.trials import Trials
+
+LIMIT = 10**8
+
+
+class Recording:
+    """Knows when trials run."""
+
+    def __init__(self):
+        self.spans = []
+        self.entered = []
+
+    def enter(self):
+        self.entered.append(True)
+
+    def leave(self):
+        self.entered.append(False)
+
+
+@pytest.fixture
+def device():
+    device = open_device('cpu', LIMIT, None, None)
+    device.install(lambda nbytes: None)
+    device.start_events()
+    yield device
+    device.uninstall()
+    device.close()
+
+
+@pytest.fixture
+def splitter(device):
+    splitter = Splitter(device, 'exact', lambda line: None)
+    splitter.begin({})
+    splitter.trials = Trials(device, Recording())
+    return splitter
+
+
+def run(splitter, k, function, *inputs):
+    """The outputs, and what has been found out about the function."""
+    splitter.start_operation(k, 'here')
+    splitter.prepare(function)
+    outputs = function.forward(inputs)
+    spans = splitter.trials._recording.spans
+    return outputs, spans[-1][2] if spans else None
+
+
+def test_the_load_of_every_way(splitter, device):
+    x = np.random.rand(16, 1000)
+    (expected,) = sigmoid.Sigmoid().forward((x,))
+    (y,), splits = run(splitter, 3, sigmoid.Sigmoid(), x)
+    assert y.tobytes() == expected.tobytes()
+    assert [(s.operation, s.function, s.name) for s in splits] == (
+        [(3, 0, 'Sigmoid')] * len(splits)
+    )
+    assert [s.parts for s in splits] == [2, 4, 8]  # at least two samples in each
+    assert all(s.cut == 'batch' and s.exact for s in splits)
+    loads = [s.peak_bytes for s in splits]
+    assert loads == sorted(loads, reverse=True)
+    assert loads[-1] >= y.nbytes
+    recording = splitter.trials._recording
+    assert recording.entered == [True, False]
+    first, end, _ = recording.spans[0]
+    assert end == device.event_count > first > 0
+    assert not splitter.used and not splitter.changed
+
+
+def test_more_parts_that_save_nothing_are_not_tried(splitter, monkeypatch):
+    tried = []
+    whole = rules.run
+
+    def forward(function, inputs, way):
+        tried.append(way.parts)
+        held = np.zeros(10**6)  # whatever the parts
+        outputs = whole(function, inputs, way)
+        del held
+        return outputs
+
+    monkeypatch.setattr(rules, 'run', forward)
+    run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(64, 10))
+    assert tried == [2, 4]
+
+
+def test_nothing_is_left_of_trials(splitter):
+    x = np.random.rand(4, 8, 5, 5)
+    gamma, beta = np.ones(8), np.zeros(8)
+    results = []
+    for trials in (splitter.trials, None):
+        splitter.trials = trials
+        mean, var = np.zeros(8), np.ones(8)
+        function = batch_normalization.BatchNormalization(mean=mean, var=var)
+        function._input_layouts = (None,) * 3
+        splitter.start_operation(0, 'here')
+        splitter.prepare(function)
+        (y,) = function.forward((x, gamma, beta))
+        results.append((y, mean, var, function.mean, function.inv_std))
+    for left, right in zip(*results, strict=True):
+        assert left.tobytes() == right.tobytes()
+
+
+def test_a_load_with_evictions_does_not_count(splitter, monkeypatch):
+    whole, others = rules.run, [np.zeros(10**5)]
+
+    def evicting(function, inputs, way):
+        others.clear()
+        return whole(function, inputs, way)
+
+    monkeypatch.setattr(rules, 'run', evicting)
+    _, splits = run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
+    assert [s.parts for s in splits] == [4, 8]  # the first one has evicted
+
+
+def test_ways_that_leave_more_behind_do_not_count(splitter, monkeypatch):
+    whole = rules.run
+
+    def padded(function, inputs, way):
+        (y,) = whole(function, inputs, way)
+        if way.parts == 2:
+            y = np.concatenate([y, y])[: len(y)]
+        return (y,)
+
+    monkeypatch.setattr(rules, 'run', padded)
+    _, splits = run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
+    assert [s.parts for s in splits] == [4, 8]
+
+
+def test_what_does_not_fit_is_left_out(splitter, device):
+    rest = np.zeros((LIMIT - device.used_bytes) // 8 - 45_000)
+    x = np.random.rand(16, 1000)
+    function = sigmoid.Sigmoid()
+    splitter.start_operation(0, 'here')
+    splitter.prepare(function)
+    (y,) = function.forward((x,))
+    splits = splitter.trials._recording.spans[-1][2]
+    assert y.shape == x.shape
+    assert 2 not in [s.parts for s in splits] and splits
+    del rest
+
+
+def test_operations_that_nobody_counts_are_not_tried(splitter):
+    run(splitter, -1, sigmoid.Sigmoid(), np.random.rand(16, 10))
+    recording = splitter.trials._recording
+    assert not recording.spans and not recording.entered
+
+
+def test_another_kind_of_iteration_ends_the_trials(splitter):
+    splitter.switch({})
+    assert splitter.trials is None
+    splitter.trials = Trials(splitter._device, Recording())
+    splitter.begin({})
+    assert splitter.trials is None
