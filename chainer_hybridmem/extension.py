@@ -9,6 +9,7 @@ from chainer.training import extension
 
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.execution.verifier import iterations_of
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import (
     Session,
@@ -48,6 +49,7 @@ class HybridMemory(extension.Extension):
         cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         host_limit: As in :func:`chainer_hybridmem.optimize`.
         disk_bandwidth: As in :func:`chainer_hybridmem.optimize`.
+        verify: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -79,12 +81,14 @@ class HybridMemory(extension.Extension):
         cross_iteration: CrossIteration = False,
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
+        verify: bool | int = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         crossing_of(cross_iteration)
+        iterations_of(verify)
         parse_bytes(memory_limit, 'memory_limit')
         host_limit_bytes(host_limit, swap_dir)
         if link_bandwidth is not None:
@@ -106,6 +110,7 @@ class HybridMemory(extension.Extension):
             'cross_iteration': cross_iteration,
             'host_limit': host_limit,
             'disk_bandwidth': disk_bandwidth,
+            'verify': verify,
             **options,
         }
 

@@ -28,6 +28,12 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.verifier import (
+    Followed,
+    Verdict,
+    Verification,
+    iterations_of,
+)
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
@@ -74,6 +80,7 @@ def optimize(
     host_limit: int | str | None = None,
     disk_bandwidth: float | str | None = None,
     splitting: Splitting = EXACT,
+    verify: bool | int = False,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -107,6 +114,8 @@ def optimize(
         splitting: Whether a function that does not fit as a whole runs in parts:
             ``'exact'`` where that keeps every bit, True also where results are then
             equal up to rounding only, False never; see docs/splitting.md.
+        verify: How many of the first guided iterations are checked bit by bit; True:
+            three. See docs/reliability-verify.md.
         options: Options of the planner.
 
     Returns:
@@ -132,6 +141,7 @@ def optimize(
         host_limit,
         disk_bandwidth,
         splitting,
+        verify,
     )
 
 
@@ -178,6 +188,7 @@ class Session(chainer.FunctionHook):
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
         splitting: Splitting = EXACT,
+        verify: bool | int = False,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -186,6 +197,7 @@ class Session(chainer.FunctionHook):
         self.model = model
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
+        verified_iterations = iterations_of(verify)
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
@@ -229,6 +241,12 @@ class Session(chainer.FunctionHook):
             self.device, self._executor, self.wishes, self._tell, self.observe_problem
         )
         self._history = History(self.device)
+        self._verification = Verification(
+            self.device,
+            model,
+            verified_iterations,
+            lambda: Followed(self.profile, self.plan),
+        )
         self._guides = Guides()
         self._guide: Guide | None = None  # None: nobody knows this iteration
         self._recorder: Recorder | None = None
@@ -538,6 +556,7 @@ class Session(chainer.FunctionHook):
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
         self._stop_observing()
+        self._executor.verifier = None
         self._depth, self._started = 0, False
 
     def _start_operation(self, k: int, key: Key) -> None:
@@ -636,9 +655,13 @@ class Session(chainer.FunctionHook):
             if profiling and wishes.cross_iteration:
                 kept = self._owners().values()
                 self._executor.park(o for o in kept if isinstance(o, StateOwner))
+        self._executor.verifier = None
         if guide is None or profiling:
             return
-        free = self._recorder is None and self._history.entries  # not the very first
+        if self._recorder is None:
+            self._executor.verifier = self._verification.begin()
+        may_log = self._recorder is None and self.iterations > 0  # not the very first
+        free = may_log and self._executor.verifier is None  # else it takes longer
         if free and guide.wants_times:
             self._planning.stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(device)
@@ -649,7 +672,7 @@ class Session(chainer.FunctionHook):
         elif free and guide.timed and wishes.feeds_back:
             self._lateness = self._executor.observer = Lateness(device)
         if wishes.arena:
-            self._begin_placing(guide, may_log=bool(free) and self._tracer is None)
+            self._begin_placing(guide, may_log=may_log and self._tracer is None)
 
     def _stop_observing(self) -> None:
         """Nothing is found out about this iteration."""
@@ -971,14 +994,19 @@ class Session(chainer.FunctionHook):
 
     def _add_to_history(self, seconds: float) -> None:
         guide = self._guide
+        guided = guide is not None and guide.stage is Stage.GUIDED
+        verifier, self._executor.verifier = self._executor.verifier, None
         entry = self._history.add(
             seconds,
             self._executor.counters,
             None if guide is None else guide.plan,
-            guide is not None and guide.stage is Stage.GUIDED,
+            guided,
             self._foreign_bytes,
             self._splitter,
+            guided and verifier is not None,
         )
+        if guided and verifier is not None:
+            self._verification.count(verifier)
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '
             f'peak {format_bytes(entry["peak_bytes"])}'
@@ -1009,9 +1037,14 @@ class Session(chainer.FunctionHook):
             self.wishes, self.state, self._planned_guide(), self.deviations
         )
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the iterations verified so far; None before the first."""
+        return self._verification.verdict
+
     def report(self) -> str:
         """The statistics as a table for people."""
-        return session_report(self.statistics(), self.plan, self.profile)
+        return session_report(self.statistics(), self.plan, self.profile, self.verdict)
 
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""
