@@ -658,8 +658,7 @@ class Session(chainer.FunctionHook):
         self._executor.verifier = None
         if guide is None or profiling:
             return
-        if self._recorder is None:
-            self._executor.verifier = self._verification.begin()
+        self._executor.verifier = self._verification.begin()
         may_log = self._recorder is None and self.iterations > 0  # not the very first
         free = may_log and self._executor.verifier is None  # else it takes longer
         if free and guide.wants_times:
