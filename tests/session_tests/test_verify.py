@@ -433,3 +433,17 @@ def test_what_is_copied_is_no_allocation_of_the_session(device):
     before = device.used_bytes
     checks.backward_runs([live])
     assert checks._final and device.peak_bytes == before
+
+
+def test_what_could_not_leave_may_change_until_it_does(device):
+    """The host had no room for it the first time."""
+    array = np.ones(5000, np.float32)
+    variable, live, checks = retained(device, array)
+    node = variable.node  # keeps the graph
+    del variable
+    checks.leaves(live)
+    array[...] = 2
+    checks.leaves(live)
+    checks.backward_runs([live])
+    checks.reads(1, Negate(), [live])
+    assert live in checks._compared and (node._data == 2).all()
