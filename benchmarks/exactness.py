@@ -24,6 +24,7 @@ import numpy as np
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.planners import PLANNERS
+from chainer_hybridmem.snapshots import snapshot
 
 LINK = 150e6  # bytes per second, each way
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -37,16 +38,8 @@ MAY_NOT_FIT += ('checkpoint-speed', 'checkpoint-dp', 'checkpoint-dp-exact')
 
 def digest(training: common.Training) -> str:
     """Hash over everything an iteration may change."""
-    result = hashlib.sha256(np.float64(training.losses[-1]).tobytes())
-    for name, parameter in sorted(training.model.namedparams()):
-        result.update(name.encode())
-        result.update(np.ascontiguousarray(parameter.array))
-        result.update(np.ascontiguousarray(parameter.grad))
-    for name, link in sorted(training.model.namedlinks()):
-        for persistent in sorted(link._persistent):
-            result.update(f'{name}.{persistent}'.encode())
-            result.update(np.ascontiguousarray(getattr(link, persistent)))
-    return result.hexdigest()
+    everything = snapshot(training.model, np.float64(training.losses[-1]))
+    return hashlib.sha256(repr(everything).encode()).hexdigest()
 
 
 def random_state() -> str:

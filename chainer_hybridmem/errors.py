@@ -42,6 +42,10 @@ class PlannerError(PlanError):
     """A planner of another package fails, or returns what is no plan."""
 
 
+class VerificationError(HybridMemoryError, RuntimeError):
+    """An iteration that is verified is not what it would be in-core."""
+
+
 class SwapStoreError(HybridMemoryError, OSError):
     """The place where swapped feature maps live cannot be used."""
 

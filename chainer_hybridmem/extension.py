@@ -9,6 +9,7 @@ from chainer.training import extension
 
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.execution.verifier import iterations_of
 from chainer_hybridmem.plan_cache import Folder, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import (
@@ -18,6 +19,7 @@ from chainer_hybridmem.session import (
     optimize,
 )
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.splitting import EXACT, Splitting, check_splitting
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 # Figures of the last iteration that are reported as observations.
@@ -49,7 +51,9 @@ class HybridMemory(extension.Extension):
         cross_iteration: As in :func:`chainer_hybridmem.optimize`.
         host_limit: As in :func:`chainer_hybridmem.optimize`.
         disk_bandwidth: As in :func:`chainer_hybridmem.optimize`.
+        splitting: As in :func:`chainer_hybridmem.optimize`.
         cache_dir: As in :func:`chainer_hybridmem.optimize`.
+        verify: As in :func:`chainer_hybridmem.optimize`.
         options: Options of the planner.
 
     Raises:
@@ -81,13 +85,16 @@ class HybridMemory(extension.Extension):
         cross_iteration: CrossIteration = False,
         host_limit: int | str | None = None,
         disk_bandwidth: float | str | None = None,
+        splitting: Splitting = EXACT,
         cache_dir: Folder | None = None,
+        verify: bool | int = False,
         **options: Any,
     ) -> None:
         check_options(check_name(planner), options)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         crossing_of(cross_iteration)
+        iterations_of(verify)
         parse_bytes(memory_limit, 'memory_limit')
         host_limit_bytes(host_limit, swap_dir)
         if link_bandwidth is not None:
@@ -111,7 +118,9 @@ class HybridMemory(extension.Extension):
             'cross_iteration': cross_iteration,
             'host_limit': host_limit,
             'disk_bandwidth': disk_bandwidth,
+            'splitting': check_splitting(splitting),
             'cache_dir': cache_dir,
+            'verify': verify,
             **options,
         }
 

@@ -42,6 +42,7 @@ class History:
         guided: bool,
         foreign_bytes: int,
         splitter: Splitter,
+        verified: bool,
     ) -> Entry:
         """An iteration has ended.
 
@@ -53,12 +54,14 @@ class History:
             foreign_bytes: What the program held when it began, beyond what it
                 held when the plan's profile was recorded.
             splitter: Knows which functions have run in parts.
+            verified: Whether every bit was checked, which takes its time.
         """
         device = self._device
         placed, pool = device.place_figures(), device.pool_figures()
         before, self._placed_before = self._placed_before, placed
         entry = {
             'guided': float(guided),
+            'verified': float(verified),
             'host_bytes': device.host_bytes,
             'disk_bytes': device.disk_bytes,
             'plan': plan,
@@ -84,6 +87,7 @@ class History:
     def guided(self, plan: Plan | None) -> list[Entry]:
         """Iterations that have followed a plan; any plan, as long as there is none."""
         guided = [e for e in self.entries if e['guided']]
+        guided = [e for e in guided if not e['verified']] or guided
         return [e for e in guided if e['plan'] is plan] or guided
 
     def statistics(
@@ -115,6 +119,7 @@ class History:
             'planner': wishes.planner,
             'iterations': len(self.entries),
             'guided_iterations': sum(bool(e['guided']) for e in self.entries),
+            'verified_iterations': sum(bool(e['verified']) for e in self.entries),
             'deviations': differed,
             'limit_bytes': wishes.limit_bytes,
             'peak_bytes': int(max((e['peak_bytes'] for e in self.entries), default=0)),

@@ -28,6 +28,12 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.verifier import (
+    Followed,
+    Verdict,
+    Verification,
+    iterations_of,
+)
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
@@ -83,6 +89,7 @@ def optimize(
     disk_bandwidth: float | str | None = None,
     splitting: Splitting = EXACT,
     cache_dir: Folder | None = None,
+    verify: bool | int = False,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -119,6 +126,8 @@ def optimize(
         cache_dir: Folder in which plans are kept, so that the next process that trains
             the same iterations under the same circumstances follows them from its
             first one; see docs/iterations.md.
+        verify: How many of the first guided iterations are checked bit by bit; True:
+            three. See docs/reliability.md.
         options: Options of the planner.
 
     Returns:
@@ -146,6 +155,7 @@ def optimize(
         disk_bandwidth,
         splitting,
         cache_dir,
+        verify,
     )
 
 
@@ -194,6 +204,7 @@ class Session(chainer.FunctionHook):
         disk_bandwidth: float | str | None = None,
         splitting: Splitting = EXACT,
         cache_dir: Folder | None = None,
+        verify: bool | int = False,
     ) -> None:
         if not isinstance(model, chainer.Link):
             raise OptionError(
@@ -202,6 +213,7 @@ class Session(chainer.FunctionHook):
         self.model = model
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
+        verified_iterations = iterations_of(verify)
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
@@ -258,6 +270,12 @@ class Session(chainer.FunctionHook):
             )
         self._cached = 0  # guides that earlier runs have made
         self._history = History(self.device)
+        self._verification = Verification(
+            self.device,
+            model,
+            verified_iterations,
+            lambda: Followed(self.profile, self.plan),
+        )
         self._guides = Guides()
         self._guide: Guide | None = None  # None: nobody knows this iteration
         self._recorder: Recorder | None = None
@@ -587,6 +605,7 @@ class Session(chainer.FunctionHook):
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
         self._stop_observing()
+        self._executor.verifier = None
         self._depth, self._started = 0, False
 
     def _start_operation(self, k: int, key: Key) -> None:
@@ -686,9 +705,12 @@ class Session(chainer.FunctionHook):
             if profiling and wishes.cross_iteration:
                 kept = self._owners().values()
                 self._executor.park(o for o in kept if isinstance(o, StateOwner))
+        self._executor.verifier = None
         if guide is None or profiling:
             return
-        free = self._recorder is None and self._history.entries  # not the very first
+        self._executor.verifier = self._verification.begin()
+        may_log = self._recorder is None and self.iterations > 0  # not the very first
+        free = may_log and self._executor.verifier is None  # else it takes longer
         if free and guide.wants_times:
             self._planning.stop_improving()  # its thread would disturb the times
             self._stopwatch = Stopwatch(device)
@@ -699,7 +721,7 @@ class Session(chainer.FunctionHook):
         elif free and guide.timed and wishes.feeds_back:
             self._lateness = self._executor.observer = Lateness(device)
         if wishes.arena:
-            self._begin_placing(guide, may_log=bool(free) and self._tracer is None)
+            self._begin_placing(guide, may_log=may_log and self._tracer is None)
 
     def _stop_observing(self) -> None:
         """Nothing is found out about this iteration."""
@@ -1037,14 +1059,19 @@ class Session(chainer.FunctionHook):
 
     def _add_to_history(self, seconds: float) -> None:
         guide = self._guide
+        guided = guide is not None and guide.stage is Stage.GUIDED
+        verifier, self._executor.verifier = self._executor.verifier, None
         entry = self._history.add(
             seconds,
             self._executor.counters,
             None if guide is None else guide.plan,
-            guide is not None and guide.stage is Stage.GUIDED,
+            guided,
             self._foreign_bytes,
             self._splitter,
+            guided and verifier is not None,
         )
+        if guided and verifier is not None:
+            self._verification.count(verifier)
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '
             f'peak {format_bytes(entry["peak_bytes"])}'
@@ -1076,9 +1103,14 @@ class Session(chainer.FunctionHook):
         )
         return {**figures, 'cached': self._cached}
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the iterations verified so far; None before the first."""
+        return self._verification.verdict
+
     def report(self) -> str:
         """The statistics as a table for people."""
-        return session_report(self.statistics(), self.plan, self.profile)
+        return session_report(self.statistics(), self.plan, self.profile, self.verdict)
 
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""

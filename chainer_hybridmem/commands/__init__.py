@@ -30,6 +30,7 @@ from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
+from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.errors import HybridMemoryError
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
@@ -44,6 +45,7 @@ COMMANDS: tuple[type[Command], ...] = (
     InferenceCommand,
     TraceCommand,
     ShowCommand,
+    VerifyCommand,
     DoctorCommand,
 )
 

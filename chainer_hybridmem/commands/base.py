@@ -214,6 +214,33 @@ def add_recording_device(
     group.add_argument(name, choices=choices, default=default, help=help)
 
 
+def add_memory(group: Any) -> None:
+    """Adds the options that say what a network is trained in."""
+    add_limit(group, size)
+    add_recording_device(
+        group, '--device', 'default auto: cuda where there is a GPU', 'auto'
+    )
+    group.add_argument(
+        '--link-bandwidth',
+        type=bandwidth,
+        metavar='RATE',
+        help='slow swapping down, such as 2GB/s; default as it is',
+    )
+    group.add_argument(
+        '--swap-dir',
+        metavar='FOLDER',
+        help='swap to files in this folder, not to RAM; with --host-limit, what '
+        'RAM has no room for',
+    )
+    add_host_limit(group)
+    group.add_argument(
+        '--disk-bandwidth',
+        type=bandwidth,
+        metavar='RATE',
+        help='slow copies to and from --swap-dir down, such as 200MB/s',
+    )
+
+
 def add_sample_batches(group: Any) -> None:
     """Adds the option that names the batch sizes to record."""
     group.add_argument(

@@ -28,7 +28,7 @@ class ProfileCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
         base.add_network(parser.add_argument_group('network'))
-        self._add_memory(parser.add_argument_group('memory'))
+        base.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--iterations',
             type=base.positive,
@@ -39,31 +39,6 @@ class ProfileCommand(base.Command):
             '-o', '--output', metavar='FILE', required=True, help='where to save it'
         )
         base.add_json(parser)
-
-    def _add_memory(self, group: Any) -> None:
-        base.add_limit(group, base.size)
-        base.add_recording_device(
-            group, '--device', 'default auto: cuda where there is a GPU', 'auto'
-        )
-        group.add_argument(
-            '--link-bandwidth',
-            type=base.bandwidth,
-            metavar='RATE',
-            help='slow swapping down, such as 2GB/s; default as it is',
-        )
-        group.add_argument(
-            '--swap-dir',
-            metavar='FOLDER',
-            help='swap to files in this folder, not to RAM; with --host-limit, what '
-            'RAM has no room for',
-        )
-        base.add_host_limit(group)
-        group.add_argument(
-            '--disk-bandwidth',
-            type=base.bandwidth,
-            metavar='RATE',
-            help='slow copies to and from --swap-dir down, such as 200MB/s',
-        )
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""

@@ -92,8 +92,8 @@ class Training(NamedTuple):
     optimizer: Any
     examples: tuple[np.ndarray, ...]
 
-    def step(self) -> None:
-        """Trains one iteration.
+    def step(self) -> Any:
+        """Trains one iteration; returns the array of the loss.
 
         The batch is made anew, as Chainer's updaters do, so that it counts.
         """
@@ -102,6 +102,7 @@ class Training(NamedTuple):
         self.model.cleargrads()
         loss.backward()
         self.optimizer.update()
+        return loss.array
 
 
 class RecordingSession(Session):
@@ -170,7 +171,7 @@ def record(
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise _explained(network, error) from error
+        raise explained(network, error) from error
 
 
 def record_inference(network: Network, device: chainer.backend.Device) -> Profile:
@@ -187,7 +188,7 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise _explained(network, error, 'run') from error
+        raise explained(network, error, 'run') from error
 
 
 def choose_device(name: str) -> chainer.backend.Device:
@@ -252,7 +253,7 @@ def _run(
     )
 
 
-def _explained(
+def explained(
     network: Network, error: Exception, done: str = 'trained'
 ) -> HybridMemoryError:
     """What Chainer, NumPy or the user's own class raised, in one line."""

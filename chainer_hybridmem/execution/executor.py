@@ -61,6 +61,7 @@ from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import passes
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.execution.verifier import Verifier
     from chainer_hybridmem.recording.observer import Observer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
@@ -120,6 +121,7 @@ class Executor:
         self.minimum_map_bytes = minimum_map_bytes
         self.counters = Counters()
         self.observer: Observer | None = None
+        self.verifier: Verifier | None = None
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -323,7 +325,7 @@ class Executor:
         for actions, act in (
             (table.swap_outs, self._start_swap_out),
             (table.releases, self._release),
-            (table.drops, LiveMap.drop),
+            (table.drops, self._let_go),
         ):
             for position in sorted(p for p in actions if p < k):
                 for storage in actions[position]:
@@ -501,6 +503,8 @@ class Executor:
                 live.outlives = True
         if maps:
             self._by_function[function] = maps
+        if self.verifier is not None:
+            self.verifier.made(maps)
 
     def _keep_leaves(self, function: Any) -> None:
         """Running statistics that a function reads: the next forward changes them."""
@@ -522,6 +526,8 @@ class Executor:
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
         self._stuck.clear()
+        if self.verifier is not None:
+            self.verifier.backward_runs(self._by_allocation.values())
         if self._table is not None:
             self._act(k)
         for node in function.inputs if self._parameters else ():
@@ -539,6 +545,8 @@ class Executor:
             self._prefetch(self._serials.get(function, -1))
             self.device.reset_window()
             self._load_before = self.device.used_bytes
+        if self.verifier is not None:
+            self.verifier.reads(k, function, self.maps_of(function))
 
     def after_backward(self, k: int, function: Any) -> None:
         """After backward operation k: drops what is not needed any more.
@@ -546,6 +554,8 @@ class Executor:
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
+        if self.verifier is not None:
+            self.verifier.has_read(k, function, self.maps_of(function))
         serial = self._serials.get(function, -1)
         for live in self.maps_of(function):
             live.uses.discard(serial)
@@ -614,7 +624,12 @@ class Executor:
                 kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
                 self.observer.wait(kind, live.storage, live.drop)
             else:
-                live.drop()
+                self._let_go(live)
+
+    def _let_go(self, live: LiveMap) -> None:
+        if self.verifier is not None:
+            self.verifier.leaves(live)
+        live.drop()
 
     def _maker(self, reference: graph.SlotRef) -> Any:
         """The function that makes an array again exactly, if there is one."""
@@ -635,6 +650,8 @@ class Executor:
         return not live.transfer.done()
 
     def _start_swap_out(self, live: LiveMap) -> int:
+        if self.verifier is not None:
+            self.verifier.leaves(live)
         nbytes = live.start_swap_out()
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-out', live.storage, live.transfer.span())
@@ -725,11 +742,16 @@ class Executor:
         functions = [reference and reference() for reference in covered]
         for other in (*functions, function):
             self._refuse_updated(other)
-        if recipe.covers:
-            return passes.run([*functions, function], self._materialise)
-        inputs = tuple(self._materialise(node) for node in function.inputs)
-        self._bring_back(function, recipe.attributes)
-        return graph.replay(before, function, recipe.attributes, inputs, self.device)
+        verifier = self.verifier
+        again = [*functions, function]
+        with verifier.replay(again) if verifier else contextlib.nullcontext():
+            if recipe.covers:
+                return passes.run(again, self._materialise)
+            inputs = tuple(self._materialise(node) for node in function.inputs)
+            self._bring_back(function, recipe.attributes)
+            return graph.replay(
+                before, function, recipe.attributes, inputs, self.device
+            )
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
@@ -928,7 +950,7 @@ class Executor:
         """Drops a map that the host has no room for, if it can be made again."""
         stays = live.state is State.RESIDENT and live.copy is None
         if stays and any(self._maker(slot) is not None for slot in live.slots):
-            live.drop()
+            self._let_go(live)
 
     def _take_stock(self) -> Shortage:
         resident = [

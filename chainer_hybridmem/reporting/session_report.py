@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from chainer_hybridmem.execution.verifier import Verdict
+
 
 def session_report(
-    statistics: dict[str, Any], plan: Plan | None, profile: Profile | None
+    statistics: dict[str, Any],
+    plan: Plan | None,
+    profile: Profile | None,
+    verdict: Verdict | None = None,
 ) -> str:
     """Formats a session's statistics as a table.
 
@@ -18,6 +24,7 @@ def session_report(
         statistics: From ``Session.statistics()``.
         plan: The plan followed; None if there is none yet.
         profile: The profile it was made from.
+        verdict: Of the iterations that were verified.
 
     Returns:
         str: Several lines, the last without a line break.
@@ -59,6 +66,14 @@ def session_report(
         rows.append(('evicted / iteration, not planned', str(s['evictions'])))
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
+    if verdict is not None:
+        rows.append(
+            (
+                'verified',
+                f'{verdict.iterations} iterations, {verdict.maps} maps, '
+                f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
+            )
+        )
     width = max(len(name) for name, _ in rows)
     title = f'chainer_hybridmem, planner {s["planner"]}'
     lines = [title, '-' * len(title)]

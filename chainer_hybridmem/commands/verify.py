@@ -1,0 +1,254 @@
+"""``hybridmem verify``: trains twice from one seed and compares every bit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.commands import base
+from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.reporting.tables import table
+from chainer_hybridmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.recording import Memory, Network, Training
+    from chainer_hybridmem.session import Session
+    from chainer_hybridmem.snapshots import Snapshot
+
+ITERATIONS = 10
+IN_CORE = 'in-core'
+
+
+class VerifyCommand(base.Command):
+    """Trains an architecture twice from the same seed and compares every bit.
+
+    Once in a memory limit, and once as plain Chainer (in-core) or, where that does
+    not fit, with a second planner. Losses, gradients, parameters, optimizer states,
+    persistent arrays and the random state are compared after every iteration;
+    what backward reads is checked, too. Exit status 1 if anything differs.
+    """
+
+    name = 'verify'
+    help = 'train twice, limited and in-core, and compare every bit'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        base.add_network(parser.add_argument_group('network'))
+        base.add_memory(parser.add_argument_group('memory'))
+        parser.add_argument(
+            '--planner', metavar='NAME', help='default: that of optimize()'
+        )
+        parser.add_argument(
+            '--against',
+            default=IN_CORE,
+            metavar='NAME',
+            help=f'{IN_CORE} (the default: plain Chainer, no limit), or another '
+            'planner in the same limit',
+        )
+        parser.add_argument(
+            '--iterations',
+            type=base.positive,
+            default=ITERATIONS,
+            help='how many; the first ones only record, the others follow the plan; '
+            f'default {ITERATIONS}',
+        )
+        base.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.planners import DEFAULT, check_name
+
+        planner, against = check_name(args.planner or DEFAULT), check_name(args.against)
+        if planner == against:
+            raise OptionError(
+                f'{planner} would be compared with itself; name another planner with '
+                f'--planner or --against.'
+            )
+        base.check_output(args.json)
+        base.import_chainer()
+        from chainer_hybridmem.commands import recording
+
+        network = recording.Network(
+            args.arch, args.batchsize, args.insize, args.n_class
+        )
+        memory = recording.Memory(
+            args.memory_limit,
+            args.device,
+            args.link_bandwidth,
+            args.swap_dir,
+            args.host_limit,
+            args.disk_bandwidth,
+        )
+        limited = train(network, memory, args.iterations, planner)
+        other = train(
+            network, memory, args.iterations, None if against == IN_CORE else against
+        )
+        figures = compare(limited, other)
+        figures = {
+            **dataclasses.asdict(network),
+            'planner': planner,
+            'against': against,
+            'memory_limit_bytes': args.memory_limit,
+            **figures,
+        }
+        base.publish(text(figures), figures, args.json)
+        return 0 if figures['same'] else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        snapshots (list of Snapshot): After every iteration.
+        guided (list of bool): Whether it has followed a plan.
+        session (Session or None): It ran in; None for plain Chainer.
+    """
+
+    snapshots: list[Snapshot]
+    guided: list[bool]
+    session: Session | None
+
+
+def train(
+    network: Network, memory: Memory, iterations: int, planner: str | None
+) -> Run:
+    """Trains from the same seed every time.
+
+    Args:
+        network: What to train.
+        memory: What to train it in.
+        iterations: How many.
+        planner: Plans; None for plain Chainer without a limit.
+
+    Raises:
+        VerificationError: If backward does not read what forward has made.
+        HybridMemoryError: If it cannot be trained, or nothing was guided.
+    """
+    from chainer_hybridmem.commands import recording
+
+    device = recording.choose_device(memory.device)
+    try:
+        training = recording.prepare(network, device)
+        training.model.xp.random.seed(0)  # on a GPU it is another generator
+        if planner is None:
+            return train_plain(training, iterations)
+        return train_limited(training, memory, iterations, planner)
+    except (HybridMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise recording.explained(network, error) from error
+
+
+def train_plain(training: Training, iterations: int) -> Run:
+    """Trains as plain Chainer, without a limit."""
+    from chainer_hybridmem.snapshots import snapshot
+
+    snapshots = [snapshot(training.model, training.step()) for _ in range(iterations)]
+    return Run(snapshots, [False] * iterations, None)
+
+
+def train_limited(
+    training: Training, memory: Memory, iterations: int, planner: str
+) -> Run:
+    """Trains in a session that verifies every iteration that follows a plan.
+
+    Raises:
+        HybridMemoryError: If none has.
+    """
+    from chainer_hybridmem.session import optimize
+    from chainer_hybridmem.snapshots import snapshot
+
+    snapshots, guided = [], []
+    with optimize(
+        training.model,
+        memory.limit_bytes,
+        planner,
+        swap_dir=memory.swap_dir,
+        link_bandwidth=memory.link_bandwidth,
+        host_limit=memory.host_limit_bytes,
+        disk_bandwidth=memory.disk_bandwidth,
+        progress=sys.stderr,
+        verify=iterations,
+    ) as session:
+        for _ in range(iterations):
+            snapshots.append(snapshot(training.model, training.step()))
+            session.finish_iteration()
+            guided.append(bool(session.last_iteration()['guided']))
+    if not any(guided):
+        raise HybridMemoryError(
+            f'None of {iterations} iterations has followed a plan of {planner}; allow '
+            f'more with --iterations.'
+        )
+    return Run(snapshots, guided, session)
+
+
+def compare(run: Run, other: Run) -> dict[str, Any]:
+    """What is the same after every iteration, as plain values."""
+    from chainer_hybridmem.snapshots import KINDS, first_difference
+
+    rows = []
+    for number, (left, right) in enumerate(
+        zip(run.snapshots, other.snapshots, strict=True)
+    ):
+        difference = first_difference(left, right)
+        rows.append(
+            {
+                'iteration': number + 1,
+                'guided': run.guided[number],
+                'same': {kind: left[kind] == right[kind] for kind in KINDS},
+                'first_difference': None if difference is None else list(difference),
+            }
+        )
+    assert run.session is not None
+    verdict = run.session.verdict
+    return {
+        'same': all(row['first_difference'] is None for row in rows),
+        'peak_bytes': run.session.statistics()['peak_bytes'],
+        'verdict': None if verdict is None else dataclasses.asdict(verdict),
+        'iterations': rows,
+    }
+
+
+def text(figures: dict[str, Any]) -> str:
+    """The figures for people: a table, and below it the verdict."""
+    rows = figures['iterations']
+    kinds = list(rows[0]['same'])
+    cells = [
+        [
+            str(row['iteration']),
+            'guided' if row['guided'] else 'recording',
+            *['same' if row['same'][kind] else 'DIFFERS' for kind in kinds],
+        ]
+        for row in rows
+    ]
+    title = (
+        f'{figures["arch"]}, {figures["batchsize"]} pictures: {figures["planner"]} in '
+        f'{format_bytes(figures["memory_limit_bytes"])} (peak '
+        f'{format_bytes(figures["peak_bytes"])}) against {figures["against"]}'
+    )
+    parts = [title, table(['iteration', 'state', *kinds], cells, left=len(kinds) + 2)]
+    verdict = figures['verdict']
+    if verdict is not None:
+        parts.append(
+            f'{verdict["maps"]} feature maps as forward made them, '
+            f'{verdict["replays"]} replays without any other effect'
+        )
+    parts.append(conclusion(rows))
+    return '\n\n'.join(parts)
+
+
+def conclusion(rows: list[dict[str, Any]]) -> str:
+    """One line: all the same, or where the first difference is."""
+    for row in rows:
+        if row['first_difference'] is not None:
+            kind, name = row['first_difference']
+            return (
+                f'DIFFERENT from iteration {row["iteration"]} on: {kind}, {name}. '
+                f'Where the program itself gives other bits in every run (atomic '
+                f'additions on a GPU), so does this.'
+            )
+    guided = sum(row['guided'] for row in rows)
+    return f'{len(rows)} iterations, {guided} of them guided: every bit the same'

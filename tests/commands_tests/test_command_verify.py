@@ -1,0 +1,160 @@
+"""``hybridmem verify``."""
+
+import json
+import sys
+
+import pytest
+
+from chainer_hybridmem.execution.feature_maps import LiveMap
+
+NETWORKS = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+
+class Tiny(chainer.Chain):
+    insize = 8
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, pad=1)
+            self.norm = L.BatchNormalization(4)
+            self.fc = L.Linear(4 * 8 * 8, n_class)
+
+    def forward(self, x, t):
+        h = F.relu(self.norm(self.conv(x)))
+        for _ in range(6):
+            h = F.tanh(h)
+        return F.softmax_cross_entropy(self.fc(F.dropout(h)), t)
+
+
+class Unlike(Tiny):
+    runs = 0
+
+    def forward(self, x, t):
+        Unlike.runs += 1
+        if Unlike.runs == 8:
+            self.norm.avg_mean += 1
+        return super().forward(x, t)
+
+
+class Restless(Tiny):
+    runs = 0
+
+    def forward(self, x, t):
+        self.runs += 1
+        for _ in range(self.runs):
+            x = F.tanh(x)
+        return super().forward(x, t)
+"""
+
+
+@pytest.fixture
+def arguments(folder, monkeypatch):
+    """A command line that verifies a tiny network; the last option given counts."""
+    (folder / 'networks_to_verify.py').write_text(NETWORKS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, 'networks_to_verify', raising=False)
+    return (
+        *('verify', '--arch', 'networks_to_verify:Tiny', '--batchsize', '16'),
+        *('--n-class', '10', '--device', 'cpu', '--memory-limit', '250KiB'),
+        *('--planner', 'swap-all', '--iterations', '6'),
+    )
+
+
+def figures_of(path='v.json'):
+    with open(path) as file:
+        return json.load(file)
+
+
+def test_every_bit_is_the_same(arguments, hybridmem):
+    status, out, err = hybridmem(*arguments, '--json', 'v.json')
+    assert status == 0, err
+    assert out.startswith('networks_to_verify:Tiny, 16 pictures: swap-all in 250.0 KiB')
+    assert '6 iterations, 3 of them guided: every bit the same' in out
+    assert 'DIFFERS' not in out
+    figures = figures_of()
+    assert figures['same'] and figures['against'] == 'in-core'
+    assert figures['peak_bytes'] <= figures['memory_limit_bytes'] == 250 * 1024
+    rows = figures['iterations']
+    assert [row['guided'] for row in rows] == [False] * 3 + [True] * 3
+    assert all(all(row['same'].values()) for row in rows)
+    kinds = set(rows[0]['same'])
+    assert kinds >= {'loss', 'gradients', 'parameters', 'random state'}
+    assert figures['verdict']['iterations'] == 3
+    assert figures['verdict']['maps'] > 15
+
+
+def test_against_a_second_planner(arguments, hybridmem):
+    status, out, err = hybridmem(
+        *arguments, '--planner', 'checkpoint-sqrt', '--against', 'swap-opt'
+    )
+    assert status == 0, err
+    assert 'checkpoint-sqrt in 250.0 KiB' in out and 'against swap-opt' in out
+    assert err.count('iteration 6 (guided)') == 2
+    assert ' 0 replays' not in out
+
+
+def test_what_differs_is_named_and_the_status_tells(arguments, hybridmem):
+    """In the second iteration of the second training."""
+    status, out, _ = hybridmem(
+        *arguments, '--arch', 'networks_to_verify:Unlike', '--json', 'v.json'
+    )
+    assert status == 1
+    assert 'DIFFERENT from iteration 2 on: persistent arrays, /norm/avg_mean' in out
+    figures = figures_of()
+    assert not figures['same']
+    row = figures['iterations'][1]
+    assert row['first_difference'] == ['persistent arrays', '/norm/avg_mean']
+    assert not row['same']['persistent arrays'] and row['same']['gradients']
+    assert figures['iterations'][0]['first_difference'] is None
+
+
+def test_a_wrong_swap_in_is_an_error(arguments, refused_late, monkeypatch):
+    arrived = LiveMap._arrived
+
+    def wrong(self, root):
+        if root.dtype == 'u1':  # what a swap-in has filled
+            root[0] ^= 1
+        arrived(self, root)
+
+    monkeypatch.setattr(LiveMap, '_arrived', wrong)
+    assert 'not as forward has made it' in refused_late(*arguments)
+
+
+@pytest.fixture
+def refused_late(hybridmem):
+    """Runs a command line that fails after telling how it goes on."""
+
+    def run(*arguments):
+        status, out, err = hybridmem(*arguments)
+        assert status == 1 and out == ''
+        return err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ('more', 'message'),
+    [
+        (('--against', 'swap-all'), 'would be compared with itself'),
+        (('--against', 'swap-al'), 'swap-al'),
+        (('--json', 'missing/v.json'), 'there is no folder'),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(arguments, refused, more, message):
+    assert message in refused(*arguments, *more)
+
+
+def test_nothing_guided_is_no_verdict(arguments, refused_late):
+    message = refused_late(*arguments, '--arch', 'networks_to_verify:Restless')
+    assert 'None of 6 iterations has followed a plan of swap-all' in message
+    assert '--iterations' in message
+
+
+def test_errors_of_the_network_are_told_in_one_line(arguments, refused_late):
+    message = refused_late(*arguments, '--insize', '9')
+    assert 'networks_to_verify:Tiny cannot be trained on 16 pictures' in message

@@ -1,0 +1,449 @@
+"""Sessions that check whether backward reads what forward has made."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+from chainer_hybridmem import graph, planners
+from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.errors import OptionError, VerificationError
+from chainer_hybridmem.execution import verifier
+from chainer_hybridmem.execution.executor import Executor
+from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.extension import HybridMemory
+from chainer_hybridmem.profile import Slot, SlotKind
+
+LIMIT = 3_700_000  # bytes; Everything needs 5.2 MB in-core
+ITERATIONS = 7
+RECORDED = 3
+
+
+@pytest.fixture(scope='module')
+def data():
+    return networks.batches(ITERATIONS)
+
+
+@pytest.fixture(scope='module')
+def in_core(data):
+    return networks.train(networks.Everything, data)[0]
+
+
+def run(data, planner='swap-all', **options):
+    options = {'memory_limit': LIMIT, 'verify': True, 'planner': planner, **options}
+    if planner in networks.BLIND:
+        options['memory_limit'] = '1GB'
+    options |= networks.OPTIONS.get(planner, {})
+    return networks.train(networks.Everything, data, **options)
+
+
+def while_guided(action):
+    """Acts when a guided iteration has come to backward, and then never again."""
+    done = []
+
+    def act(*args):
+        session = hybridmem.session.active_session()
+        if not done and session.state == 'guided' and session._backward_seen:
+            done.append(action(*args))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    'planner', [p for p in planners.PLANNERS if p not in ('exact', 'autoswap-bo')]
+)
+def test_every_planner_is_right(planner, data):
+    _, session = run(data[:5], planner)
+    verdict = session.verdict
+    assert verdict.iterations == session.statistics()['verified_iterations'] == 2
+    maps = len(session.profile.feature_maps())
+    assert 2 * (maps - 2) <= verdict.maps <= 2 * (maps + 2)
+    assert verdict.compared_bytes > 2_000_000 and verdict.seconds > 0
+    assert bool(verdict.replays) == bool(session.statistics()['recompute'])
+    assert f'2 iterations, {verdict.maps} maps, ' in session.report()
+    assert 'every bit as forward made it' in session.report()
+
+
+def test_nothing_is_looked_at_where_nobody_asks(data, monkeypatch):
+    looks = []
+    monkeypatch.setattr(verifier, 'fingerprint', looks.append)
+    _, session = run(data, verify=False)
+    assert not looks
+    assert session.verdict is None and 'verified' not in session.report()
+    assert session.statistics()['verified_iterations'] == 0
+
+
+def test_only_so_many_are_verified_and_none_of_them_is_timed(data):
+    _, session = run(data, verify=2)
+    entries = session._history.entries
+    verified = [bool(entry['verified']) for entry in entries]
+    assert verified == [False] * RECORDED + [True] * 2 + [False] * 2
+    assert len(session._guide.timings) == 1  # nobody has ended the last one
+    seconds = [entry['seconds'] for entry in entries[RECORDED + 2 :]]
+    assert session.iteration_times() == seconds
+    assert session.statistics()['iteration_seconds'] == pytest.approx(np.mean(seconds))
+
+
+def test_the_arena_is_laid_out_meanwhile(data, in_core):
+    result, session = run(data, verify=4, memory_limit=4_400_000)
+    networks.assert_same(in_core, result)
+    assert session.last_iteration()['placed'] > 50
+    assert session.verdict.iterations == 4
+
+
+def test_a_wrong_bit_in_a_swap_in_is_found(data, monkeypatch):
+    """At once, with all that is needed to find it."""
+    arrived = LiveMap._arrived
+
+    @while_guided
+    def flip(root):
+        root[len(root) // 2] ^= 1
+
+    def wrong(self, root):
+        if root.dtype == 'u1':  # what a swap-in has filled
+            flip(root)
+        arrived(self, root)
+
+    monkeypatch.setattr(LiveMap, '_arrived', wrong)
+    with pytest.raises(VerificationError) as raised:
+        run(data)
+    message = str(raised.value)
+    for part in ('Feature map', 'operation', 'planned: swap', 'as forward has made it'):
+        assert part in message
+    assert "planner='in-core'" in message and "'swap-all'" in message
+
+
+def test_without_verification_nobody_finds_it(data, in_core, monkeypatch):
+    arrived = LiveMap._arrived
+
+    def wrong(self, root):
+        if root.dtype == 'u1':
+            root[len(root) // 2] ^= 64
+        arrived(self, root)
+
+    monkeypatch.setattr(LiveMap, '_arrived', wrong)
+    result, _ = run(data, verify=False)
+    with pytest.raises(AssertionError):
+        networks.assert_same(in_core, result)
+
+
+def test_a_wrong_bit_in_a_replay_is_found(data, monkeypatch):
+    refill = LiveMap.refill
+
+    @while_guided
+    def flip(root):
+        root.reshape(-1).view(np.uint8)[7] ^= 1
+
+    def wrong(self, root):
+        flip(root)
+        refill(self, root)
+
+    monkeypatch.setattr(LiveMap, 'refill', wrong)
+    with pytest.raises(VerificationError, match='planned: recompute'):
+        run(data, 'checkpoint-sqrt')
+
+
+def test_a_map_that_is_overwritten_before_it_is_read_is_found(data, monkeypatch):
+    """One that has never left: what lands in it is not its own."""
+    before = Executor.before_backward
+
+    @while_guided
+    def spoil(executor, k, function):
+        maps = executor._by_allocation.values()
+        live = next(m for m in maps if m.uses and m.storage >= 0 and not m.copied)
+        array = live._resident_array()
+        array[...] = 0
+
+    def wrong(self, k, function):
+        before(self, k, function)
+        spoil(self, k, function)
+
+    monkeypatch.setattr(Executor, 'before_backward', wrong)
+    with pytest.raises(VerificationError, match='planned: keep.*is about to be read'):
+        run(data, 'in-core')
+
+
+def test_a_map_that_is_overwritten_while_it_is_read_is_found(data, monkeypatch):
+    after = Executor.after_backward
+    done = []
+
+    def wrong(self, k, function):
+        maps = [
+            live
+            for live in self.maps_of(function)
+            if live.slots[0].slot.kind.value != 'attribute'
+        ]
+        if self.verifier is not None and maps and not done:
+            done.append(maps[0]._resident_array().fill(0))
+        after(self, k, function)
+
+    monkeypatch.setattr(Executor, 'after_backward', wrong)
+    with pytest.raises(VerificationError, match='has changed while it was read'):
+        run(data)
+
+
+def test_memory_handed_out_too_early_is_found(hostile, data, monkeypatch):
+    """While the copy of its contents still runs."""
+    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
+    wait = HostDevice.wait
+
+    def hasty(self, root, copy):
+        copy, transfer = swap_out(self, root, copy)
+        transfer.root = None  # nothing keeps the memory any more
+        return copy, transfer
+
+    def orderly(self):
+        self.synchronize()  # or the slab goes while threads read it
+        uninstall(self)
+
+    monkeypatch.setattr(HostDevice, 'swap_out', hasty)
+    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
+    monkeypatch.setattr(
+        HostDevice,
+        'wait',
+        lambda self, transfer: transfer.root is None or wait(self, transfer),
+    )
+    with pytest.raises(VerificationError):
+        run(data)
+
+
+def replayed(effect):
+    """Every replay has an effect."""
+    replay = graph.replay
+
+    def wrong(before, *args):
+        result = replay(before, *args)
+        if hybridmem.session.active_session().state == 'guided':
+            effect()
+        return result
+
+    return mock.patch.object(graph, 'replay', wrong)
+
+
+def test_a_replay_that_draws_random_numbers_is_found(data):
+    with (
+        replayed(np.random.rand),
+        pytest.raises(VerificationError, match="again has changed NumPy's random"),
+    ):
+        run(data, 'checkpoint-sqrt')
+
+
+def test_a_replay_that_moves_statistics_is_found(data):
+    def move():
+        hybridmem.session.active_session().model.block1.b1.avg_mean += 1
+
+    with (
+        replayed(move),
+        pytest.raises(VerificationError, match='changed /block1/b1/avg_mean'),
+    ):
+        run(data, 'checkpoint-sqrt')
+
+
+def test_a_replay_that_changes_a_parameter_is_found(data):
+    def move():
+        model = hybridmem.session.active_session().model
+        for parameter in model.params():
+            parameter.array += 1
+
+    with (
+        replayed(move),
+        pytest.raises(VerificationError, match='parameter 1 of Convolution2D'),
+    ):
+        run(data, 'checkpoint-sqrt')
+
+
+class Negate(chainer.Function):
+    """Writes into its input and returns it."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        self.retain_inputs(())
+        np.negative(x, out=x)
+        return (x,)
+
+    def backward(self, inputs, grads):
+        return (-grads[0],)
+
+
+class Spoiler(chainer.Function):
+    """Its backward writes over an array of its own."""
+
+    def forward(self, inputs):
+        self.retain_inputs(())
+        self.factor = inputs[0] * 0 + 2
+        return (inputs[0] * self.factor,)
+
+    def backward(self, inputs, grads):
+        self.factor *= grads[0]
+        return (self.factor,)
+
+
+class Changing(chainer.Chain):
+    """The program writes into what forward has left."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.last = L.Linear(None, 10)
+
+    def forward(self, x, t):
+        h = F.sigmoid(self.conv(x))
+        h = Negate()(h)
+        h = F.tanh(h)
+        self.held = h = F.sigmoid(h)
+        h.array[...] *= 0.5
+        h = F.sigmoid(F.tanh(F.tanh(h)))
+        h = Spoiler()(h)
+        self.held.array[...] *= 0.5
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+@pytest.mark.parametrize('planner', ['in-core', 'swap-all', 'swap-opt', 'hybrid'])
+def test_what_the_program_changes_itself_is_no_mismatch(planner, data):
+    expected = networks.train(Changing, data)[0]
+    limit = '1GB' if planner == 'in-core' else 2_600_000
+    result, session = networks.train(
+        Changing, data, memory_limit=limit, planner=planner, verify=True
+    )
+    networks.assert_same(expected, result)
+    assert session.verdict.iterations == 3 and session.verdict.maps > 9
+
+
+def test_a_map_recomputed_from_what_the_program_has_changed_is_found(data):
+    """Held and written into after the function that is run again has read it."""
+    with pytest.raises(VerificationError, match='Tanh.*planned: recompute'):
+        networks.train(
+            Changing,
+            data,
+            memory_limit=2_600_000,
+            planner='checkpoint-sqrt',
+            verify=True,
+        )
+
+
+def test_iterations_that_leave_their_plan_are_not_counted(data):
+
+    class Restless(networks.Everything):
+        calls = 0
+
+        def forward(self, x, t):
+            loss = super().forward(x, t)
+            self.calls += 1
+            return F.tanh(loss) if self.calls == 5 else loss
+
+    expected = networks.train(Restless, data)[0]
+    result, session = networks.train(
+        Restless, data, memory_limit=LIMIT, planner='swap-all', verify=9
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['deviations'] == 1
+    guided = session.statistics()['guided_iterations']
+    assert session.verdict.iterations == guided == ITERATIONS - RECORDED - 1
+
+
+@pytest.mark.parametrize('verify', [-1, 1.5, 'yes', None])
+def test_what_is_no_number_is_refused(verify):
+    with pytest.raises(OptionError, match='verify is'):
+        hybridmem.optimize(networks.Everything(), LIMIT, verify=verify)
+    with pytest.raises(OptionError, match='verify is'):
+        HybridMemory(LIMIT, verify=verify)
+
+
+def test_the_extension_verifies(data, tmp_path):
+    np.random.seed(0)
+    model = networks.Everything()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    x, t = data[0]
+    iterator = chainer.iterators.SerialIterator(list(zip(x, t, strict=True)), 8)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (7, 'iteration'), out=str(tmp_path))
+    extension = HybridMemory(LIMIT, planner='swap-all', verify=True)
+    trainer.extend(extension)
+    trainer.run()
+    assert extension.session.verdict.iterations == 3
+
+
+@pytest.fixture
+def device():
+    device = HostDevice(1 << 24)
+    device.install(lambda nbytes: None)
+    yield device
+    device.uninstall()
+    device.close()
+
+
+def retained(device, array):
+    """A Variable with an array of the graph, the map, and who verifies it."""
+    variable = chainer.Variable(array)
+    variable.retain_data()
+    live = LiveMap(device, device.allocation_id(array), array.nbytes)
+    slot = Slot(0, SlotKind.INPUT, 0)
+    reference = graph.SlotRef(slot, variable.node, device.capture(array))
+    live.add(reference, device.root(array))
+    checks = verifier.Verifier(
+        device, chainer.Chain(), lambda: verifier.Followed(None, None)
+    )
+    return variable, live, checks
+
+
+def test_what_a_variable_holds_may_change_between_two_backwards(device):
+    array = np.ones(5000, np.float32)
+    variable, live, checks = retained(device, array)
+    checks.backward_runs([live])
+    array[...] = 2  # the program's right
+    checks.reads(1, Negate(), [live])
+    checks.has_read(1, Negate(), [live])
+    node = variable.node
+    del variable
+    checks.reads(2, Negate(), [live])
+    node._data[...] = 3  # nobody has it any more
+    with pytest.raises(VerificationError, match='is about to be read'):
+        checks.reads(3, Negate(), [live])
+
+
+def test_what_was_found_held_when_it_left_may_change(device):
+    array = np.ones(5000, np.float32)
+    variable, live, checks = retained(device, array)
+    node = variable.node  # keeps the graph
+    del variable
+    checks.backward_runs([live])
+    live.start_swap_out()
+    live.release()
+    array[...] = 2
+    live.start_swap_in()
+    checks.reads(1, Negate(), [live])
+    assert (node._data == 2).all()
+
+
+def test_what_is_copied_is_no_allocation_of_the_session(device):
+    """A fingerprint of an array with gaps needs a copy, which does not count."""
+    _variable, live, checks = retained(device, np.ones((500, 10), np.float32)[:, ::2])
+    device.reset_peak()
+    before = device.used_bytes
+    checks.backward_runs([live])
+    assert checks._final and device.peak_bytes == before
+
+
+def test_what_could_not_leave_may_change_until_it_does(device):
+    """The host had no room for it the first time."""
+    array = np.ones(5000, np.float32)
+    variable, live, checks = retained(device, array)
+    node = variable.node  # keeps the graph
+    del variable
+    checks.leaves(live)
+    array[...] = 2
+    checks.leaves(live)
+    checks.backward_runs([live])
+    checks.reads(1, Negate(), [live])
+    assert live in checks._compared and (node._data == 2).all()
