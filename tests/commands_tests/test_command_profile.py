@@ -55,11 +55,19 @@ class Demanding(Tiny):
 @pytest.fixture
 def arguments(folder, monkeypatch):
     """A command line that records a tiny network; the last option given counts."""
-    (folder / 'networks.py').write_text(NETWORKS)
+    (folder / 'own_networks.py').write_text(NETWORKS)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, 'networks', raising=False)
+    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
     return (
-        *('profile', '--arch', 'networks:Tiny', '--batchsize', '16', '--n-class', '10'),
+        *(
+            'profile',
+            '--arch',
+            'own_networks:Tiny',
+            '--batchsize',
+            '16',
+            '--n-class',
+            '10',
+        ),
         *('--device', 'cpu', '--memory-limit', '16MiB', '-o', 'p.json'),
     )
 
@@ -72,8 +80,8 @@ def test_records_and_summarises(arguments, hybridmem):
     problem = make_problem(profile)
     with open('s.json') as file:
         figures = json.load(file)
-    assert out.startswith('networks:Tiny, 16 pictures of 8x8\n')
-    assert figures['arch'] == 'networks:Tiny'
+    assert out.startswith('own_networks:Tiny, 16 pictures of 8x8\n')
+    assert figures['arch'] == 'own_networks:Tiny'
     assert figures['insize'] == 8
     assert sum(figures['operations'].values()) == len(profile.operations)
     assert figures['feature_maps'] == len(problem.maps) > 5
@@ -125,9 +133,9 @@ def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
     [
         (('--arch', 'resnet51'), "Did you mean 'resnet50'?"),
         (('--arch', 'nowhere:Net'), "no module 'nowhere'"),
-        (('--arch', 'networks:Nothing'), "no class 'Nothing'"),
-        (('--arch', 'networks:Broken'), "has no attribute 'missing' ("),
-        (('--arch', 'networks:Demanding'), 'wish'),
+        (('--arch', 'own_networks:Nothing'), "no class 'Nothing'"),
+        (('--arch', 'own_networks:Broken'), "has no attribute 'missing' ("),
+        (('--arch', 'own_networks:Demanding'), 'wish'),
         (('--insize', '9'), 'cannot be trained on 16 pictures of 9x9'),
         (('--swap-dir', 'nowhere'), 'nowhere'),
         (('-o', 'nowhere/p.json'), 'there is no folder nowhere'),
@@ -145,7 +153,7 @@ def test_refused(arguments, options, expected, folder, refused):
     [
         (('--memory-limit', '100kB'), 'do not fit'),
         (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
-        (('--arch', 'networks:Restless', '--iterations', '5'), 'Nothing has been'),
+        (('--arch', 'own_networks:Restless', '--iterations', '5'), 'Nothing has been'),
     ],
 )
 def test_fails_after_some_progress(arguments, options, expected, folder, hybridmem):
