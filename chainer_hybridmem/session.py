@@ -1080,6 +1080,7 @@ class Session(chainer.FunctionHook):
     def _finish_statistics(self) -> None:
         """Counts the last iteration, which no other one has ended."""
         if self._started and self._backward_seen:
+            self._count_deviation()
             self._add_to_history(time.perf_counter() - self._start_seconds)
             self._started = False
 

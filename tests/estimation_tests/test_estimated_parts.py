@@ -20,7 +20,8 @@ def recorded():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, 'tries_parts', True)
         return {
-            b: recordings.recorded(networks.Everything, b) for b in (4, 8, 16, 20, 24)
+            b: recordings.recorded.__wrapped__(networks.Everything, b)
+            for b in (4, 8, 16, 20, 24)
         }
 
 
