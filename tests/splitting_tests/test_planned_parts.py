@@ -169,7 +169,7 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
     monkeypatch.setattr(planning, 'plan_with_arena', smaller)
     device = open_device('cpu', PLENTY, None, None)
     wishes = planning.Wishes(LIMIT, 'swap-all', {}, False, True, None, False)
-    maker = planning.Planning(device, None, wishes, print, print)
+    maker = planning.Planning(device, None, wishes, print, print, print)
     plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
     device.close()
     assert plan.memory_limit_bytes == LIMIT - 1000
