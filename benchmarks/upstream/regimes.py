@@ -20,9 +20,11 @@ from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
+from chainer_hybridmem.execution.verifier import Followed, Verifier
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recording import verification
 from chainer_hybridmem.recording.verification import Walker, verify, verify_pass
 
 LIMIT_BYTES = 2**40  # nothing is refused: the regime says what leaves
@@ -32,6 +34,7 @@ REGIMES = ('swap', 'recompute', 'random')
 def open_device() -> HostDevice:
     """The device that counts what the tests allocate; poisons what is freed."""
     device = HostDevice(LIMIT_BYTES)
+    verification.TIMED_RUNS = 1  # nobody looks at the times of trial replays
     install(device)
     return device
 
@@ -101,16 +104,27 @@ class Regime(chainer.FunctionHook):
         super().__exit__(*error)
         counters = self._executor.counters
         self.counts['replays'] += counters.replays
+        self._follow()
         self._executor.close()
         self._executor.abandon()
+
+    def _follow(self) -> None:
+        """Every bit that backward reads is compared, as `verify=True` does."""
+        verifier = self._executor.verifier
+        if verifier is not None:
+            self.counts['verified'] += verifier.verdict.maps
+        self._executor.verifier = Verifier(
+            self.device, chainer.Chain(), lambda: Followed(None, None)
+        )
 
     def _new_table(self) -> ActionTable:
         def lists() -> Any:
             return collections.defaultdict(list)
 
         return ActionTable(
-            lists(), lists(), lists(), lists(), lists(), lists(),
+            lists(), lists(), lists(), lists(), lists(), lists(), swapped=set(),
             storage_of=_Numbers(), recipes={}, crossing={}, update=-1, passive=False,
+            tiers={},
         )  # fmt: skip
 
     # -- hooks, as in a session -----------------------------------------------
@@ -127,6 +141,7 @@ class Regime(chainer.FunctionHook):
             self.counts['replays'] += self._executor.counters.replays
             self._table = self._new_table()
             self._executor.begin(self._table, {})
+            self._follow()
             self._position, self._backward_seen = 0, False
         k = self._position
         self._position += 1
@@ -166,7 +181,7 @@ class Regime(chainer.FunctionHook):
     ) -> None:
         """Everything that has been read leaves again."""
         self._complete_last()
-        self._executor.after_backward(self._position - 1)
+        self._executor.after_backward(self._position - 1, function)
         self._in_backward = False
 
     # -- what leaves ----------------------------------------------------------
@@ -272,10 +287,15 @@ class Regime(chainer.FunctionHook):
 
     def _may_drop(self, live: LiveMap) -> bool:
         maker, _ = self._makers.get(live.allocation, (None, None))
-        return maker is not None and self._reachable(maker())
+        return maker is not None and self._reachable(maker(), {})
 
-    def _reachable(self, function: Any) -> bool:
+    def _reachable(self, function: Any, known: dict[Any, bool]) -> bool:
         """Whether a replay finds what it reads, now and later."""
+        if function not in known:
+            known[function] = self._finds_all(function, known)
+        return known[function]
+
+    def _finds_all(self, function: Any, known: dict[Any, bool]) -> bool:
         if function is None or function not in self._executor._recipes:
             return False
         for node in self._reads(function):
@@ -285,7 +305,7 @@ class Regime(chainer.FunctionHook):
             if node.creator_node is None:
                 if node.get_variable_or_none() is None:
                     return False
-            elif not self._reachable(node.creator_node):
+            elif not self._reachable(node.creator_node, known):
                 return False
         return True
 

@@ -5,13 +5,19 @@ Each test runs as Chainer's authors wrote it, first without us, then under three
 gave the same bits, else swapped; and a random choice for each. What fails only under a
 regime is run once more by itself in a process of its own, and then counts as ours.
 
+What is skipped without us (no GPU, no ChainerX) is not run with us. Under the regimes
+every map is also compared with what forward has made, bit for bit, before backward
+reads it (`Verifier`).
+
 The tests are those of Chainer's source at v7.8.1 (the source package does not contain
 them); nothing of them comes with this project.
 
-    python benchmarks/upstream/run.py FOLDER [--share 5] [--what optimizers_tests ...]
+    python benchmarks/upstream/run.py FOLDER [--what links_tests optimizers_tests:5 ...]
 
 FOLDER is a checkout of Chainer at v7.8.1; it is cloned from GitHub if there is none.
-``--share 1`` runs all tests: about 25,000 that run on a CPU, four times each.
+A part may have a share: ``:5`` runs every fifth test, chosen by its name, and of every
+method of every class at least one that is not skipped, if there is one. The result is
+written after each part; ``--add`` keeps the parts of the file that are not run again.
 """
 
 from __future__ import annotations
@@ -23,12 +29,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import common
 import regimes
-from worker import PLAIN
+from worker import PLAIN, method_of
 
 SOURCE = 'https://github.com/chainer/chainer'
 TAG = 'v7.8.1'
@@ -58,16 +65,25 @@ def obtain(folder: str) -> None:
     subprocess.run(command, check=True)
 
 
-def work(folder: str, modes: list[str], share: int, what: list[str]) -> dict[str, Any]:
+def work(
+    folder: str, modes: list[str], share: int, what: list[str], only: Iterable[str] = ()
+) -> dict[str, Any]:
     """What worker.py finds, in a process of its own."""
     path = [common.ROOT, *sys.path[1:]]
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(p for p in path if p)}
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(p for p in path if p),
+        # The Caffe tests need what newer versions of protobuf leave out otherwise.
+        'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': 'python',
+    }
     with tempfile.TemporaryDirectory() as scratch:
         output, names = (os.path.join(scratch, name) for name in ('out', 'names'))
-        with open(names, 'w', encoding='utf-8') as file:
-            file.write('\n'.join(what))
+        arguments = [','.join(modes), str(share), output, *what]
+        if only:
+            with open(names, 'w', encoding='utf-8') as file:
+                file.write('\n'.join(only))
+            arguments.append(f'@{names}')
         worker = os.path.join(HERE, 'worker.py')
-        arguments = [','.join(modes), str(share), output, f'@{names}']
         subprocess.run(
             [sys.executable, worker, *arguments],
             cwd=folder,
@@ -91,7 +107,8 @@ def confirm(folder: str, body: dict[str, Any]) -> None:
     for regime in regimes.REGIMES:
         tests = only_with_us(body, regime)
         if tests:
-            again = work(folder, [regime], 1, tests)
+            files = sorted({test.split('::')[0] for test in tests})
+            again = work(folder, [regime], 1, files, tests)
             body['outcomes'][regime].update(again['outcomes'][regime])
             body['reasons'][regime].update(again['reasons'][regime])
 
@@ -101,13 +118,30 @@ def because(test: str) -> str | None:
     return next((why for name, why in LOOKS_INSIDE.items() if name in test), None)
 
 
-def summary(body: dict[str, Any], part: str) -> dict[str, Any]:
+def not_covered(body: dict[str, Any]) -> list[str]:
+    """Classes of which every test is skipped without us."""
+    run: dict[str, bool] = collections.defaultdict(bool)
+    for test, outcome in body['outcomes'][PLAIN].items():
+        run['::'.join(method_of(test)[:-1])] |= outcome != 'skipped'
+    return sorted(name for name, any_run in run.items() if not any_run)
+
+
+def summary(body: dict[str, Any], part: str, share: int) -> dict[str, Any]:
     """Counts of one part, and what fails only with us."""
-    row: dict[str, Any] = {'part': part, 'unreadable': body['unreadable'], 'modes': {}}
+    row: dict[str, Any] = {
+        'part': part,
+        'share': share,
+        'commit': common.environment()['commit'],
+        'collected': body['collected'],
+        'unreadable': body['unreadable'],
+        'classes_skipped': not_covered(body),
+        'modes': {},
+    }
     for mode, outcomes in body['outcomes'].items():
         counts = collections.Counter(outcomes.values())
         row['modes'][mode] = {
             **{name: counts[name] for name in ('passed', 'failed', 'skipped')},
+            'seconds': round(body['seconds'][mode], 1),
             **{
                 name: body['counts'][mode][name]
                 for name in sorted(body['counts'][mode])
@@ -126,7 +160,7 @@ def summary(body: dict[str, Any], part: str) -> dict[str, Any]:
     return row
 
 
-def save(rows: list[dict[str, Any]], name: str, share: int) -> None:
+def save(rows: list[dict[str, Any]], name: str) -> None:
     """Writes all parts and their sum."""
     totals: dict[str, dict[str, int]] = {}
     for mode in (PLAIN, *regimes.REGIMES):
@@ -141,31 +175,41 @@ def save(rows: list[dict[str, Any]], name: str, share: int) -> None:
     run = [row['part'] for row in rows]
     body = {
         'chainer_tests': TAG,
-        'share': share,
         'not_run': [part for part in PARTS if part not in run],
+        'collected': sum(row['collected'] for row in rows),
         'totals': totals,
         'parts': rows,
     }
     common.save(name, body)
 
 
+def saved(name: str) -> list[dict[str, Any]]:
+    """The parts of a result that is there."""
+    path = os.path.join(common.ROOT, 'benchmarks', 'results', f'{name}.json')
+    with open(path, encoding='utf-8') as file:
+        rows: list[dict[str, Any]] = json.load(file)['parts']
+    return rows
+
+
 def main() -> int:
     """Runs the tests part by part and saves the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('folder')
-    parser.add_argument('--share', type=int, default=1, help='every so many-th test')
-    parser.add_argument('--what', nargs='+', default=PARTS)
+    parser.add_argument('--what', nargs='+', default=PARTS, help='parts, as PART:SHARE')
+    parser.add_argument('--add', action='store_true', help='keep the other parts')
     parser.add_argument('--name', default='upstream_tests')
     options = parser.parse_args()
     folder = os.path.abspath(options.folder)
     obtain(folder)
-    rows = []
-    for part in options.what:
+    rows = {row['part']: row for row in saved(options.name)} if options.add else {}
+    for entry in options.what:
+        part, _, share = entry.partition(':')
         what = [f'tests/chainer_tests/{part}']
-        body = work(folder, [PLAIN, *regimes.REGIMES], options.share, what)
+        body = work(folder, [PLAIN, *regimes.REGIMES], int(share or 1), what)
         confirm(folder, body)
-        rows.append(summary(body, part))
-        save(rows, options.name, options.share)
+        rows[part] = summary(body, part, int(share or 1))
+        order = sorted(rows.values(), key=lambda row: PARTS.index(row['part']))
+        save(order, options.name)
     return 0
 
 
