@@ -12,6 +12,12 @@ Note: [private data]
 Note: [weak references]
     Slots hold their owners weakly: whoever keeps a function node keeps the
     whole graph, and with it every feature map.
+
+Note: [attributes that are away]
+    A program may read what a function keeps, as an upsampling takes the indexes of a
+    pooling. While such an array is away the function does not have the attribute, and
+    Python asks ``__getattr__``, which brings it back. An array in a list or tuple
+    leaves None there.
 """
 
 from __future__ import annotations
@@ -37,9 +43,50 @@ _FRAMEWORK = frozenset(
 )
 
 
+# Of the functions of which attributes are away: their names.
+_away: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+# What brings them back: (function, names).
+_watchers: weakref.WeakKeyDictionary[
+    Any, weakref.WeakMethod[Callable[[Any, tuple[str, ...]], None]]
+] = weakref.WeakKeyDictionary()
+
+
 def target(function: Any) -> Any:
     """The object with the attributes: old-style functions are wrapped."""
-    return getattr(function, '_function', None) or function
+    return vars(function).get('_function') or function
+
+
+def watch(owner: Any, bring_back: Callable[[Any, tuple[str, ...]], None]) -> None:
+    """See [attributes that are away].
+
+    Args:
+        owner: The object with the attributes.
+        bring_back: A method: restores attributes of a function; referred to weakly.
+    """
+    _watchers[owner] = weakref.WeakMethod(bring_back)
+
+
+def _ask(owner: Any, name: str) -> Any:
+    """``__getattr__`` of functions."""
+    if not name.startswith('__') and name in _away.get(owner, ()):
+        bring_back = _watchers[owner]() if owner in _watchers else None
+        if bring_back is not None:
+            bring_back(_function_of(owner), (name,))
+        if name in vars(owner):
+            return vars(owner)[name]
+    raise AttributeError(
+        f'{type(owner).__name__!r} object has no attribute {name!r}',
+        name=name,
+        obj=owner,
+    )
+
+
+for _class in (chainer.FunctionNode, chainer.Function):
+    _class.__getattr__ = _ask
+
+
+def _function_of(owner: Any) -> Any:
+    return owner if isinstance(owner, chainer.FunctionNode) else owner.node
 
 
 def function_name(function: Any) -> str:
@@ -98,7 +145,7 @@ class SlotRef:
         owner = self._owner()
         if owner is None or self.node is not None:
             return None
-        return owner if isinstance(owner, chainer.FunctionNode) else owner.node
+        return _function_of(owner)
 
     def put(self, array: Array | None) -> None:
         """Fills or clears the slot; nothing happens if its owner is dead."""
@@ -126,7 +173,7 @@ class SlotRef:
             retained: tuple[Array, ...] = owner._retained_output_data or ()
             return retained[int(key)] if int(key) < len(retained) else None
         if kind is SlotKind.ATTRIBUTE:
-            return read_attribute(owner, str(key))
+            return _present_attribute(owner, str(key))
         return owner._data
 
     def alive(self) -> bool:
@@ -142,8 +189,13 @@ class SlotRef:
 
 def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
     name, _, index = key.partition('.')
+    if not index and array is None:
+        vars(owner).pop(name, None)
+        _away.setdefault(owner, set()).add(name)
+        return
     if not index:
-        owner.__dict__[name] = array
+        vars(owner)[name] = array
+        _away.get(owner, set()).discard(name)
         return
     values = list(owner.__dict__[name])
     values[int(index)] = array
@@ -154,6 +206,13 @@ def read_attribute(owner: Any, key: str) -> Any:
     """The value behind an attribute key, ``'name'`` or ``'name.index'``."""
     name, _, index = key.partition('.')
     value = getattr(owner, name)
+    return value[int(index)] if index else value
+
+
+def _present_attribute(owner: Any, key: str) -> Any:
+    """Like :func:`read_attribute`; None if it is away."""
+    name, _, index = key.partition('.')
+    value = vars(owner).get(name)
     return value[int(index)] if index else value
 
 
@@ -248,9 +307,11 @@ def node_array(node: Any) -> Array | None:
 def pristine(function: Any) -> Any:
     """A copy of a function as it is before its forward runs."""
     result = copy.copy(function)
-    wrapped = getattr(function, '_function', None)
+    wrapped = vars(function).get('_function')
     if wrapped is not None:
         result._function = copy.copy(wrapped)
+    for name in _away.get(target(function), ()):
+        vars(target(result))[name] = None
     return result
 
 

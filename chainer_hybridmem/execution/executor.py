@@ -478,6 +478,8 @@ class Executor:
                 self._by_allocation[allocation] = live
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
+            if slot.kind is SlotKind.ATTRIBUTE:
+                graph.watch(owner, self._bring_back)
             if live.storage < 0 and not live.copied:
                 self._close_copy(live)
             live.uses.add(self._serial)
@@ -770,7 +772,7 @@ class Executor:
             )
 
     def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
-        """Restores what a replay reads from a function, where a plan has not."""
+        """Restores attributes of a function that a replay or the program reads."""
         for live in self.maps_of(function) if attributes else ():
             if live.state not in (State.RESIDENT, State.LEAVING) and any(
                 reference.slot.kind is SlotKind.ATTRIBUTE

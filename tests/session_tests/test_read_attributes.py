@@ -1,0 +1,90 @@
+"""Programs that read what a function keeps: indexes of a pooling, masks."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.session import active_session
+
+
+class Unpooling(chainer.Chain):
+    """An upsampling that takes the indexes of a pooling, as Chainer documents it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, pad=1)
+            self.inner = L.Convolution2D(8, 8, 3, pad=1)
+            self.last = L.Linear(8 * 24 * 24, 10)
+
+    def forward(self, x, t):
+        pooling = MaxPoolingND(2, 2, 2)
+        (h,) = pooling.apply((F.tanh(self.first(x)),))
+        h = F.tanh(self.inner(F.tanh(self.inner(h))))
+        h = F.upsampling_2d(h, pooling.indexes, 2, 2, outsize=(24, 24))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+def train(**options):
+    """Six iterations; a session if there are options."""
+    np.random.seed(0)
+    model, losses, session = Unpooling(), [], None
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+
+    def loop():
+        for x, t in networks.batches(6):
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss
+            optimizer.update()
+
+    if options:
+        with hybridmem.optimize(model, **options) as session:
+            loop()
+    else:
+        loop()
+    return networks.outcome(model, losses), session
+
+
+@pytest.mark.parametrize('action', ['swap', 'recompute'])
+def test_indexes_of_a_pooling_are_there_for_an_upsampling(action, hostile):
+    expected, _ = train()
+    actual, session = train(
+        memory_limit='64MiB', planner='manual', actions={'*': action}
+    )
+    networks.assert_same(expected, actual)
+    assert session.statistics()['guided_iterations'] > 0
+
+
+@pytest.mark.parametrize('after_backward', [False, True])
+def test_a_mask_that_is_away_is_there_for_who_asks(after_backward, hostile):
+    x = networks.batches(1)[0][0]
+    with hybridmem.optimize(Unpooling(), memory_limit='64MiB'):
+        dropout = F.noise.dropout.Dropout(0.5)
+        (y,) = dropout.apply((chainer.Variable(x),))
+        loss = F.sum(y)
+        if after_backward:
+            loss.backward()
+        active_session()._executor.reclaim(2**30)
+        assert 'mask' not in vars(dropout)
+        np.testing.assert_array_equal(dropout.mask * x, y.array)
+        assert hasattr(dropout, 'mask') and not hasattr(dropout, 'another')
+
+
+def test_a_function_without_the_attribute_says_so():
+    with pytest.raises(AttributeError, match='another'):
+        _ = F.noise.dropout.Dropout(0.5).another
+    assert graph.function_name(F.noise.dropout.Dropout(0.5)) == 'Dropout'
