@@ -51,10 +51,6 @@ PARTS = [
     'links_tests',
     'optimizers_tests',
 ]  # fmt: skip
-# Tests that look, after backward, at an attribute that only the function node had.
-LOOKS_INSIDE = {
-    'noise_tests/test_zoneout.py': 'reads creator.flag_x after backward',
-}
 
 
 def obtain(folder: str) -> None:
@@ -113,11 +109,6 @@ def confirm(folder: str, body: dict[str, Any]) -> None:
             body['reasons'][regime].update(again['reasons'][regime])
 
 
-def because(test: str) -> str | None:
-    """Why a test cannot pass with us, if that is known."""
-    return next((why for name, why in LOOKS_INSIDE.items() if name in test), None)
-
-
 def not_covered(body: dict[str, Any]) -> list[str]:
     """Classes of which every test is skipped without us."""
     run: dict[str, bool] = collections.defaultdict(bool)
@@ -152,10 +143,7 @@ def summary(body: dict[str, Any], part: str, share: int) -> dict[str, Any]:
         failing = only_with_us(body, mode)
         reasons = body['reasons'][mode]
         row['modes'][mode]['only_with_us'] = {
-            test: reasons.get(test, '') for test in failing if because(test) is None
-        }
-        row['modes'][mode]['looks_inside'] = {
-            test: because(test) for test in failing if because(test) is not None
+            test: reasons.get(test, '') for test in failing
         }
     return row
 
@@ -170,8 +158,9 @@ def save(rows: list[dict[str, Any]], name: str) -> None:
             for name in ('passed', 'failed', 'skipped')
         }
         if mode != PLAIN:
-            for kind in ('only_with_us', 'looks_inside'):
-                totals[mode][kind] = sum(len(count[kind]) for count in counts)
+            totals[mode]['only_with_us'] = sum(
+                len(count['only_with_us']) for count in counts
+            )
     run = [row['part'] for row in rows]
     body = {
         'chainer_tests': TAG,
