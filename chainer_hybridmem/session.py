@@ -253,7 +253,9 @@ class Session(chainer.FunctionHook):
             )
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
-        self._executor = Executor(self.device)
+        self._executor = Executor(
+            self.device, may_drop=self.wishes.host_limit_bytes is not None
+        )
         self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
         self._planning = Planning(
             self.device,
@@ -461,7 +463,7 @@ class Session(chainer.FunctionHook):
         name = graph.function_name(function)
         self._label = f'{self._link_hook.path}/{name}'
         self._start_operation(k, _forward_key(function, in_data))
-        self._executor.before_forward(k, function)
+        self._executor.before_forward(k, function, in_data)
         self._origin.operations[function] = k
         self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))

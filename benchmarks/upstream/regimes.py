@@ -145,7 +145,7 @@ class Regime(chainer.FunctionHook):
             self._position, self._backward_seen = 0, False
         k = self._position
         self._position += 1
-        self._executor.before_forward(k, function)
+        self._executor.before_forward(k, function, in_data)
         owns = self.device.owns
         names = {name for name, _ in graph.attribute_arrays(function, owns)}
         newest = self.device.allocation_id(self.device.allocate(1))

@@ -37,6 +37,14 @@ Note: [passive mode]
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
     as memory is free, and is the first to go again.
+
+Note: [written meanwhile]
+    The program may write into an array after a function has read it, and plain
+    Chainer's backward reads what that function has made of it. So the recorded trial
+    compares what functions have read once more when backward begins: nothing is
+    recomputed from what has changed. In later iterations, what is the program's own, or
+    was held when backward began, gets a fingerprint when a function reads it that may
+    be replayed, and is compared then; not on CUDA, where this would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -47,10 +55,11 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
+from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
+Prints = tuple[int | None, ...]  # of the inputs of a function
 
 
 class Counters:
@@ -112,13 +122,19 @@ class Executor:
     Args:
         device (Device): Where the feature maps are.
         minimum_map_bytes (int): Smaller maps are left alone.
+        may_drop (bool): Whether maps that the host has no room for may be dropped and
+            made again without a plan.
     """
 
     def __init__(
-        self, device: Device, minimum_map_bytes: int = MINIMUM_MAP_BYTES
+        self,
+        device: Device,
+        minimum_map_bytes: int = MINIMUM_MAP_BYTES,
+        may_drop: bool = False,
     ) -> None:
         self.device = device
         self.minimum_map_bytes = minimum_map_bytes
+        self._may_drop = may_drop
         self.counters = Counters()
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
@@ -147,6 +163,9 @@ class Executor:
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
             weakref.WeakKeyDictionary()
         )  # of its parameters when a function ran
+        self._prints: weakref.WeakKeyDictionary[Any, Prints] = (
+            weakref.WeakKeyDictionary()
+        )  # of what a function has read, where somebody may change it
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
             weakref.WeakKeyDictionary()
         )  # with weak references to the functions that a pass covers
@@ -285,6 +304,8 @@ class Executor:
             if function is None:
                 continue
             self._know_recipe(number, function)
+            if function not in self._prints:
+                self._guard(number, function, map(graph.node_array, function.inputs))
             for live in self.maps_of(function):
                 self._adopt(live, former)
         for live in self._crossing:
@@ -406,13 +427,14 @@ class Executor:
         self._bring_home()
 
     # -- what the hooks call --------------------------------------------------
-    def before_forward(self, k: int, function: Any) -> None:
+    def before_forward(self, k: int, function: Any, inputs: Sequence[Array]) -> None:
         """Before forward operation k issues anything."""
         self._stuck.clear()
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
+            self._guard(k, function, inputs)
             self._act(k)
         self.bring_back(function)
 
@@ -428,6 +450,28 @@ class Executor:
         if recipe is not None:
             covered = [self._functions.get(c) for c in recipe.covers[:-1]]
             self._recipes[function] = recipe, covered
+
+    def _guard(self, k: int, function: Any, inputs: Iterable[Array | None]) -> None:
+        """Remembers what a function reads that may be replayed."""
+        table = self._table
+        assert table is not None
+        if k in table.replayed or (self._may_drop and k in table.recipes):
+            self._prints[function] = self._prints_of(inputs, k in table.exposed)
+
+    def _prints_of(self, arrays: Iterable[Array | None], exposed: bool) -> Prints:
+        """Of what the program may change in place; see [written meanwhile]."""
+        if self.device.asynchronous:
+            return ()
+        return tuple(
+            _fingerprint(array) if self._may_change(array, exposed) else None
+            for array in arrays
+        )
+
+    def _may_change(self, array: Array | None, exposed: bool) -> bool:
+        if array is None or not self.device.owns(array):
+            return False
+        allocation = self.device.allocation_id(array)
+        return not allocation or (exposed and allocation not in self.permanent)
 
     @property
     def graph_is_dead(self) -> bool:
@@ -746,14 +790,41 @@ class Executor:
             self._refuse_updated(other)
         verifier = self.verifier
         again = [*functions, function]
+        fetch = self._reader(again)
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return passes.run(again, self._materialise)
-            inputs = tuple(self._materialise(node) for node in function.inputs)
+                return passes.run(again, fetch)
+            inputs = tuple(fetch(node) for node in function.inputs)
             self._bring_back(function, recipe.attributes)
             return graph.replay(
                 before, function, recipe.attributes, inputs, self.device
             )
+
+    def _reader(self, functions: Iterable[Any]) -> Callable[[Any], Array]:
+        """Gives replays the arrays of nodes; see [written meanwhile]."""
+        prints = {
+            node: (value, function)
+            for function in functions
+            for node, value in zip(
+                function.inputs, self._prints.get(function, ()), strict=False
+            )
+            if value is not None
+        }
+
+        def fetch(node: Any) -> Array:
+            array = self._materialise(node)
+            if node in prints:
+                value, function = prints[node]
+                if _fingerprint(array) != value:
+                    raise SessionError(
+                        f'An array of {array.nbytes} bytes has been changed in place '
+                        f'since {graph.function_name(function)} has read it, and a '
+                        f'feature map was to be recomputed from it: write into a copy '
+                        f'instead, or use a planner that only swaps, such as swap-opt.'
+                    )
+            return array
+
+        return fetch
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
@@ -968,6 +1039,11 @@ class Executor:
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self.device.used_bytes, busy, held, stuck)
+
+
+def _fingerprint(array: Array) -> int:
+    """With NumPy's own memory, which the host device does not count."""
+    return contextvars.Context().run(fingerprint, array)
 
 
 def _needed_at(live: LiveMap) -> int:
