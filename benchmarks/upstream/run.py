@@ -77,7 +77,7 @@ def work(
         arguments = [','.join(modes), str(share), output, *what]
         if only:
             with open(names, 'w', encoding='utf-8') as file:
-                file.write('\n'.join(only))
+                json.dump(list(only), file)
             arguments.append(f'@{names}')
         worker = os.path.join(HERE, 'worker.py')
         subprocess.run(

@@ -118,7 +118,7 @@ class Passes:
             last = mode is self.modes[-1]
             if outcome != 'skipped':
                 start = time.perf_counter()
-                outcome = self._pass(mode, item, nextitem if last else item)
+                outcome = self._pass(mode, item, nextitem if last else item.parent)
                 seconds = time.perf_counter() - start
                 self.seconds[mode] += seconds
                 print(f'{seconds:.2f}', mode, outcome, test, file=self._progress)
@@ -137,7 +137,7 @@ class Passes:
                 regimes.install(self._device)
                 stack.callback(self._device.uninstall)
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if nextitem is item and hasattr(item, '_initrequest'):
+        if nextitem is item.parent and hasattr(item, '_initrequest'):
             item._initrequest()  # its fixtures are made anew
         failed = [report for report in reports if report.failed]
         for report in failed:
@@ -174,7 +174,7 @@ def main(modes: str, share: str, output: str, *what: str) -> int:
     only: set[str] = set()
     for name in (name[1:] for name in what if name.startswith('@')):
         with open(name, encoding='utf-8') as file:
-            only.update(file.read().splitlines())
+            only.update(json.load(file))
     settings = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'chainer.ini')
     options = ['-c', settings, '--rootdir', os.getcwd(), '-p', 'no:cacheprovider']
     options += ['--continue-on-collection-errors', '-p', 'no:terminal']
