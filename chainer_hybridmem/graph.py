@@ -17,7 +17,8 @@ Note: [attributes that are away]
     A program may read what a function keeps, as an upsampling takes the indexes of a
     pooling. While such an array is away the function does not have the attribute, and
     Python asks ``__getattr__``, which brings it back. An array in a list or tuple
-    leaves None there.
+    leaves None there. A function may give such an attribute another array, in backward
+    or when it is applied once more: that one is no part of the slot any more.
 """
 
 from __future__ import annotations
@@ -124,12 +125,15 @@ class SlotRef:
         view (View): Layout of the array in its allocation.
     """
 
-    __slots__ = ('_owner', 'slot', 'view')
+    __slots__ = ('_array', '_owner', 'slot', 'view')
 
     def __init__(self, slot: Slot, owner: Any, view: View) -> None:
         self.slot = slot
         self.view = view
         self._owner = weakref.ref(owner)
+        self._array: weakref.ref[Any] | None = None  # of an attribute that is there
+        if slot.kind is SlotKind.ATTRIBUTE:
+            self._array = weakref.ref(read_attribute(owner, str(slot.key)))
 
     @property
     def node(self) -> Any:
@@ -159,7 +163,9 @@ class SlotRef:
                 retained[key] = array
                 owner._retained_output_data = tuple(retained)
         elif kind is SlotKind.ATTRIBUTE:
-            _put_attribute(owner, str(key), array)
+            if not self.replaced():
+                _put_attribute(owner, str(key), array)
+                self._array = None if array is None else weakref.ref(array)
         else:
             owner._data = array  # Note: [private data]
 
@@ -173,8 +179,19 @@ class SlotRef:
             retained: tuple[Array, ...] = owner._retained_output_data or ()
             return retained[int(key)] if int(key) < len(retained) else None
         if kind is SlotKind.ATTRIBUTE:
-            return _present_attribute(owner, str(key))
+            array = _present_attribute(owner, str(key))
+            return None if self.replaced() else array
         return owner._data
+
+    def replaced(self) -> bool:
+        """Whether the owner has another array; see [attributes that are away]."""
+        owner = self._owner()
+        if owner is None or self.slot.kind is not SlotKind.ATTRIBUTE:
+            return False
+        array = _present_attribute(owner, str(self.slot.key))
+        if self._array is None:
+            return array is not None
+        return array is None or array is not self._array()
 
     def alive(self) -> bool:
         """Whether the owner is still part of a graph."""
@@ -213,7 +230,10 @@ def _present_attribute(owner: Any, key: str) -> Any:
     """Like :func:`read_attribute`; None if it is away."""
     name, _, index = key.partition('.')
     value = vars(owner).get(name)
-    return value[int(index)] if index else value
+    if not index:
+        return value
+    elements = value if isinstance(value, (list, tuple)) else ()
+    return elements[int(index)] if int(index) < len(elements) else None
 
 
 def attribute_arrays(

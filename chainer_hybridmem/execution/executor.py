@@ -604,6 +604,7 @@ class Executor:
             self.verifier.has_read(k, function, self.maps_of(function))
         serial = self._serials.get(function, -1)
         for live in self.maps_of(function):
+            live.leave_replaced()
             live.uses.discard(serial)
             self._busy.discard(live)
         if self._stray:

@@ -150,6 +150,13 @@ class LiveMap:
         else:
             self._return(root)
 
+    def leave_replaced(self) -> None:
+        """Forgets the attributes to which their functions have given other arrays."""
+        replaced = [slot for slot in self.slots if slot.replaced()]
+        if replaced:
+            self.older -= sum(slot in replaced for slot in self.slots[: self.older])
+            self.slots = [slot for slot in self.slots if slot not in replaced]
+
     def start_swap_out(self) -> int:
         """Starts the copy to the host; returns the bytes copied.
 
@@ -290,7 +297,7 @@ class LiveMap:
 
     def _leave(self, state: State) -> None:
         self._held = memory_of(self._device, self._resident_array())
-        self.state = state
+        self.state = state if self.slots else State.RESIDENT  # else nobody needs it
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None

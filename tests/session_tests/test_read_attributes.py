@@ -36,10 +36,17 @@ class Unpooling(chainer.Chain):
         return F.softmax_cross_entropy(self.last(h), t)
 
 
-def train(**options):
+def evict_everything():
+    """As if memory were short now."""
+    session = active_session()
+    if session is not None:
+        session._executor.reclaim(2**30)
+
+
+def train(network=Unpooling, backwards=1, **options):
     """Six iterations; a session if there are options."""
     np.random.seed(0)
-    model, losses, session = Unpooling(), [], None
+    model, losses, session = network(), [], None
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
 
     def loop():
@@ -47,6 +54,9 @@ def train(**options):
             loss = model(x, t)
             model.cleargrads()
             loss.backward()
+            for _ in range(1, backwards):
+                evict_everything()
+                loss.backward()
             losses.append(float(loss.array))
             del loss
             optimizer.update()
@@ -78,10 +88,54 @@ def test_a_mask_that_is_away_is_there_for_who_asks(after_backward, hostile):
         loss = F.sum(y)
         if after_backward:
             loss.backward()
-        active_session()._executor.reclaim(2**30)
+        evict_everything()
         assert 'mask' not in vars(dropout)
         np.testing.assert_array_equal(dropout.mask * x, y.array)
         assert hasattr(dropout, 'mask') and not hasattr(dropout, 'another')
+
+
+class Factor(chainer.FunctionNode):
+    """Its backward gives its attribute another array, of another size."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        self.factor = x[:1] * 0 + 3
+        return (x * self.factor,)
+
+    def backward(self, indexes, grads):
+        if self.factor.shape[0] == 1:
+            self.factor = np.tile(self.factor, (grads[0].shape[0], *[1] * 3))
+        self.factor = self.factor * 2
+        return (grads[0] * self.factor,)
+
+
+class Scaled(chainer.Chain):
+    """Its loss may be used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, pad=1)
+            self.last = L.Linear(8 * 24 * 24, 10)
+
+    def forward(self, x, t):
+        (h,) = Factor().apply((F.tanh(self.first(x)),))
+        return F.softmax_cross_entropy(self.last(F.tanh(h)), t)
+
+
+@pytest.mark.parametrize('backwards', [1, 2])
+@pytest.mark.parametrize('action', ['swap', 'recompute'])
+def test_an_attribute_that_backward_replaces(action, backwards, hostile):
+    expected, _ = train(Scaled, backwards)
+    actual, session = train(
+        Scaled,
+        backwards,
+        memory_limit='64MiB',
+        planner='manual',
+        actions={'*': action},
+    )
+    networks.assert_same(expected, actual)
+    assert session.statistics()['guided_iterations'] > 0
 
 
 def test_a_function_without_the_attribute_says_so():
