@@ -139,6 +139,8 @@ def summary(body: dict[str, Any], part: str, share: int) -> dict[str, Any]:
             },
         }
         if mode == PLAIN:
+            why = collections.Counter(body['reasons'][PLAIN].values())
+            row['modes'][mode]['fails_without_us'] = dict(why.most_common())
             continue
         failing = only_with_us(body, mode)
         reasons = body['reasons'][mode]

@@ -45,6 +45,16 @@ def number_of(test: str) -> int:
     return zlib.crc32(test.encode())
 
 
+def reason_of(text: str) -> str:
+    """First sentence of the first error, and where it was raised."""
+    lines = text.strip().splitlines() or ['']
+    errors = [line[1:].strip() for line in lines if re.match(r'E +\S', line)]
+    if '(caused by)' in errors:  # below Chainer's message about parameters
+        errors = errors[errors.index('(caused by)') + 1 :]
+    error = next(iter(errors), lines[-1])
+    return f'{error} ({os.path.basename(lines[-1].strip())})'[:LONGEST_REASON]
+
+
 class Passes:
     """Pytest plugin: runs each test several times and notes what became of it.
 
@@ -141,10 +151,7 @@ class Passes:
             item._initrequest()  # its fixtures are made anew
         failed = [report for report in reports if report.failed]
         for report in failed:
-            lines = str(report.longrepr).strip().splitlines() or ['']
-            shown = next((x[1:] for x in lines if x.startswith('E ')), lines[-1])
-            reason = f'{shown.strip()} ({lines[-1].strip()})'
-            self.reasons[mode][name_of(item)] = reason[:LONGEST_REASON]
+            self.reasons[mode][name_of(item)] = reason_of(str(report.longrepr))
         skipped = any(report.skipped for report in reports)
         return 'failed' if failed else 'skipped' if skipped else 'passed'
 
