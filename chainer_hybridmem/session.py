@@ -267,9 +267,7 @@ class Session(chainer.FunctionHook):
         )
         self._cache: PlanCache | None = None
         if folder is not None:
-            self._cache = PlanCache(
-                folder, self.device, self.wishes, splitting, self._tell
-            )
+            self._cache = PlanCache(folder, self.device, self.wishes, self._tell)
         self._cached = 0  # guides that earlier runs have made
         self._history = History(self.device)
         self._verification = Verification(
@@ -296,7 +294,6 @@ class Session(chainer.FunctionHook):
         )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
-        self._permanent_bytes = 0
         self._depth: int
         self._backward_seen: bool
         self._origin: _Origin
@@ -416,7 +413,7 @@ class Session(chainer.FunctionHook):
         shortage = self._executor.shortage
         if shortage is None:
             return ''
-        permanent_bytes = self._permanent_bytes
+        permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
         known_bytes = (
             permanent_bytes
             + shortage.busy_bytes
@@ -445,7 +442,7 @@ class Session(chainer.FunctionHook):
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
-            self._executor.bring_back(function)
+            self._executor.restore_maps(function)
             return
         if self._depth and graph.backward_runs():
             self._nested_forward(function)
@@ -455,14 +452,15 @@ class Session(chainer.FunctionHook):
             self._give_up_iteration()
         self._enter()
         self._complete_last()
+        key = _forward_key(function, in_data)
         if self._backward_seen or not self._started:
             self._end_iteration()
-            self._begin_iteration(_forward_key(function, in_data))
+            self._begin_iteration(key)
         k = self._position
         self._position += 1
         name = graph.function_name(function)
         self._label = f'{self._link_hook.path}/{name}'
-        self._start_operation(k, _forward_key(function, in_data))
+        self._start_operation(k, key)
         self._executor.before_forward(k, function, in_data)
         self._origin.operations[function] = k
         self._origins[function] = self._origin
@@ -637,12 +635,10 @@ class Session(chainer.FunctionHook):
         """The iteration is one of another guide that begins in the same way."""
         assert other.table is not None
         self._guide, self._whole = other, False
-        recorder = self._recorder
-        if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
-            recorder.draft = True
-        self._recorder = None  # goes on
-        self._stop_observing()
-        self._recorder = recorder
+        self._stop_watching()
+        if self._recorder is not None:
+            both = guide.stage is other.stage is Stage.PROFILING
+            self._recorder.draft = self._recorder.draft or not both
         self._executor.switch(other.table, other.copies, k)
         self._splitter.switch(other.ways)
 
@@ -651,11 +647,9 @@ class Session(chainer.FunctionHook):
         self._guide, self._matching, self._whole = None, False, False
         self._executor.leave_plan()
         self._splitter.switch({})
-        recorder, self._recorder = self._recorder, None
-        self._stop_observing()
-        self._recorder = recorder
-        if recorder is not None:
-            recorder.draft = True
+        self._stop_watching()
+        if self._recorder is not None:
+            self._recorder.draft = True
         self._deviated = True
 
     def _begin_iteration(self, key: Key) -> None:
@@ -664,7 +658,6 @@ class Session(chainer.FunctionHook):
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
-        self._permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
         self._executor.permanent = set(self._kinds)
         self._share_host_memory(guide)
         table = None if guide is None else guide.table
@@ -730,6 +723,10 @@ class Session(chainer.FunctionHook):
         if self._recorder is not None:
             self._recorder.discard()
             self._recorder = None
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        """It is no iteration of the plan it has followed; a recording goes on."""
         self._stopwatch = self._lateness = None
         self._stop_tracing()
         self._stop_placing()
@@ -1063,6 +1060,7 @@ class Session(chainer.FunctionHook):
         guide = self._guide
         guided = guide is not None and guide.stage is Stage.GUIDED
         verifier, self._executor.verifier = self._executor.verifier, None
+        verified = guided and verifier is not None
         entry = self._history.add(
             seconds,
             self._executor.counters,
@@ -1070,9 +1068,9 @@ class Session(chainer.FunctionHook):
             guided,
             self._foreign_bytes,
             self._splitter,
-            guided and verifier is not None,
+            verified,
         )
-        if guided and verifier is not None:
+        if verifier is not None and verified:
             self._verification.count(verifier)
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '

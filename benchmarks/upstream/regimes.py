@@ -131,7 +131,7 @@ class Regime(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Completes the operation before, then acts."""
         if not chainer.config.enable_backprop:
-            self._executor.bring_back(function)
+            self._executor.restore_maps(function)
             return
         self._complete_last()
         if self._in_backward:

@@ -218,7 +218,6 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
-        self._busy = set()
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -226,26 +225,33 @@ class Executor:
             self._expect(owner, storage)
         if table is not None and not table.passive:
             for live in self._candidates():  # their memory will be needed
-                self.counters.swapped_out_bytes += self._start_swap_out(live)
+                self._start_swap_out(live)
 
     @property
     def older_bytes(self) -> int:
         """Of older graphs' maps on the device."""
         maps = self._by_allocation.values()
-        kinds = (State.AWAY, State.GONE)
-        return sum(live.nbytes for live in maps if live.state not in kinds)
+        away = (State.AWAY, State.GONE)
+        return sum(live.nbytes for live in maps if live.state not in away)
 
     def _expect(self, owner: owners.Owner, storage: int) -> None:
         array = owner.get()
         if storage < 0 or array is None:
             return
         live = PersistentMap(self.device, owner, array, self._recall)
-        live.storage, live.copy = storage, self._copies.get(storage)
-        live.tier = None if self._table is None else self._table.tiers.get(storage)
-        self._by_storage[storage] = live
+        self._assign(live, storage)
         self._crossing.append(live)
         if owner.node is not None:
             self._parameters[owner.node] = live
+
+    def _assign(self, live: LiveMap, storage: int) -> None:
+        """A map is that storage of the plan now followed."""
+        assert self._table is not None
+        live.storage = storage
+        live.tier = self._table.tiers.get(storage)
+        self._by_storage[storage] = live
+        if live.copy is None:
+            live.copy = self._copies.get(storage)
 
     def park(self, holders: Iterable[owners.Owner]) -> None:
         """Moves arrays out for an iteration that is recorded, as far as they may.
@@ -328,18 +334,15 @@ class Executor:
     ) -> None:
         if live.storage >= 0 and former.get(live.storage) is live.copy:
             former.pop(live.storage, None)
-        live.storage = storage
-        live.tier = None if self._table is None else self._table.tiers.get(storage)
+        live.storage, live.tier = -1, None
         if storage < 0:
             return
-        self._by_storage[storage] = live
-        if live.copy is None:
-            live.copy = self._copies.get(storage)
-            return
-        unused = self._copies.get(storage)
-        if unused is not None and unused is not live.copy:
-            unused.close()
-        self._copies[storage] = live.copy
+        unused, copy = self._copies.get(storage), live.copy
+        self._assign(live, storage)
+        if copy is not None and unused is not copy:
+            if unused is not None:
+                unused.close()
+            self._copies[storage] = copy
 
     def _catch_up(self, table: ActionTable, k: int) -> None:
         """What a plan has let go before operation k goes now."""
@@ -405,7 +408,7 @@ class Executor:
         """Copies out what is left of older graphs, so that no recording counts it."""
         candidates = list(self._candidates())
         for live in candidates:
-            self.counters.swapped_out_bytes += self._start_swap_out(live)
+            self._start_swap_out(live)
         for live in candidates:
             self._evict(live)
 
@@ -436,12 +439,12 @@ class Executor:
             self._know_recipe(k, function)
             self._guard(k, function, inputs)
             self._act(k)
-        self.bring_back(function)
+        self.restore_maps(function)
 
-    def bring_back(self, function: Any) -> None:
+    def restore_maps(self, function: Any) -> None:
         """A function that is applied once more finds its attributes."""
         for live in self.maps_of(function):
-            if live.state not in (State.RESIDENT, State.LEAVING):
+            if not live.present:
                 self._restore(live)
 
     def _know_recipe(self, k: int, function: Any) -> None:
@@ -500,31 +503,14 @@ class Executor:
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
-            allocation = device.allocation_id(array)
-            if owners.is_parameter(owner):
-                self.permanent.add(allocation)  # it may have been made just now
-            elif allocation in self.permanent:
-                self.pinned.add(allocation)
-            if allocation == 0 or allocation in self.permanent:
-                continue
-            if slot.kind is SlotKind.ATTRIBUTE and passes.stays(
-                function, str(slot.key)
-            ):
-                continue
-            live = self._by_allocation.get(allocation)
+            live = self._map_for(function, slot, owner, array)
             if live is None:
-                live = self._returned(owner, array)
-            if live is None:
-                nbytes = device.root_bytes(device.root(array))
-                if nbytes < self.minimum_map_bytes:
-                    continue
-                live = LiveMap(device, allocation, nbytes)
-                self._by_allocation[allocation] = live
+                continue
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
             if slot.kind is SlotKind.ATTRIBUTE:
-                graph.watch(owner, self._bring_back)
-            if live.storage < 0 and not live.copied:
+                graph.watch(owner, self._restore_attributes)
+            if live.storage < 0:  # no plan owns its copy, which is worth nothing now
                 self._close_copy(live)
             live.uses.add(self._serial)
             live.outlives = live.outlives or slot in self._outliving
@@ -535,10 +521,7 @@ class Executor:
             if table is not None and live.storage < 0:
                 storage = table.storage_of.get(slot, -1)
                 if storage >= 0:
-                    live.storage = storage
-                    live.copy = self._copies.get(storage)
-                    live.tier = table.tiers.get(storage)
-                    self._by_storage[storage] = live
+                    self._assign(live, storage)
         for node in graph.retained_inputs(function):  # evicted since it has run
             found = self._by_node.get(node) if node._data is None else None
             if found is not None and found not in maps:
@@ -551,6 +534,29 @@ class Executor:
             self._by_function[function] = maps
         if self.verifier is not None:
             self.verifier.made(maps)
+
+    def _map_for(
+        self, function: Any, slot: Slot, owner: Any, array: Array
+    ) -> LiveMap | None:
+        """The feature map that an array in the graph is, if it is one."""
+        device = self.device
+        allocation = device.allocation_id(array)
+        if owners.is_parameter(owner):
+            self.permanent.add(allocation)  # it may have been made just now
+        elif allocation in self.permanent:
+            self.pinned.add(allocation)
+        if allocation == 0 or allocation in self.permanent:
+            return None
+        if slot.kind is SlotKind.ATTRIBUTE and passes.stays(function, str(slot.key)):
+            return None
+        live = self._by_allocation.get(allocation) or self._returned(owner, array)
+        if live is None:
+            nbytes = device.root_bytes(device.root(array))
+            if nbytes < self.minimum_map_bytes:
+                return None
+            live = LiveMap(device, allocation, nbytes)
+            self._by_allocation[allocation] = live
+        return live
 
     def _keep_leaves(self, function: Any) -> None:
         """Running statistics that a function reads: the next forward changes them."""
@@ -585,7 +591,7 @@ class Executor:
             for live in maps:
                 if live.vacated:
                     live.move_back()
-                if live.state not in (State.RESIDENT, State.LEAVING):
+                if not live.present:
                     self._restore(live)
         if self._stray:
             self._prefetch(self._serials.get(function, -1))
@@ -637,9 +643,7 @@ class Executor:
         for storage in table.swap_outs.get(k, ()):
             live = maps.get(storage)
             if live is not None:
-                counters.swapped_out_bytes += self._start_swap_out(live)
-                if live.copy is not None:
-                    self._copies[storage] = live.copy
+                self._start_swap_out(live)
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
@@ -649,7 +653,7 @@ class Executor:
             self.observer.released()
         for storage in table.swap_ins.get(k, ()):
             if storage in maps:
-                counters.swapped_in_bytes += self._start_swap_in(maps[storage])
+                self._start_swap_in(maps[storage])
         for storage in table.needs.get(k, ()):
             if storage in maps:
                 self._finish_swap_in(maps[storage])
@@ -696,19 +700,21 @@ class Executor:
             return False
         return not live.transfer.done()
 
-    def _start_swap_out(self, live: LiveMap) -> int:
+    def _start_swap_out(self, live: LiveMap) -> None:
         if self.verifier is not None:
             self.verifier.leaves(live)
         nbytes = live.start_swap_out()
+        self.counters.swapped_out_bytes += nbytes
+        if live.storage >= 0 and live.copy is not None:
+            self._copies[live.storage] = live.copy
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-out', live.storage, live.transfer.span())
-        return nbytes
 
-    def _start_swap_in(self, live: LiveMap) -> int:
+    def _start_swap_in(self, live: LiveMap) -> None:
         nbytes = live.start_swap_in()
+        self.counters.swapped_in_bytes += nbytes
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-in', live.storage, live.transfer.span())
-        return nbytes
 
     def _release(self, live: LiveMap) -> None:
         if self._waits(live):
@@ -796,7 +802,7 @@ class Executor:
             if recipe.covers:
                 return passes.run(again, fetch)
             inputs = tuple(fetch(node) for node in function.inputs)
-            self._bring_back(function, recipe.attributes)
+            self._restore_attributes(function, recipe.attributes)
             return graph.replay(
                 before, function, recipe.attributes, inputs, self.device
             )
@@ -843,10 +849,10 @@ class Executor:
                 f'swap-opt.'
             )
 
-    def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
+    def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores attributes of a function that a replay or the program reads."""
         for live in self.maps_of(function) if attributes else ():
-            if live.state not in (State.RESIDENT, State.LEAVING) and any(
+            if not live.present and any(
                 reference.slot.kind is SlotKind.ATTRIBUTE
                 and reference.slot.key in attributes
                 for reference in live.slots
@@ -884,7 +890,7 @@ class Executor:
         """Brings a map back now, whatever the plan said."""
         if live.state is State.AWAY:
             self.counters.restores += 1
-            self.counters.swapped_in_bytes += self._start_swap_in(live)
+            self._start_swap_in(live)
         self._finish_swap_in(live)
         if live.state is State.GONE:
             self.counters.restores += 1
@@ -938,7 +944,7 @@ class Executor:
                     return
                 try:
                     with device.without_reclaim():
-                        self.counters.swapped_in_bytes += self._start_swap_in(live)
+                        self._start_swap_in(live)
                 except MemoryError:  # not in one piece
                     return
                 free_bytes -= live.nbytes
@@ -962,9 +968,9 @@ class Executor:
         leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
         candidates = itertools.chain(leaving, self._candidates())
         failure: SwapStoreError | None = None
-        for live in candidates:
-            if device.used_bytes <= goal:
-                candidates = itertools.chain((live,), candidates)
+        while device.used_bytes > goal:
+            live = next(candidates, None)
+            if live is None:
                 break
             try:
                 self._evict(live)
@@ -996,7 +1002,7 @@ class Executor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                self.counters.swapped_out_bytes += self._start_swap_out(live)
+                self._start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -1015,10 +1021,8 @@ class Executor:
 
     def _put_away(self, live: LiveMap) -> None:
         """Frees the device memory of a map that has to come back."""
-        self.counters.swapped_out_bytes += self._start_swap_out(live)
+        self._start_swap_out(live)
         self._release(live)
-        if live.storage >= 0 and live.copy is not None:
-            self._copies[live.storage] = live.copy
 
     def _drop_exact(self, live: LiveMap) -> None:
         """Drops a map that the host has no room for, if it can be made again."""
@@ -1030,7 +1034,7 @@ class Executor:
         resident = [
             live
             for live in self._by_allocation.values()
-            if live.state in (State.RESIDENT, State.LEAVING) and live.alive()
+            if live.present and live.alive()
         ]
         busy = sum(live.nbytes for live in resident if live in self._busy)
         held = sum(
