@@ -632,7 +632,7 @@ class Executor:
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
-        table, counters = self._table, self.counters
+        table = self._table
         assert table is not None
         if table.passive:
             return
