@@ -635,7 +635,7 @@ class Executor:
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
-        table, counters = self._table, self.counters
+        table = self._table
         assert table is not None
         if table.passive:
             return
@@ -873,6 +873,9 @@ class Executor:
             self._restore(live)
             return node._data
         function = node.creator_node
+        if function is None and live is not None:
+            self._make_again(live)  # detached: another node has its maker
+            return node._data
         if function is None:
             raise SessionError(
                 'An input of a recomputed function is not in memory any more; keep '
@@ -898,13 +901,16 @@ class Executor:
 
     def _recreate(self, live: LiveMap) -> None:
         try:
-            for reference in live.slots:
-                array = self._made_again(reference)
-                if array is not None:
-                    live.refill(self.device.root(array))
-                    return
+            self._make_again(live)
         finally:
             self._temporaries.clear()
+
+    def _make_again(self, live: LiveMap) -> None:
+        for reference in live.slots:
+            array = self._made_again(reference)
+            if array is not None:
+                live.refill(self.device.root(array))
+                return
         raise SessionError(
             f'A feature map of {live.nbytes} bytes was dropped after its last '
             f'planned use and is asked for again; run the iteration that uses it '
