@@ -968,7 +968,11 @@ class Executor:
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
-        leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
+        leaving = [
+            live
+            for live in self._by_allocation.values()
+            if live.state is State.LEAVING and live not in self._busy
+        ]
         candidates = itertools.chain(leaving, self._candidates())
         failure: SwapStoreError | None = None
         while device.used_bytes > goal:
