@@ -312,8 +312,8 @@ class Executor:
             self._know_recipe(number, function)
             if function not in self._prints:
                 self._guard(number, function, map(graph.node_array, function.inputs))
-            for live in self.maps_of(function):
-                self._adopt(live, former)
+        for live in self._by_allocation.values():
+            self._adopt(live, former)
         for live in self._crossing:
             storage = table.crossing.get(live.label, -1)
             self._take_copy(live, former, storage)
@@ -326,8 +326,8 @@ class Executor:
             self._table.storage_of.get(slot, -1) for slot in live.present_slots()
         )
         storage = next((storage for storage in storages if storage >= 0), -1)
-        if storage < 0 or storage not in self._by_storage:
-            self._take_copy(live, former, storage)
+        taken = storage in self._by_storage
+        self._take_copy(live, former, -1 if taken else storage)
 
     def _take_copy(
         self, live: LiveMap, former: dict[int, HostCopy], storage: int
@@ -971,7 +971,11 @@ class Executor:
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
-        leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
+        leaving = [
+            live
+            for live in self._by_allocation.values()
+            if live.state is State.LEAVING and live not in self._busy
+        ]
         candidates = itertools.chain(leaving, self._candidates())
         failure: SwapStoreError | None = None
         while device.used_bytes > goal:
