@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import networks
 import pytest
 
-from chainer_hybridmem import compat  # makes Chainer importable, so before it
+from chainer_hybridmem import compat
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +18,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason='needs CuPy and a CUDA GPU')
     for item in marked:
         item.add_marker(skip)
+
+
+@pytest.fixture(scope='module')
+def data(request: pytest.FixtureRequest) -> list[tuple[Any, Any]]:
+    """As many batches as the module's ``ITERATIONS`` say."""
+    return networks.batches(request.module.ITERATIONS)
+
+
+@pytest.fixture(scope='module')
+def in_core(data: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """What plain Chainer makes of them."""
+    return networks.train(networks.Everything, data)[0]
+
+
+@pytest.fixture(scope='module')
+def peak(data: list[tuple[Any, Any]]) -> int:
+    """Bytes that they need in-core."""
+    _, session = networks.train(
+        networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
+    )
+    return int(session.statistics()['in_core_peak_bytes'])
