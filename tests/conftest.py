@@ -7,7 +7,8 @@ from typing import Any
 import networks
 import pytest
 
-from chainer_hybridmem import compat
+from chainer_hybridmem import compat, session
+from chainer_hybridmem.profile import Link
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,3 +40,12 @@ def peak(data: list[tuple[Any, Any]]) -> int:
         networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
     )
     return int(session.statistics()['in_core_peak_bytes'])
+
+
+@pytest.fixture
+def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions know the link to the store and need not measure it."""
+    link = Link(
+        latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
+    )
+    monkeypatch.setattr(session, 'measure_link', lambda device, **_: link)

@@ -439,7 +439,7 @@ def gan_second_forward(run: Run) -> None:
             run.record(both, loss=loss)
 
 
-@scenario(signatures=2, evictions=True, steady=False)
+@scenario(signatures=2, evictions=True)
 def gan_shared_graph(run: Run) -> None:
     """The updater of Chainer's DCGAN: two losses over one graph, updates between."""
     rng = seeded()
