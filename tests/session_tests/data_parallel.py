@@ -53,8 +53,8 @@ def train(communicator, **options):
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.01), communicator
     ).setup(model)
-    data = networks.batches(ITERATIONS * communicator.size, size=16)
     with networks.session_for(model, options) as session:
+        data = networks.batches(ITERATIONS * communicator.size, size=16)
         losses = [
             networks.iterate(model, optimizer, *batch)
             for batch in data[communicator.rank :: communicator.size]

@@ -236,7 +236,7 @@ def test_an_iteration_that_changes_in_the_middle():
         return networks.train(Switching, data, before=before, **options)
 
     expected, _ = run()
-    result, session = run(memory_limit=4_600_000)
+    result, session = run(memory_limit=3_800_000)
     networks.assert_same(expected, result)
     guided = [bool(entry['guided']) for entry in session._history.entries]
     # Learnt by 3; 5 is new, 6 and 7 are not; 8 is new and recorded.

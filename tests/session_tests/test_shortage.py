@@ -15,7 +15,7 @@ from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import State
 
-LIMIT = 5_400_000
+LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 TIGHT = {'splitting': False, 'link_bandwidth': '100MB/s'}  # a plan uses what there is
 
 
