@@ -9,8 +9,9 @@ Note: [when to learn]
     (1) After an iteration nobody knew, the next ones that begin like it are recorded
     beside what they follow: one that is new becomes a draft. Drafts that never come
     again (a random path through the network) make this rarer.
-    (2) A draft is profiled in iterations that swap everything. They are tried as long
-    as it is a draft that comes; each try in vain doubles the time to the next one.
+    (2) A draft is profiled in iterations that swap everything, and verify replays.
+    They are tried as long as it is a draft that comes; tries in vain, which take
+    several times as long as others, are no more than a small share of all iterations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after one nobody knew
 MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
-LONGEST_WAIT = 64  # iterations between two tries to profile
+FREE_TRIES = 8  # to profile, in vain
+ITERATIONS_PER_TRY = 32  # beyond these
 
 
 class Guides:
@@ -35,8 +37,8 @@ class Guides:
         self._drafting: collections.Counter[Key] = collections.Counter()
         self._unused = 0  # drafts made since one has come again
         self._unknown = 0
-        self._tries = 0  # to profile, in vain
-        self._wait = 0
+        self._met = 0  # iterations
+        self._vain = 0  # tries to profile among them
 
     def __iter__(self) -> collections.abc.Iterator[Guide]:
         return iter(self._guides)
@@ -49,8 +51,7 @@ class Guides:
         found = [guide for guide in self._guides if guide.keys[0] == key]
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
-        if drafts and guided and self._wait > 0:
-            self._wait -= 1
+        if guided and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
         return next(iter(drafts or guided), None)
 
@@ -95,11 +96,11 @@ class Guides:
             guide: One of these.
             tried: Whether it has followed a draft from the start.
         """
+        self._met += 1
         if guide.stage is Stage.PROFILING:
-            self._unused = self._tries = self._wait = 0
+            self._unused = 0
         elif tried:
-            self._tries += 1
-            self._wait = min(2**self._tries, LONGEST_WAIT)
+            self._vain += 1
         key = guide.keys[0]
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]

@@ -44,7 +44,6 @@ from chainer_hybridmem.profile import Phase, Profile, Slot, SlotKind
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
-from chainer_hybridmem.splitting.splitter import Splitting
 from chainer_hybridmem.validation import check_plan
 
 FORMAT = 'chainer_hybridmem/guide'
@@ -142,7 +141,6 @@ class PlanCache:
         folder: From :func:`open_folder`.
         device (Device): Where plans are followed.
         wishes (Wishes): What plans are made for; may change.
-        splitting: Which functions may run in parts.
         tell (callable): Takes a line of progress.
     """
 
@@ -151,13 +149,11 @@ class PlanCache:
         folder: str,
         device: Device,
         wishes: Wishes,
-        splitting: Splitting,
         tell: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._device = device
         self._wishes = wishes
-        self._splitting = splitting
         self._tell = tell
         self._met: set[type] = set()
         self._sources: dict[str, str | None] = {}  # by module, as it was when first met
@@ -223,7 +219,7 @@ class PlanCache:
         problem = make_problem(profile, wishes.cross_iteration, wishes.host_limit_bytes)
         guide = Guide(keys)
         found = files.unrow(_Findings, body['findings'])
-        found.check(len(keys), wishes.limit_bytes, self._splitting is True)
+        found.check(len(keys), wishes.limit_bytes, self._wishes.splitting is True)
         guide.foreign_bytes, guide.spare_bytes = found.foreign_bytes, found.spare_bytes
         guide.wants_arena, guide.recomputes = found.wants_arena, found.recomputes
         guide.outliving = set(found.outliving)
@@ -317,7 +313,7 @@ class PlanCache:
             'cross_iteration': wishes.cross_iteration,
             'host_limit_bytes': wishes.host_limit_bytes,
             'arena': wishes.arena,
-            'splitting': self._splitting,
+            'splitting': self._wishes.splitting,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }
         return json.dumps(found, sort_keys=True, default=repr)

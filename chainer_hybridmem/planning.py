@@ -110,7 +110,7 @@ class Planning:
         )
         self._observe(problem)
         guide.begin_placing()
-        plan = self.make_plan(guide, problem, self.wishes.planner, self.wishes.options)
+        plan = self.make_plan(guide, problem)
         self.follow(guide, problem, plan)
 
     def retime(self, guide: Guide) -> None:
@@ -135,9 +135,7 @@ class Planning:
     def _faster(self, guide: Guide, problem: Problem, seconds: float) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one."""
         try:
-            plan = self.make_plan(
-                guide, problem, self.wishes.planner, self.wishes.options
-            )
+            plan = self.make_plan(guide, problem)
         except InfeasibleError:  # it was replanned with another planner
             return None
         gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
@@ -194,7 +192,7 @@ class Planning:
             guide.foreign_bytes = foreign_bytes + reserve_bytes
             guide.begin_placing()
             try:
-                plan = self.make_plan(guide, problem, wishes.planner, wishes.options)
+                plan = self.make_plan(guide, problem)
             except InfeasibleError:
                 continue
             self._tell(
@@ -276,7 +274,7 @@ class Planning:
         guide.wants_arena = not guide.spare_bytes  # once more, not twice
         guide.spare_bytes += excess + self.wishes.limit_bytes // SPARE_SHARE
         guide.timings.clear()
-        plan = self.make_plan(guide, problem, self.wishes.planner, self.wishes.options)
+        plan = self.make_plan(guide, problem)
         self.follow(guide, problem, plan)
 
     def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
@@ -286,19 +284,31 @@ class Planning:
         )
 
     def make_plan(
-        self, guide: Guide, problem: Problem, planner: str, options: dict[str, Any]
+        self,
+        guide: Guide,
+        problem: Problem,
+        planner: str | None = None,
+        options: dict[str, Any] | None = None,
     ) -> Plan:
         """A plan for the limit, with an arena if there is one that fits.
+
+        Args:
+            guide: Whose plan it becomes.
+            problem: Of its iterations.
+            planner: Its name; None: the one wished for, with its options.
+            options: Of that planner.
 
         Raises:
             InfeasibleError: If there is no plan, with or without an arena.
         """
-
+        if planner is None:
+            planner, options = self.wishes.planner, self.wishes.options
+        chosen, given = planner, options or {}
         room_bytes = self._room(guide)
         problem = fitted(problem, room_bytes)
 
         def make_plan_for(limit_bytes: int) -> Plan:
-            return make_plan(problem, limit_bytes, planner, **options)
+            return make_plan(problem, limit_bytes, chosen, **given)
 
         if not (self.wishes.arena and guide.wants_arena):
             return make_plan_for(room_bytes)

@@ -37,6 +37,7 @@ from chainer_hybridmem.execution.verifier import (
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
+from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.owners import (
@@ -52,10 +53,6 @@ from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.profile import Category, Link, Profile
 from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.recording.stopwatch import Stopwatch
-from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
@@ -253,7 +250,9 @@ class Session(chainer.FunctionHook):
             )
         self._progress = sys.stderr if progress is True else progress or None
         self._link_hook = _LinkPath(model)
-        self._executor = Executor(self.device)
+        self._executor = Executor(
+            self.device, may_drop=self.wishes.host_limit_bytes is not None
+        )
         self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
         self._planning = Planning(
             self.device,
@@ -265,9 +264,7 @@ class Session(chainer.FunctionHook):
         )
         self._cache: PlanCache | None = None
         if folder is not None:
-            self._cache = PlanCache(
-                folder, self.device, self.wishes, splitting, self._tell
-            )
+            self._cache = PlanCache(folder, self.device, self.wishes, self._tell)
         self._cached = 0  # guides that earlier runs have made
         self._history = History(self.device)
         self._verification = Verification(
@@ -278,12 +275,7 @@ class Session(chainer.FunctionHook):
         )
         self._guides = Guides()
         self._guide: Guide | None = None  # None: nobody knows this iteration
-        self._recorder: Recorder | None = None
-        self._stopwatch: Stopwatch | None = None
-        self._tracer: Tracer | None = None
-        self._lateness: Lateness | None = None
-        self._log: AllocationLog | None = None
-        self._placing = False  # whether allocations have planned places now
+        self._instruments = Instruments(self.device, self._executor)
         self._trace_next = False
         self._measured: Measured | None = None
         self._links: tuple[Link, Link | None] | None = None  # RAM, disk
@@ -294,7 +286,6 @@ class Session(chainer.FunctionHook):
         )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
-        self._permanent_bytes = 0
         self._depth: int
         self._backward_seen: bool
         self._origin: _Origin
@@ -358,7 +349,7 @@ class Session(chainer.FunctionHook):
         try:
             self._planning.stop_improving()
             message = self._explain(error)
-            self._stop_observing()
+            self._instruments.discard()
         finally:
             self.device.uninstall()
         try:
@@ -414,7 +405,7 @@ class Session(chainer.FunctionHook):
         shortage = self._executor.shortage
         if shortage is None:
             return ''
-        permanent_bytes = self._permanent_bytes
+        permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
         known_bytes = (
             permanent_bytes
             + shortage.busy_bytes
@@ -443,7 +434,7 @@ class Session(chainer.FunctionHook):
         """Before a forward function: complete the last one, act on the plan."""
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
-            self._executor.bring_back(function)
+            self._executor.restore_maps(function)
             return
         if self._depth and graph.backward_runs():
             self._nested_forward(function)
@@ -451,31 +442,34 @@ class Session(chainer.FunctionHook):
             return
         if self._broken_off():
             self._give_up_iteration()
-        self._enter()
+        self._instruments.enter()
         self._complete_last()
+        key = _forward_key(function, in_data)
         if self._backward_seen or not self._started:
             self._end_iteration()
-            self._begin_iteration(_forward_key(function, in_data))
+            self._begin_iteration(key)
         k = self._position
         self._position += 1
         name = graph.function_name(function)
         self._label = f'{self._link_hook.path}/{name}'
-        self._start_operation(k, _forward_key(function, in_data))
-        self._executor.before_forward(k, function)
+        self._start_operation(k, key)
+        self._executor.before_forward(k, function, in_data)
         self._origin.operations[function] = k
         self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))
         if self._cache is not None:
             self._cache.meet(type(graph.target(function)))
-        if self._recorder is not None:
+        if self._instruments.recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
-            self._recorder.forward_starts(self._label, function, specs, in_data)
+            self._instruments.recorder.forward_starts(
+                self._label, function, specs, in_data
+            )
         self._splitter.prepare(function)
-        self._leave(starts_operation=True)
+        self._instruments.leave(starts_operation=True)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
-        recorder = self._recorder
+        recorder = self._instruments.recorder
         if recorder is None or self._depth:
             return
         if self._last is not None and self._last[1]() is function:
@@ -488,7 +482,7 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """Before a backward function: everything it reads must be there."""
         del in_data, out_grad
-        self._enter()
+        self._instruments.enter()
         self._complete_last()
         self._depth += 1
         self._backward_seen = True
@@ -502,24 +496,26 @@ class Session(chainer.FunctionHook):
         key = ('backward', forward) if forward >= 0 else ('backward', name)
         self._start_operation(k, key)
         self._executor.before_backward(k, function)
-        if self._recorder is not None:
-            self._recorder.backward_starts(
-                self._recorder.label_of(forward, self._label), function, forward
+        if self._instruments.recorder is not None:
+            self._instruments.recorder.backward_starts(
+                self._instruments.recorder.label_of(forward, self._label),
+                function,
+                forward,
             )
-        self._leave(starts_operation=True)
+        self._instruments.leave(starts_operation=True)
 
     def backward_postprocess(
         self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
     ) -> None:
         """After a backward function: drop what is not needed any more."""
         del in_data, out_grad
-        self._enter()
+        self._instruments.enter()
         self._complete_last()
         self._executor.after_backward(self._position - 1, function)
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._splitter.start_operation(-1, self._label)
-        self._leave(starts_operation=False)
+        self._instruments.leave(starts_operation=False)
 
     def _nested_forward(self, function: Any) -> None:
         """A backward function makes a graph of its own, for another backward.
@@ -542,23 +538,6 @@ class Session(chainer.FunctionHook):
                 self._executor.is_updated(function),
             )
 
-    def _enter(self) -> None:
-        """What follows is the session's work, not the program's."""
-        if self._recorder is not None:
-            self._recorder.enter()
-        elif self._stopwatch is not None:
-            self._stopwatch.enter()
-        if self._tracer is not None:
-            self._tracer.enter()
-
-    def _leave(self, starts_operation: bool) -> None:
-        if self._tracer is not None:
-            self._tracer.leave(starts_operation)
-        if self._recorder is not None:
-            self._recorder.leave()
-        elif self._stopwatch is not None:
-            self._stopwatch.leave(starts_operation)
-
     def _complete_last(self) -> None:
         if self._last is None:
             return
@@ -568,8 +547,8 @@ class Session(chainer.FunctionHook):
         if function is None:
             return
         self._executor.complete(k, function)
-        if self._recorder is not None and k >= 0:
-            self._recorder.forward_complete(k, function)
+        if self._instruments.recorder is not None and k >= 0:
+            self._instruments.recorder.forward_complete(k, function)
 
     # -- iterations -----------------------------------------------------------
     def _reset_iteration(self) -> None:
@@ -604,7 +583,7 @@ class Session(chainer.FunctionHook):
 
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
-        self._stop_observing()
+        self._instruments.discard()
         self._executor.verifier = None
         self._depth, self._started = 0, False
 
@@ -614,10 +593,7 @@ class Session(chainer.FunctionHook):
         if self._matching:
             self._check(k, key)
         self._splitter.start_operation(k, self._label)
-        if self._placing:
-            self.device.seek(k)
-        elif self._log is not None:
-            self._log.start_operation()
+        self._instruments.start_operation(k)
 
     def _check(self, k: int, key: Key) -> None:
         """Compares an operation with the guide's; follows another one if need be."""
@@ -635,12 +611,10 @@ class Session(chainer.FunctionHook):
         """The iteration is one of another guide that begins in the same way."""
         assert other.table is not None
         self._guide, self._whole = other, False
-        recorder = self._recorder
+        self._instruments.stop_following()
+        recorder = self._instruments.recorder
         if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
             recorder.draft = True
-        self._recorder = None  # goes on
-        self._stop_observing()
-        self._recorder = recorder
         self._executor.switch(other.table, other.copies, k)
         self._splitter.switch(other.ways)
 
@@ -649,11 +623,9 @@ class Session(chainer.FunctionHook):
         self._guide, self._matching, self._whole = None, False, False
         self._executor.leave_plan()
         self._splitter.switch({})
-        recorder, self._recorder = self._recorder, None
-        self._stop_observing()
-        self._recorder = recorder
-        if recorder is not None:
-            recorder.draft = True
+        self._instruments.stop_following()
+        if self._instruments.recorder is not None:
+            self._instruments.recorder.draft = True
         self._deviated = True
 
     def _begin_iteration(self, key: Key) -> None:
@@ -662,7 +634,6 @@ class Session(chainer.FunctionHook):
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
-        self._permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
         self._executor.permanent = set(self._kinds)
         self._share_host_memory(guide)
         table = None if guide is None else guide.table
@@ -688,20 +659,17 @@ class Session(chainer.FunctionHook):
 
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
-        wishes, device = self.wishes, self.device
+        wishes, device, instruments = self.wishes, self.device, self._instruments
         device.whole_blocks = wishes.arena and (guide is None or guide.wants_arena)
         profiling = guide is None or guide.stage is Stage.PROFILING
         if profiling or self._guides.wants_draft(key):
             self._executor.clear()
-            self._recorder = Recorder(
-                device,
-                self._executor,
-                trial=self._guides.wants_trial(key) if self._tried else False,
+            recorder = instruments.record(
+                trial=self._tried and self._guides.wants_trial(key),
                 draft=not self._tried,
             )
-            if self.tries_parts and self._recorder.trial:
-                self._splitter.trials = Trials(device, self._recorder)
-            self._recorder.enter()
+            if self.tries_parts and recorder.trial:
+                self._splitter.trials = Trials(device, recorder)
             if profiling and wishes.cross_iteration:
                 kept = self._owners().values()
                 self._executor.park(o for o in kept if isinstance(o, StateOwner))
@@ -709,28 +677,18 @@ class Session(chainer.FunctionHook):
         if guide is None or profiling:
             return
         self._executor.verifier = self._verification.begin()
-        may_log = self._recorder is None and self.iterations > 0  # not the very first
+        first = not self.iterations  # allocates what stays
+        may_log = instruments.recorder is None and not first
         free = may_log and self._executor.verifier is None  # else it takes longer
         if free and guide.wants_times:
             self._planning.stop_improving()  # its thread would disturb the times
-            self._stopwatch = Stopwatch(device)
-            self._stopwatch.enter()
+            instruments.time()
         if self._trace_next and free:
-            self._tracer = self._executor.observer = Tracer(device)
-            self._tracer.enter()
+            instruments.trace()
         elif free and guide.timed and wishes.feeds_back:
-            self._lateness = self._executor.observer = Lateness(device)
+            instruments.find_late()
         if wishes.arena:
-            self._begin_placing(guide, may_log=may_log and self._tracer is None)
-
-    def _stop_observing(self) -> None:
-        """Nothing is found out about this iteration."""
-        if self._recorder is not None:
-            self._recorder.discard()
-            self._recorder = None
-        self._stopwatch = self._lateness = None
-        self._stop_tracing()
-        self._stop_placing()
+            self._begin_placing(guide, may_log and instruments.tracer is None)
 
     def _end_iteration(self) -> None:
         if not self._started:
@@ -747,21 +705,21 @@ class Session(chainer.FunctionHook):
         self._add_to_history(seconds)
         if guide is None:
             self._count_deviation()
-            if self._recorder is None:
+            if self._instruments.recorder is None:
                 self._guides.missed(self._keys[0])
         else:
             self._guides.met(guide, self._tried)
         if guide is not None and guide.stage is Stage.GUIDED:
             self._finish_guided(guide)
-        self._stop_placing()
-        recorder, self._recorder = self._recorder, None
+        self._instruments.stop_placing()
+        recorder, self._instruments.recorder = self._instruments.recorder, None
         origin = self._origin
         origin.guide = self._learn(recorder, guide) if recorder is not None else guide
 
     def _count_deviation(self) -> None:
         if self._deviated:
             self.deviations += 1
-            recorded = '' if self._recorder is None else ', and is recorded'
+            recorded = '' if self._instruments.recorder is None else ', and is recorded'
             self._tell(
                 f'iteration {self.iterations} left what it had begun like: it went on '
                 f'in passive mode{recorded}'
@@ -770,12 +728,11 @@ class Session(chainer.FunctionHook):
     def _finish_guided(self, guide: Guide) -> None:
         """What an iteration that has followed a plan tells about it."""
         followed = guide.plan
-        watch, self._stopwatch = self._stopwatch, None
-        lateness, self._lateness = self._lateness, None
+        instruments = self._instruments
+        watch, lateness = instruments.stopwatch, instruments.lateness
+        log, instruments.log = instruments.log, None
         self._finish_trace(guide)
-        self._executor.observer = None
-        log, self._log = self._log, None
-        self._stop_placing()
+        instruments.stop_following()
         if log is not None:
             guide.logs.append(log.finish())
         else:
@@ -883,20 +840,13 @@ class Session(chainer.FunctionHook):
         return self._measured
 
     def _finish_trace(self, guide: Guide) -> None:
-        if self._tracer is None:
+        tracer = self._instruments.tracer
+        if tracer is None or not self._whole:
             return
-        if self._whole and guide.problem is not None and guide.plan is not None:
+        if guide.problem is not None and guide.plan is not None:
             self.device.synchronize()
-            self._measured = _uncounted(
-                self._tracer.build, guide.problem.profile, guide.plan
-            )
+            self._measured = _uncounted(tracer.build, guide.problem.profile, guide.plan)
             self._trace_next = False
-        self._stop_tracing()
-
-    def _stop_tracing(self) -> None:
-        if self._tracer is not None:
-            self._tracer.close()
-        self._tracer = self._executor.observer = None
 
     @property
     def settled(self) -> bool:
@@ -929,7 +879,7 @@ class Session(chainer.FunctionHook):
         iteration follows: its time is then not counted as the iteration's.
         """
         if self._started and self._backward_seen and not self._depth:
-            self._enter()
+            self._instruments.enter()
             self._complete_last()
             self._end_iteration()
             self._started = False
@@ -939,21 +889,13 @@ class Session(chainer.FunctionHook):
     def _begin_placing(self, guide: Guide, may_log: bool) -> None:
         """Allocations of this iteration get their places, or are logged."""
         if guide.arena is not None:
-            self._placing = self.device.set_places(guide.arena)
+            placed = self._instruments.place(guide.arena)
             self._history.begin_placing()
-            if not self._placing:
+            if not placed:
                 guide.arena, guide.wants_arena = None, False
                 self._tell('no memory for the arena beside what the pool keeps')
         elif guide.wants_log and may_log:
-            self._log = AllocationLog(self.device)
-
-    def _stop_placing(self) -> None:
-        if self._placing:
-            self.device.seek(-1)
-            self._placing = False
-        if self._log is not None:
-            self._log.finish()
-            self._log = None
+            self._instruments.log_allocations()
 
     def _measured_links(self) -> tuple[Link, Link | None] | None:
         """Of RAM and of the disk; of the disk alone if there is no RAM to speak of.
@@ -1020,7 +962,7 @@ class Session(chainer.FunctionHook):
         """``'warm-up'``, ``'profiling'``, ``'guided'`` or ``'passive'``."""
         if self._guide is not None:
             return self._guide.stage.value
-        recorded = self._recorder is not None or not len(self._guides)
+        recorded = self._instruments.recorder is not None or not len(self._guides)
         return Stage.WARM_UP.value if recorded else 'passive'
 
     @property
@@ -1061,6 +1003,7 @@ class Session(chainer.FunctionHook):
         guide = self._guide
         guided = guide is not None and guide.stage is Stage.GUIDED
         verifier, self._executor.verifier = self._executor.verifier, None
+        verified = guided and verifier is not None
         entry = self._history.add(
             seconds,
             self._executor.counters,
@@ -1068,9 +1011,9 @@ class Session(chainer.FunctionHook):
             guided,
             self._foreign_bytes,
             self._splitter,
-            guided and verifier is not None,
+            verified,
         )
-        if guided and verifier is not None:
+        if verifier is not None and verified:
             self._verification.count(verifier)
         self._tell(
             f'iteration {self.iterations} ({self.state}): {format_seconds(seconds)}, '

@@ -11,7 +11,9 @@ from fuzz.checking import Result, check, shrunk
 
 from chainer_hybridmem.execution.feature_maps import LiveMap
 
-KEPT = pathlib.Path(__file__).parent / 'fuzz' / 'regressions.jsonl'
+FUZZ = pathlib.Path(__file__).parent / 'fuzz'
+KEPT = FUZZ / 'regressions.jsonl'
+DECLINED = FUZZ / 'declined.jsonl'  # what docs/reliability.md does not promise
 SEEDS = range(16)
 
 
@@ -19,6 +21,12 @@ SEEDS = range(16)
 def test_kept_cases_are_exact(line):
     result = check(Case.from_json(line))
     assert result.outcome == 'same', result.detail
+
+
+@pytest.mark.parametrize('line', DECLINED.read_text().splitlines())
+def test_what_is_not_promised_is_one_clear_error(line):
+    result = check(Case.from_json(line))
+    assert result.outcome == 'declined', result.detail
 
 
 def test_drawn_cases_are_exact():

@@ -117,7 +117,7 @@ class Regime(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Completes the operation before, then acts."""
         if not chainer.config.enable_backprop:
-            self._executor.bring_back(function)
+            self._executor.restore_maps(function)
             return
         self._complete_last()
         if self._in_backward:
@@ -130,7 +130,7 @@ class Regime(chainer.FunctionHook):
             self._position, self._backward_seen = 0, False
         k = self._position
         self._position += 1
-        self._executor.before_forward(k, function)
+        self._executor.before_forward(k, function, in_data)
         owns = self.device.owns
         names = {name for name, _ in graph.attribute_arrays(function, owns)}
         newest = self.device.allocation_id(self.device.allocate(1))

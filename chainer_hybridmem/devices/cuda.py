@@ -32,7 +32,6 @@ from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.places import Slab
 from chainer_hybridmem.devices.protocol import (
     Array,
-    Device,
     HostCopy,
     Mark,
     PlaceFigures,
@@ -49,7 +48,7 @@ from chainer_hybridmem.devices.store import (
     Store,
     check_available,
 )
-from chainer_hybridmem.devices.tiers import TieredStore
+from chainer_hybridmem.devices.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.devices.whole_blocks import WholeBlocks
 from chainer_hybridmem.errors import (
     OptionError,
@@ -69,7 +68,7 @@ _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
 _new_id = itertools.count(1).__next__  # over all devices, so never used twice
 
 
-class CudaDevice(Device):
+class CudaDevice(StoringDevice):
     """CuPy behind the device protocol.
 
     Args:
@@ -466,28 +465,6 @@ class CudaDevice(Device):
         return self._slab.table.figures() if self._slab else PlaceFigures(0, 0, 0)
 
     # -- copies -------------------------------------------------------------
-    @property
-    def host_bytes(self) -> int:
-        return self._store.ram_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._store.disk_bytes
-
-    @property
-    def host_refusal(self) -> str | None:  # type: ignore[override]
-        """See :class:`Device`."""
-        return self._store.refusal
-
-    def host_room(self, tier: Tier) -> int:
-        return self._store.room_bytes(tier)
-
-    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
-        self._store.reserve(ram_bytes, disk_bytes)
-
-    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
-        return self._store.take(nbytes, tier)
-
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         nbytes = self.root_bytes(root)
         space = _space(copy or self.host_copy(nbytes), nbytes)

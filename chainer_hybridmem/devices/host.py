@@ -25,7 +25,6 @@ from chainer_hybridmem.devices.copies import CopyThread, HostTransfer
 from chainer_hybridmem.devices.places import Table
 from chainer_hybridmem.devices.protocol import (
     Array,
-    Device,
     HostCopy,
     Mark,
     PlaceFigures,
@@ -35,14 +34,13 @@ from chainer_hybridmem.devices.protocol import (
     View,
 )
 from chainer_hybridmem.devices.store import FileStore, RamStore, Space
-from chainer_hybridmem.devices.tiers import TieredStore
+from chainer_hybridmem.devices.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,
     SessionError,
     SwapStoreError,
 )
-from chainer_hybridmem.plan import Tier
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
 
 
-class HostDevice(Device):
+class HostDevice(StoringDevice):
     """NumPy behind the device protocol.
 
     Args:
@@ -323,28 +321,6 @@ class HostDevice(Device):
         return self._table.figures()
 
     # -- copies -------------------------------------------------------------
-    @property
-    def host_bytes(self) -> int:
-        return self._store.ram_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._store.disk_bytes
-
-    @property
-    def host_refusal(self) -> str | None:  # type: ignore[override]
-        """See :class:`Device`."""
-        return self._store.refusal
-
-    def host_room(self, tier: Tier) -> int:
-        return self._store.room_bytes(tier)
-
-    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
-        self._store.reserve(ram_bytes, disk_bytes)
-
-    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
-        return self._store.take(nbytes, tier)
-
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         nbytes = self.root_bytes(root)
         space = _space(copy or self.host_copy(nbytes), nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chainer_hybridmem.devices.protocol import Device, HostCopy
 from chainer_hybridmem.devices.store import NO_LIMIT, Space, Store
 from chainer_hybridmem.errors import HostFullError
 from chainer_hybridmem.plan import Tier
@@ -67,3 +68,36 @@ class TieredStore:
         self._ram.close()
         if self._disk is not None:
             self._disk.close()
+
+
+class StoringDevice(Device):
+    """A device whose host copies lie in a :class:`TieredStore`, ``_store``."""
+
+    _store: TieredStore
+
+    @property
+    def host_bytes(self) -> int:
+        """See :class:`Device`."""
+        return self._store.ram_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """See :class:`Device`."""
+        return self._store.disk_bytes
+
+    @property
+    def host_refusal(self) -> str | None:  # type: ignore[override]
+        """See :class:`Device`."""
+        return self._store.refusal
+
+    def host_room(self, tier: Tier) -> int:
+        """See :class:`Device`."""
+        return self._store.room_bytes(tier)
+
+    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
+        """See :class:`Device`."""
+        self._store.reserve(ram_bytes, disk_bytes)
+
+    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
+        """See :class:`Device`."""
+        return self._store.take(nbytes, tier)

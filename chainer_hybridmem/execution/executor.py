@@ -37,6 +37,14 @@ Note: [passive mode]
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
     as memory is free, and is the first to go again.
+
+Note: [written meanwhile]
+    The program may write into an array after a function has read it, and plain
+    Chainer's backward reads what that function has made of it. So the recorded trial
+    compares what functions have read once more when backward begins: nothing is
+    recomputed from what has changed. In later iterations, what is the program's own, or
+    was held when backward began, gets a fingerprint when a function reads it that may
+    be replayed, and is compared then; not on CUDA, where this would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -47,10 +55,11 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
+from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
+Prints = tuple[int | None, ...]  # of the inputs of a function
 
 
 class Counters:
@@ -112,13 +122,19 @@ class Executor:
     Args:
         device (Device): Where the feature maps are.
         minimum_map_bytes (int): Smaller maps are left alone.
+        may_drop (bool): Whether maps that the host has no room for may be dropped and
+            made again without a plan.
     """
 
     def __init__(
-        self, device: Device, minimum_map_bytes: int = MINIMUM_MAP_BYTES
+        self,
+        device: Device,
+        minimum_map_bytes: int = MINIMUM_MAP_BYTES,
+        may_drop: bool = False,
     ) -> None:
         self.device = device
         self.minimum_map_bytes = minimum_map_bytes
+        self._may_drop = may_drop
         self.counters = Counters()
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
@@ -147,6 +163,9 @@ class Executor:
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
             weakref.WeakKeyDictionary()
         )  # of its parameters when a function ran
+        self._prints: weakref.WeakKeyDictionary[Any, Prints] = (
+            weakref.WeakKeyDictionary()
+        )  # of what a function has read, where somebody may change it
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
             weakref.WeakKeyDictionary()
         )  # with weak references to the functions that a pass covers
@@ -199,7 +218,6 @@ class Executor:
         self._copies = copies
         self._by_storage = {}
         self._functions = {}
-        self._busy = set()
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -207,26 +225,33 @@ class Executor:
             self._expect(owner, storage)
         if table is not None and not table.passive:
             for live in self._candidates():  # their memory will be needed
-                self.counters.swapped_out_bytes += self._start_swap_out(live)
+                self._start_swap_out(live)
 
     @property
     def older_bytes(self) -> int:
         """Of older graphs' maps on the device."""
         maps = self._by_allocation.values()
-        kinds = (State.AWAY, State.GONE)
-        return sum(live.nbytes for live in maps if live.state not in kinds)
+        away = (State.AWAY, State.GONE)
+        return sum(live.nbytes for live in maps if live.state not in away)
 
     def _expect(self, owner: owners.Owner, storage: int) -> None:
         array = owner.get()
         if storage < 0 or array is None:
             return
         live = PersistentMap(self.device, owner, array, self._recall)
-        live.storage, live.copy = storage, self._copies.get(storage)
-        live.tier = None if self._table is None else self._table.tiers.get(storage)
-        self._by_storage[storage] = live
+        self._assign(live, storage)
         self._crossing.append(live)
         if owner.node is not None:
             self._parameters[owner.node] = live
+
+    def _assign(self, live: LiveMap, storage: int) -> None:
+        """A map is that storage of the plan now followed."""
+        assert self._table is not None
+        live.storage = storage
+        live.tier = self._table.tiers.get(storage)
+        self._by_storage[storage] = live
+        if live.copy is None:
+            live.copy = self._copies.get(storage)
 
     def park(self, holders: Iterable[owners.Owner]) -> None:
         """Moves arrays out for an iteration that is recorded, as far as they may.
@@ -285,8 +310,10 @@ class Executor:
             if function is None:
                 continue
             self._know_recipe(number, function)
-            for live in self.maps_of(function):
-                self._adopt(live, former)
+            if function not in self._prints:
+                self._guard(number, function, map(graph.node_array, function.inputs))
+        for live in self._by_allocation.values():
+            self._adopt(live, former)
         for live in self._crossing:
             storage = table.crossing.get(live.label, -1)
             self._take_copy(live, former, storage)
@@ -299,26 +326,23 @@ class Executor:
             self._table.storage_of.get(slot, -1) for slot in live.present_slots()
         )
         storage = next((storage for storage in storages if storage >= 0), -1)
-        if storage < 0 or storage not in self._by_storage:
-            self._take_copy(live, former, storage)
+        taken = storage in self._by_storage
+        self._take_copy(live, former, -1 if taken else storage)
 
     def _take_copy(
         self, live: LiveMap, former: dict[int, HostCopy], storage: int
     ) -> None:
         if live.storage >= 0 and former.get(live.storage) is live.copy:
             former.pop(live.storage, None)
-        live.storage = storage
-        live.tier = None if self._table is None else self._table.tiers.get(storage)
+        live.storage, live.tier = -1, None
         if storage < 0:
             return
-        self._by_storage[storage] = live
-        if live.copy is None:
-            live.copy = self._copies.get(storage)
-            return
-        unused = self._copies.get(storage)
-        if unused is not None and unused is not live.copy:
-            unused.close()
-        self._copies[storage] = live.copy
+        unused, copy = self._copies.get(storage), live.copy
+        self._assign(live, storage)
+        if copy is not None and unused is not copy:
+            if unused is not None:
+                unused.close()
+            self._copies[storage] = copy
 
     def _catch_up(self, table: ActionTable, k: int) -> None:
         """What a plan has let go before operation k goes now."""
@@ -384,7 +408,7 @@ class Executor:
         """Copies out what is left of older graphs, so that no recording counts it."""
         candidates = list(self._candidates())
         for live in candidates:
-            self.counters.swapped_out_bytes += self._start_swap_out(live)
+            self._start_swap_out(live)
         for live in candidates:
             self._evict(live)
 
@@ -406,20 +430,21 @@ class Executor:
         self._bring_home()
 
     # -- what the hooks call --------------------------------------------------
-    def before_forward(self, k: int, function: Any) -> None:
+    def before_forward(self, k: int, function: Any, inputs: Sequence[Array]) -> None:
         """Before forward operation k issues anything."""
         self._stuck.clear()
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
+            self._guard(k, function, inputs)
             self._act(k)
-        self.bring_back(function)
+        self.restore_maps(function)
 
-    def bring_back(self, function: Any) -> None:
+    def restore_maps(self, function: Any) -> None:
         """A function that is applied once more finds its attributes."""
         for live in self.maps_of(function):
-            if live.state not in (State.RESIDENT, State.LEAVING):
+            if not live.present:
                 self._restore(live)
 
     def _know_recipe(self, k: int, function: Any) -> None:
@@ -428,6 +453,28 @@ class Executor:
         if recipe is not None:
             covered = [self._functions.get(c) for c in recipe.covers[:-1]]
             self._recipes[function] = recipe, covered
+
+    def _guard(self, k: int, function: Any, inputs: Iterable[Array | None]) -> None:
+        """Remembers what a function reads that may be replayed."""
+        table = self._table
+        assert table is not None
+        if k in table.replayed or (self._may_drop and k in table.recipes):
+            self._prints[function] = self._prints_of(inputs, k in table.exposed)
+
+    def _prints_of(self, arrays: Iterable[Array | None], exposed: bool) -> Prints:
+        """Of what the program may change in place; see [written meanwhile]."""
+        if self.device.asynchronous:
+            return ()
+        return tuple(
+            _fingerprint(array) if self._may_change(array, exposed) else None
+            for array in arrays
+        )
+
+    def _may_change(self, array: Array | None, exposed: bool) -> bool:
+        if array is None or not self.device.owns(array):
+            return False
+        allocation = self.device.allocation_id(array)
+        return not allocation or (exposed and allocation not in self.permanent)
 
     @property
     def graph_is_dead(self) -> bool:
@@ -456,29 +503,12 @@ class Executor:
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
         maps: list[LiveMap] = []
         for slot, owner, array in graph.find_slots(function, k, device.owns):
-            allocation = device.allocation_id(array)
-            if owners.is_parameter(owner):
-                self.permanent.add(allocation)  # it may have been made just now
-            elif allocation in self.permanent:
-                self.pinned.add(allocation)
-            if allocation == 0 or allocation in self.permanent:
-                continue
-            if slot.kind is SlotKind.ATTRIBUTE and passes.stays(
-                function, str(slot.key)
-            ):
-                continue
-            live = self._by_allocation.get(allocation)
+            live = self._map_for(function, slot, owner, array)
             if live is None:
-                live = self._returned(owner, array)
-            if live is None:
-                nbytes = device.root_bytes(device.root(array))
-                if nbytes < self.minimum_map_bytes:
-                    continue
-                live = LiveMap(device, allocation, nbytes)
-                self._by_allocation[allocation] = live
+                continue
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
-            if live.storage < 0 and not live.copied:
+            if live.storage < 0:  # no plan owns its copy, which is worth nothing now
                 self._close_copy(live)
             live.uses.add(self._serial)
             live.outlives = live.outlives or slot in self._outliving
@@ -489,10 +519,7 @@ class Executor:
             if table is not None and live.storage < 0:
                 storage = table.storage_of.get(slot, -1)
                 if storage >= 0:
-                    live.storage = storage
-                    live.copy = self._copies.get(storage)
-                    live.tier = table.tiers.get(storage)
-                    self._by_storage[storage] = live
+                    self._assign(live, storage)
         for node in graph.retained_inputs(function):  # evicted since it has run
             found = self._by_node.get(node) if node._data is None else None
             if found is not None and found not in maps:
@@ -505,6 +532,29 @@ class Executor:
             self._by_function[function] = maps
         if self.verifier is not None:
             self.verifier.made(maps)
+
+    def _map_for(
+        self, function: Any, slot: Slot, owner: Any, array: Array
+    ) -> LiveMap | None:
+        """The feature map that an array in the graph is, if it is one."""
+        device = self.device
+        allocation = device.allocation_id(array)
+        if owners.is_parameter(owner):
+            self.permanent.add(allocation)  # it may have been made just now
+        elif allocation in self.permanent:
+            self.pinned.add(allocation)
+        if allocation == 0 or allocation in self.permanent:
+            return None
+        if slot.kind is SlotKind.ATTRIBUTE and passes.stays(function, str(slot.key)):
+            return None
+        live = self._by_allocation.get(allocation) or self._returned(owner, array)
+        if live is None:
+            nbytes = device.root_bytes(device.root(array))
+            if nbytes < self.minimum_map_bytes:
+                return None
+            live = LiveMap(device, allocation, nbytes)
+            self._by_allocation[allocation] = live
+        return live
 
     def _keep_leaves(self, function: Any) -> None:
         """Running statistics that a function reads: the next forward changes them."""
@@ -539,7 +589,7 @@ class Executor:
             for live in maps:
                 if live.vacated:
                     live.move_back()
-                if live.state not in (State.RESIDENT, State.LEAVING):
+                if not live.present:
                     self._restore(live)
         if self._stray:
             self._prefetch(self._serials.get(function, -1))
@@ -582,7 +632,7 @@ class Executor:
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int) -> None:
-        table, counters = self._table, self.counters
+        table = self._table
         assert table is not None
         if table.passive:
             return
@@ -590,9 +640,7 @@ class Executor:
         for storage in table.swap_outs.get(k, ()):
             live = maps.get(storage)
             if live is not None:
-                counters.swapped_out_bytes += self._start_swap_out(live)
-                if live.copy is not None:
-                    self._copies[storage] = live.copy
+                self._start_swap_out(live)
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
@@ -602,7 +650,7 @@ class Executor:
             self.observer.released()
         for storage in table.swap_ins.get(k, ()):
             if storage in maps:
-                counters.swapped_in_bytes += self._start_swap_in(maps[storage])
+                self._start_swap_in(maps[storage])
         for storage in table.needs.get(k, ()):
             if storage in maps:
                 self._finish_swap_in(maps[storage])
@@ -649,19 +697,21 @@ class Executor:
             return False
         return not live.transfer.done()
 
-    def _start_swap_out(self, live: LiveMap) -> int:
+    def _start_swap_out(self, live: LiveMap) -> None:
         if self.verifier is not None:
             self.verifier.leaves(live)
         nbytes = live.start_swap_out()
+        self.counters.swapped_out_bytes += nbytes
+        if live.storage >= 0 and live.copy is not None:
+            self._copies[live.storage] = live.copy
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-out', live.storage, live.transfer.span())
-        return nbytes
 
-    def _start_swap_in(self, live: LiveMap) -> int:
+    def _start_swap_in(self, live: LiveMap) -> None:
         nbytes = live.start_swap_in()
+        self.counters.swapped_in_bytes += nbytes
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-in', live.storage, live.transfer.span())
-        return nbytes
 
     def _release(self, live: LiveMap) -> None:
         if self._waits(live):
@@ -744,14 +794,41 @@ class Executor:
             self._refuse_updated(other)
         verifier = self.verifier
         again = [*functions, function]
+        fetch = self._reader(again)
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return passes.run(again, self._materialise)
-            inputs = tuple(self._materialise(node) for node in function.inputs)
-            self._bring_back(function, recipe.attributes)
+                return passes.run(again, fetch)
+            inputs = tuple(fetch(node) for node in function.inputs)
+            self._restore_attributes(function, recipe.attributes)
             return graph.replay(
                 before, function, recipe.attributes, inputs, self.device
             )
+
+    def _reader(self, functions: Iterable[Any]) -> Callable[[Any], Array]:
+        """Gives replays the arrays of nodes; see [written meanwhile]."""
+        prints = {
+            node: (value, function)
+            for function in functions
+            for node, value in zip(
+                function.inputs, self._prints.get(function, ()), strict=False
+            )
+            if value is not None
+        }
+
+        def fetch(node: Any) -> Array:
+            array = self._materialise(node)
+            if node in prints:
+                value, function = prints[node]
+                if _fingerprint(array) != value:
+                    raise SessionError(
+                        f'An array of {array.nbytes} bytes has been changed in place '
+                        f'since {graph.function_name(function)} has read it, and a '
+                        f'feature map was to be recomputed from it: write into a copy '
+                        f'instead, or use a planner that only swaps, such as swap-opt.'
+                    )
+            return array
+
+        return fetch
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
@@ -769,10 +846,10 @@ class Executor:
                 f'swap-opt.'
             )
 
-    def _bring_back(self, function: Any, attributes: tuple[str, ...]) -> None:
+    def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores what a replay reads from a function, where a plan has not."""
         for live in self.maps_of(function) if attributes else ():
-            if live.state not in (State.RESIDENT, State.LEAVING) and any(
+            if not live.present and any(
                 reference.slot.kind is SlotKind.ATTRIBUTE
                 and reference.slot.key in attributes
                 for reference in live.slots
@@ -793,6 +870,9 @@ class Executor:
             self._restore(live)
             return node._data
         function = node.creator_node
+        if function is None and live is not None:
+            self._make_again(live)  # detached: another node has its maker
+            return node._data
         if function is None:
             raise SessionError(
                 'An input of a recomputed function is not in memory any more; keep '
@@ -810,7 +890,7 @@ class Executor:
         """Brings a map back now, whatever the plan said."""
         if live.state is State.AWAY:
             self.counters.restores += 1
-            self.counters.swapped_in_bytes += self._start_swap_in(live)
+            self._start_swap_in(live)
         self._finish_swap_in(live)
         if live.state is State.GONE:
             self.counters.restores += 1
@@ -818,13 +898,16 @@ class Executor:
 
     def _recreate(self, live: LiveMap) -> None:
         try:
-            for reference in live.slots:
-                array = self._made_again(reference)
-                if array is not None:
-                    live.refill(self.device.root(array))
-                    return
+            self._make_again(live)
         finally:
             self._temporaries.clear()
+
+    def _make_again(self, live: LiveMap) -> None:
+        for reference in live.slots:
+            array = self._made_again(reference)
+            if array is not None:
+                live.refill(self.device.root(array))
+                return
         raise SessionError(
             f'A feature map of {live.nbytes} bytes was dropped after its last '
             f'planned use and is asked for again; run the iteration that uses it '
@@ -864,7 +947,7 @@ class Executor:
                     return
                 try:
                     with device.without_reclaim():
-                        self.counters.swapped_in_bytes += self._start_swap_in(live)
+                        self._start_swap_in(live)
                 except MemoryError:  # not in one piece
                     return
                 free_bytes -= live.nbytes
@@ -885,12 +968,16 @@ class Executor:
         device = self.device
         goal = device.used_bytes - missing_bytes
         self.spare.clear()
-        leaving = [m for m in self._by_allocation.values() if m.state is State.LEAVING]
+        leaving = [
+            live
+            for live in self._by_allocation.values()
+            if live.state is State.LEAVING and live not in self._busy
+        ]
         candidates = itertools.chain(leaving, self._candidates())
         failure: SwapStoreError | None = None
-        for live in candidates:
-            if device.used_bytes <= goal:
-                candidates = itertools.chain((live,), candidates)
+        while device.used_bytes > goal:
+            live = next(candidates, None)
+            if live is None:
                 break
             try:
                 self._evict(live)
@@ -922,7 +1009,7 @@ class Executor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                self.counters.swapped_out_bytes += self._start_swap_out(live)
+                self._start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -941,10 +1028,8 @@ class Executor:
 
     def _put_away(self, live: LiveMap) -> None:
         """Frees the device memory of a map that has to come back."""
-        self.counters.swapped_out_bytes += self._start_swap_out(live)
+        self._start_swap_out(live)
         self._release(live)
-        if live.storage >= 0 and live.copy is not None:
-            self._copies[live.storage] = live.copy
 
     def _drop_exact(self, live: LiveMap) -> None:
         """Drops a map that the host has no room for, if it can be made again."""
@@ -956,7 +1041,7 @@ class Executor:
         resident = [
             live
             for live in self._by_allocation.values()
-            if live.state in (State.RESIDENT, State.LEAVING) and live.alive()
+            if live.present and live.alive()
         ]
         busy = sum(live.nbytes for live in resident if live in self._busy)
         held = sum(
@@ -966,6 +1051,11 @@ class Executor:
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self.device.used_bytes, busy, held, stuck)
+
+
+def _fingerprint(array: Array) -> int:
+    """With NumPy's own memory, which the host device does not count."""
+    return contextvars.Context().run(fingerprint, array)
 
 
 def _needed_at(live: LiveMap) -> int:

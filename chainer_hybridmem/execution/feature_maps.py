@@ -88,6 +88,11 @@ class LiveMap:
         self.state = State.RESIDENT
 
     @property
+    def present(self) -> bool:
+        """Whether the graph has it now."""
+        return self.state in (State.RESIDENT, State.LEAVING)
+
+    @property
     def transfer(self) -> Transfer | None:
         """The copy under way; it keeps the memory alive."""
         return self._transfer

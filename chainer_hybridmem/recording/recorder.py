@@ -33,9 +33,9 @@ from chainer_hybridmem.profile import (
 )
 from chainer_hybridmem.recompute import passes
 from chainer_hybridmem.recording.verification import (
+    Reading,
     Verdict,
     Walker,
-    checksum,
     verify,
     verify_pass,
 )
@@ -104,7 +104,8 @@ class Recorder:
         self._graph_end = -1
         self._held: tuple[int, Any, tuple[Array, ...]] | None = None
         self._pristine: Any = None
-        self._checksums: list[int] = []
+        self._reading: list[Reading] = []
+        self._readings: list[tuple[_Step, Reading]] = []
         self._watched: list[Any] = []  # weak references to where backward begins
         self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
         self._functions: dict[int, Any] = {}  # weak references; some die at once
@@ -143,7 +144,7 @@ class Recorder:
         self._steps.append(_Step(label, Phase.FORWARD, hook, -1, specs, reads))
         if self.trial:
             self._pristine = graph.pristine(function)
-            self._checksums = [checksum(self.device, x) for x in inputs]
+            self._reading = [Reading(self.device, x) for x in inputs]
         self._before = {
             name for name, _ in graph.attribute_arrays(function, self.device.owns)
         }
@@ -162,11 +163,7 @@ class Recorder:
         if not self.trial:
             return
         step = self._steps[-1]
-        for allocation, before, array in zip(
-            step.reads, self._checksums, inputs, strict=True
-        ):
-            if allocation and checksum(self.device, array) != before:
-                step.written.add(allocation)  # see verification, [in place]
+        step.written.update(r.allocation for r in self._reading if r.changed())
         if not step.written:
             self._held = (len(self._steps) - 1, self._pristine, inputs)
 
@@ -175,6 +172,7 @@ class Recorder:
         step, device = self._steps[k], self.device
         self._functions[k] = weakref.ref(function)
         self._positions[function] = k
+        self._keep_readings(step, function)
         for live in self.executor.maps_of(function):
             slots = self._slots.setdefault(live.allocation, [])
             slots += [slot for slot in live.present_slots() if slot not in slots]
@@ -306,6 +304,7 @@ class Recorder:
         """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
         self.executor.spare.clear()
+        self._find_written()
         for k, reference in self._functions.items():
             step, function = self._steps[k], reference()
             if function is None or function.inputs is None:
@@ -314,6 +313,24 @@ class Recorder:
                 (allocation, self._source(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )
+
+    def _keep_readings(self, step: _Step, function: Any) -> None:
+        """For :meth:`_find_written`; a replay reads copies of running statistics."""
+        readings, self._reading = self._reading, []
+        if readings and function.inputs is not None:
+            self._readings += [
+                (step, reading)
+                for node, reading in zip(function.inputs, readings, strict=True)
+                if is_parameter(node)
+                or reading.allocation not in self.executor.permanent
+            ]
+
+    def _find_written(self) -> None:
+        """What the program has changed in place since a function has read it."""
+        for step, reading in self._readings:
+            if reading.changed():
+                step.written.add(reading.allocation)
+        self._readings.clear()
 
     def _source(self, node: Any) -> int | None:
         """Where a replay gets the array of a node from.
@@ -335,6 +352,7 @@ class Recorder:
         self._held = self._walker = None
         self._watched.clear()
         self._chains.clear()
+        self._readings.clear()
         self.executor.spare.clear()
         self.device.take_events()
 
@@ -637,6 +655,7 @@ class _Builder:
             if slot.kind is SlotKind.ATTRIBUTE and slot.key in verdict.attributes
         )
         unwritten = self.written.isdisjoint({*inputs, *made})
+        unwritten = unwritten and not any(0 in step.written for step in covered)
         reachable = all(
             step.input_nodes and all(source in exact for _, source in step.input_nodes)
             for step in covered

@@ -15,7 +15,8 @@ import dataclasses
 import mmap
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from chainer_hybridmem import graph
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
+from chainer_hybridmem.execution.feature_maps import memory_of, nothing
 from chainer_hybridmem.recompute import passes
 
 SHORT_SECONDS = 0.01
@@ -76,13 +78,44 @@ class Walker:
         np.add(part, 1, out=part)
 
 
-def checksum(device: Device, array: Any) -> int:
-    """Of the allocation that an array is in; 0 for what is not the device's."""
-    if not device.owns(array):
-        return 0
-    root = device.root(array)
-    nbytes = device.root_bytes(root)
-    return fingerprint(device.restore(root, View(0, (nbytes,), (1,), '|u1')))
+class Reading:
+    """What a forward function has read, to find out whether it changes later.
+
+    The whole allocation is compared where the device knows it, else the array.
+
+    Args:
+        device (Device): Where it is.
+        array (Array): What is read.
+
+    Attributes:
+        allocation (int): Id of the allocation; 0 for what is not the device's.
+    """
+
+    def __init__(self, device: Device, array: Any) -> None:
+        self._device = device
+        owned = device.owns(array)
+        self.allocation = device.allocation_id(array) if owned else 0
+        self._memory: Callable[[], Any] = nothing
+        if self.allocation:
+            self._memory = memory_of(device, array)
+        elif owned:
+            self._memory = weakref.ref(array)
+        self._before = self._checksum()
+
+    def _checksum(self) -> int | None:
+        """None if nobody has it any more."""
+        memory = self._memory()
+        if memory is None:
+            return None
+        if not self.allocation:
+            return fingerprint(memory)
+        whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
+        return fingerprint(self._device.restore(memory, whole))
+
+    def changed(self) -> bool:
+        """Whether somebody has written into it since."""
+        now = self._checksum()
+        return now is not None and now != self._before
 
 
 def verify(

@@ -16,7 +16,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from chainer_hybridmem import graph, planners
-from chainer_hybridmem.errors import OptionError, VerificationError
+from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap
@@ -279,7 +279,9 @@ class Changing(chainer.Chain):
         return F.softmax_cross_entropy(self.last(h), t)
 
 
-@pytest.mark.parametrize('planner', ['in-core', 'swap-all', 'swap-opt', 'hybrid'])
+@pytest.mark.parametrize(
+    'planner', ['in-core', 'swap-all', 'swap-opt', 'hybrid', 'checkpoint-sqrt']
+)
 def test_what_the_program_changes_itself_is_no_mismatch(planner, data):
     expected = networks.train(Changing, data)[0]
     limit = '1GB' if planner == 'in-core' else 2_600_000
@@ -290,16 +292,57 @@ def test_what_the_program_changes_itself_is_no_mismatch(planner, data):
     assert session.verdict.iterations == 3 and session.verdict.maps > 9
 
 
-def test_a_map_recomputed_from_what_the_program_has_changed_is_found(data):
-    """Held and written into after the function that is run again has read it."""
-    with pytest.raises(VerificationError, match='Tanh.*planned: recompute'):
-        networks.train(
-            Changing,
-            data,
-            memory_limit=2_600_000,
-            planner='checkpoint-sqrt',
-            verify=True,
-        )
+class ChangingLate(chainer.Chain):
+    """Begins to write into what functions have read once a plan rests on that."""
+
+    late = 6  # iterations
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.last = L.Linear(None, 10)
+        self.calls = 0
+
+    def forward(self, x, t):
+        self.calls += 1
+        variable = chainer.Variable(x)  # one for both
+        h = self.conv(variable) + self.conv(F.tanh(variable))
+        self.held = h = F.sigmoid(h)
+        h = F.tanh(F.sigmoid(F.tanh(h)))
+        if self.calls > self.late:
+            self.write(x)
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+class HeldChangesLate(ChangingLate):
+    def write(self, x):
+        self.held.array[...] *= 0.5
+
+
+class InputChangesLate(ChangingLate):
+    def write(self, x):
+        x[0, 0] = x[0, 0, ::-1].copy()  # the same numbers in another order
+
+
+class InputOfTheSession(InputChangesLate):
+    def forward(self, x, t):
+        return super().forward(x * np.float32(1), t)
+
+
+@pytest.mark.parametrize(
+    'network', [HeldChangesLate, InputChangesLate, InputOfTheSession]
+)
+def test_nothing_is_recomputed_from_what_the_program_has_changed(network, data):
+    class Steady(network):
+        late = 10**9
+
+    options = {'memory_limit': '1GB', 'planner': 'checkpoint-speed'}
+    data = [(x.copy(), t) for x, t in data]
+    session = networks.train(Steady, data, **options)[1]
+    assert session.plan.replays
+    with pytest.raises(SessionError, match='changed in place since .* has read it'):
+        networks.train(network, data, **options)
 
 
 def test_iterations_that_leave_their_plan_are_not_counted(data):
