@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import networks
 import pytest
 
-from chainer_hybridmem import compat  # makes Chainer importable, so before it
+from chainer_hybridmem import compat, session
+from chainer_hybridmem.profile import Link
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +19,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason='needs CuPy and a CUDA GPU')
     for item in marked:
         item.add_marker(skip)
+
+
+@pytest.fixture(scope='module')
+def data(request: pytest.FixtureRequest) -> list[tuple[Any, Any]]:
+    """As many batches as the module's ``ITERATIONS`` say."""
+    return networks.batches(request.module.ITERATIONS)
+
+
+@pytest.fixture(scope='module')
+def in_core(data: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """What plain Chainer makes of them."""
+    return networks.train(networks.Everything, data)[0]
+
+
+@pytest.fixture(scope='module')
+def peak(data: list[tuple[Any, Any]]) -> int:
+    """Bytes that they need in-core."""
+    _, session = networks.train(
+        networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
+    )
+    return int(session.statistics()['in_core_peak_bytes'])
+
+
+@pytest.fixture
+def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions know the link to the store and need not measure it."""
+    link = Link(
+        latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
+    )
+    monkeypatch.setattr(session, 'measure_link', lambda device, **_: link)

@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -31,15 +30,50 @@ def poisoned_memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def late_copies(seed: int, delays: tuple[float, ...]) -> Iterator[None]:
-    """Each copy begins after one of the delays, by chance."""
-    execute, chance = copies.CopyThread._execute, random.Random(seed)
+    """Each copy begins after one of the delays, by chance, in seconds.
+
+    A delay ends when somebody waits for a copy of the same thread: while nobody does,
+    copies are as late as they can be, and then they keep nobody from going on.
+    """
+    execute, wait = copies.CopyThread._execute, copies.HostCompletion.wait
+    chance = random.Random(seed)
+    awaited: dict[threading.Thread, _Awaited] = collections.defaultdict(_Awaited)
 
     def late(self: copies.CopyThread, job: Any) -> None:
-        time.sleep(chance.choice(delays))
+        awaited[threading.current_thread()].event.wait(chance.choice(delays))
         execute(self, job)
 
-    with mock.patch.object(copies.CopyThread, '_execute', late):
+    def impatient(self: copies.HostCompletion) -> None:
+        if self.done():
+            return wait(self)
+        with awaited[self._thread]:
+            return wait(self)
+
+    with (
+        mock.patch.object(copies.CopyThread, '_execute', late),
+        mock.patch.object(copies.HostCompletion, 'wait', impatient),
+    ):
         yield
+
+
+class _Awaited:
+    """Whether anybody waits for copies of one thread."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._waiting += 1
+            self.event.set()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self.event.clear()
 
 
 class Clock:

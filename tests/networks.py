@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
 # What planners have to be told to act, and to be quick about it.
 OPTIONS: dict[str, dict[str, Any]] = {
     'exact': {'time_limit': 5.0},
+    'autoswap-bo': {'evaluations': 10},  # the last two by regression
     'manual': {'actions': {'*': 'swap', '*MaxPoolingND': 'recompute'}},
 }
 
@@ -103,9 +105,19 @@ def train(
     make: Callable[[], chainer.Chain],
     data: list[tuple[Any, Any]],
     seed: int = 0,
+    before: Callable[[Any, int], object] = lambda model, i: None,
+    after: Callable[[Any, int], object] = lambda session, i: None,
     **options: Any,
 ) -> tuple[dict[str, Any], Any]:
     """Trains from a fixed seed, with a session if there are options for one.
+
+    Args:
+        make: The network.
+        data: A batch for each iteration.
+        seed: Of parameters and masks.
+        before: Called with the model and the number of the iteration that follows.
+        after: Called with the session and the number of the iteration that is over.
+        options: Of the session.
 
     Returns:
         Everything that must be equal, and the session (or None).
@@ -114,23 +126,32 @@ def train(
     model = make()
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     losses: list[float] = []
-
-    def loop() -> None:
-        for x, t in data:
-            loss = model(x, t)
-            model.cleargrads()
-            loss.backward()
-            losses.append(float(loss.array))
-            del loss
-            optimizer.update()
-
-    session = None
-    if options:
-        with chainer_hybridmem.optimize(model, **options) as session:
-            loop()
-    else:
-        loop()
+    with session_for(model, options) as session:
+        for i, batch in enumerate(data):
+            before(model, i)
+            losses.append(iterate(model, optimizer, *batch))
+            after(session, i)
     return outcome(model, losses), session
+
+
+def session_for(
+    model: chainer.Link, options: dict[str, Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """A session with the options; without any, nothing at all."""
+    if options:
+        return chainer_hybridmem.optimize(model, **options)
+    return contextlib.nullcontext()
+
+
+def iterate(model: chainer.Link, optimizer: chainer.Optimizer, *batch: Any) -> float:
+    """Trains once and returns the loss; the graph dies before the update."""
+    loss = model(*batch)
+    model.cleargrads()
+    loss.backward()
+    value = float(loss.array)
+    del loss
+    optimizer.update()
+    return value
 
 
 def outcome(model: chainer.Chain, losses: list[float]) -> dict[str, Any]:

@@ -185,9 +185,11 @@ class Classifier(chainer.Chain):
 
     def forward(self, x: Any, t: Any) -> Any:
         h = self.trunk(x)
-        h = F.max_pooling_2d(h, 2)
-        h = F.mean(h, axis=(2, 3))
-        return F.softmax_cross_entropy(self.head(h), t)
+        return self.loss(F.max_pooling_2d(h, 2), t)
+
+    def loss(self, h: Any, t: Any) -> Any:
+        """Of features, whoever has made them."""
+        return F.softmax_cross_entropy(self.head(F.mean(h, axis=(2, 3))), t)
 
 
 def pictures(
@@ -213,12 +215,26 @@ def seeded(seed: int = 0) -> np.random.RandomState:
     return np.random.RandomState(seed + 1)
 
 
-def step(model: Any, optimizer: Any, *arguments: Any) -> Any:
-    """A usual iteration; the loss lives on, as in most people's loops."""
-    loss = model(*arguments)
+def begin(
+    make: Callable[[], Any] = Classifier, optimizer: chainer.Optimizer | None = None
+) -> tuple[np.random.RandomState, Any, chainer.Optimizer]:
+    """A generator for the data, a model made after seeding, and its optimizer."""
+    rng = seeded()
+    model = make()
+    return rng, model, start(model, optimizer)
+
+
+def learn(model: chainer.Link, optimizer: chainer.Optimizer, loss: Any) -> None:
+    """What follows forward; who calls it holds the loss, and lets go of it."""
     model.cleargrads()
     loss.backward()
     optimizer.update()
+
+
+def step(model: Any, optimizer: Any, *arguments: Any) -> Any:
+    """A usual iteration; the loss lives on, as in most people's loops."""
+    loss = model(*arguments)
+    learn(model, optimizer, loss)
     return loss
 
 
@@ -226,9 +242,7 @@ def step(model: Any, optimizer: Any, *arguments: Any) -> Any:
 @scenario(signatures=2)
 def last_small_batch(run: Run) -> None:
     """Epochs of four batches, of which the last one is smaller."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(10):
             for n in (8, 8, 8, 5):
@@ -239,9 +253,7 @@ def last_small_batch(run: Run) -> None:
 @scenario(signatures=1)
 def evaluation_without_graph(run: Run) -> None:
     """Evaluation in test mode, now and then."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(14):
             loss = step(model, optimizer, *pictures(rng))
@@ -255,9 +267,7 @@ def evaluation_without_graph(run: Run) -> None:
 @scenario(deviations=8)
 def evaluation_with_graph(run: Run) -> None:
     """Evaluation in test mode that builds a graph nobody goes backward through."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(40):
             loss = step(model, optimizer, *pictures(rng))
@@ -272,9 +282,7 @@ def evaluation_with_graph(run: Run) -> None:
 @scenario(signatures=3, evictions=True)
 def multi_scale(run: Run) -> None:
     """Every iteration has one of three sizes of pictures."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(36):
             insize = rng.choice((12, 16, 20))
@@ -285,9 +293,7 @@ def multi_scale(run: Run) -> None:
 @scenario(share=0.5)
 def refilled_input_buffer(run: Run) -> None:
     """One input array for all batches; the old loss lives during the next forward."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.0))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         x, t = np.zeros((8, 3, 16, 16), np.float32), np.zeros(8, np.int32)
         for _ in range(12):
@@ -314,9 +320,7 @@ class LanguageModel(chainer.Chain):
 @scenario(signatures=None, steady=False, deviations=None)
 def language_model_lengths(run: Run) -> None:
     """Backpropagation through time over 5 to 35 words; the state is carried over."""
-    rng = seeded()
-    model = LanguageModel()
-    optimizer = start(model, chainer.optimizers.SGD(0.5))
+    rng, model, optimizer = begin(LanguageModel, chainer.optimizers.SGD(0.5))
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
     with run.training(model):
         for i in range(16):
@@ -357,9 +361,7 @@ class Translator(chainer.Chain):
 @scenario(signatures=4, deviations=8, share=0.7)
 def sequence_to_sequence(run: Run) -> None:
     """Two lengths of sources, two of targets, in random pairs."""
-    rng = seeded()
-    model = Translator()
-    optimizer = start(model, chainer.optimizers.Adam())
+    rng, model, optimizer = begin(Translator, chainer.optimizers.Adam())
     with run.training(model):
         for _ in range(40):
             m, n = rng.choice((4, 7)), rng.choice((5, 8))
@@ -430,18 +432,14 @@ def gan_second_forward(run: Run) -> None:
             fake = generator(noise(rng))
             loss = F.sum(F.softplus(-discriminator(x))) / 8
             loss += F.sum(F.softplus(discriminator(fake.array))) / 8
-            discriminator.cleargrads()
-            loss.backward()
-            d_optimizer.update()
+            learn(discriminator, d_optimizer, loss)
             run.record(both, loss=loss)
             loss = F.sum(F.softplus(-discriminator(generator(noise(rng))))) / 8
-            generator.cleargrads()
-            loss.backward()
-            g_optimizer.update()
+            learn(generator, g_optimizer, loss)
             run.record(both, loss=loss)
 
 
-@scenario(signatures=2, evictions=True, steady=False)
+@scenario(signatures=2, evictions=True)
 def gan_shared_graph(run: Run) -> None:
     """The updater of Chainer's DCGAN: two losses over one graph, updates between."""
     rng = seeded()
@@ -452,14 +450,10 @@ def gan_shared_graph(run: Run) -> None:
             y_real = discriminator(x)
             y_fake = discriminator(generator(noise(rng)))
             loss = F.sum(F.softplus(-y_real)) / 8 + F.sum(F.softplus(y_fake)) / 8
-            discriminator.cleargrads()
-            loss.backward()
-            d_optimizer.update()
+            learn(discriminator, d_optimizer, loss)
             run.record(both, loss=loss)
             loss = F.sum(F.softplus(-y_fake)) / 8
-            generator.cleargrads()
-            loss.backward()
-            g_optimizer.update()
+            learn(generator, g_optimizer, loss)
             run.record(both, loss=loss)
 
 
@@ -475,21 +469,15 @@ def gan_two_losses_first(run: Run) -> None:
             y_fake = discriminator(generator(noise(rng)))
             loss_d = F.sum(F.softplus(-y_real)) / 8 + F.sum(F.softplus(y_fake)) / 8
             loss_g = F.sum(F.softplus(-y_fake)) / 8
-            discriminator.cleargrads()
-            loss_d.backward()
-            d_optimizer.update()
-            generator.cleargrads()
-            loss_g.backward()
-            g_optimizer.update()
+            learn(discriminator, d_optimizer, loss_d)
+            learn(generator, g_optimizer, loss_g)
             run.record(both, loss_d=loss_d, loss_g=loss_g)
 
 
 @scenario()
 def gradient_accumulation(run: Run) -> None:
     """Four forwards and backwards for each update."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(4):
             model.cleargrads()
@@ -503,15 +491,11 @@ def gradient_accumulation(run: Run) -> None:
 @scenario()
 def losses_summed(run: Run) -> None:
     """Three losses, one backward."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(10):
             loss = sum(model(*pictures(rng)) for _ in range(3))
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -539,9 +523,7 @@ def two_losses_one_trunk(run: Run) -> None:
 @scenario(share=0.7)
 def backward_twice(run: Run) -> None:
     """The gradients of one loss are added twice."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(12):
             loss = model(*pictures(rng))
@@ -555,9 +537,7 @@ def backward_twice(run: Run) -> None:
 @scenario()
 def grad_twice(run: Run) -> None:
     """``chainer.grad`` asks twice, for other things, over the same graph."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for _ in range(12):
             x, t = pictures(rng)
@@ -588,14 +568,10 @@ def gradient_penalty(run: Run) -> None:
             norm = F.sqrt(F.batch_l2_norm_squared(gradient))
             loss = F.mean(critic(fake)) - F.mean(critic(x))
             loss += 10 * F.mean_squared_error(norm, np.ones_like(norm.array))
-            critic.cleargrads()
-            loss.backward()
-            d_optimizer.update()
+            learn(critic, d_optimizer, loss)
             run.record(both, loss=loss)
             loss = -F.mean(critic(generator(noise(rng))))
-            generator.cleargrads()
-            loss.backward()
-            g_optimizer.update()
+            learn(generator, g_optimizer, loss)
             run.record(both, loss=loss)
 
 
@@ -630,9 +606,7 @@ def stochastic_depth(run: Run) -> None:
 @scenario(signatures=2, deviations=2)
 def frozen_then_thawed(run: Run) -> None:
     """``disable_update`` and a trunk without a graph; later all of it is trained."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(20):
             x, t = pictures(rng)
@@ -645,18 +619,14 @@ def frozen_then_thawed(run: Run) -> None:
                 h.unchain_backward()
             h = F.mean(F.max_pooling_2d(h, 2), axis=(2, 3))
             loss = F.softmax_cross_entropy(model.head(h), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
 @scenario()
 def update_disabled(run: Run) -> None:
     """Some layers are not updated at first; the graph stays the same."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(13):
             if i == 0:
@@ -670,9 +640,7 @@ def update_disabled(run: Run) -> None:
 @scenario(signatures=2, deviations=2)
 def growing_network(run: Run) -> None:
     """A block is added in the middle of training."""
-    rng = seeded()
-    model = Classifier(Trunk(blocks=1))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(blocks=1)))
     with run.training(model):
         for i in range(20):
             if i == 8:
@@ -699,9 +667,7 @@ def lazy_in_a_later_iteration(run: Run) -> None:
                 h = F.relu(model.extra(h))
             h = F.mean(F.max_pooling_2d(h, 2), axis=(2, 3))
             loss = F.softmax_cross_entropy(model.head(h), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -716,7 +682,7 @@ def unchained_in_the_middle(run: Run) -> None:
         for _ in range(12):
             x, t = pictures(rng)
             h = model.trunk(x)
-            first = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            first = model.loss(h, t)
             model.cleargrads()
             first.backward()
             h.unchain_backward()
@@ -739,9 +705,7 @@ class Forgetful(Trunk):
 @scenario(share=0.9, evictions=True)
 def forgotten_blocks(run: Run) -> None:
     """``F.forget`` in the model: forwards in backward, hooks and all."""
-    rng = seeded()
-    model = Classifier(Forgetful())
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Forgetful()))
     with run.training(model):
         for _ in range(12):
             loss = step(model, optimizer, *pictures(rng))
@@ -752,9 +716,7 @@ def forgotten_blocks(run: Run) -> None:
 @scenario(deviations=2)
 def queue_of_features(run: Run) -> None:
     """Features of the last iterations are used in the next one (as in MoCo)."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         queue: list[Any] = []
         for _ in range(14):
@@ -764,9 +726,7 @@ def queue_of_features(run: Run) -> None:
             loss = F.softmax_cross_entropy(model.head(F.mean(features, (2, 3))), t)
             for old in queue:
                 loss += 0.1 * F.mean_squared_error(features, old)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             queue = [*queue, features.array][-2:]
             run.record(model, loss=loss)
 
@@ -774,20 +734,16 @@ def queue_of_features(run: Run) -> None:
 @scenario(deviations=2)
 def queue_of_variables(run: Run) -> None:
     """The same with Variables, whose graph lives on until they are let go."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         old = None
         for _ in range(14):
             x, t = pictures(rng)
             h = model.trunk(x)
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            loss = model.loss(h, t)
             if old is not None:
                 loss += 0.1 * F.mean_squared_error(h, old.array)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             old = h
             run.record(model, loss=loss, old=old)
 
@@ -795,20 +751,16 @@ def queue_of_variables(run: Run) -> None:
 @scenario(signatures=2, deviations=2, share=0.7, evictions=True)
 def gradients_through_two_iterations(run: Run) -> None:
     """Every second backward goes on through the graph of the iteration before."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.3))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.3)))
     with run.training(model):
         old = None
         for i in range(28):
             x, t = pictures(rng)
             h = model.trunk(x)
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            loss = model.loss(h, t)
             if i % 2:
                 loss += F.mean_squared_error(h, old)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             old = h if i % 2 == 0 else None
             run.record(model, loss=loss)
 
@@ -816,17 +768,13 @@ def gradients_through_two_iterations(run: Run) -> None:
 @scenario()
 def changed_after_backward(run: Run) -> None:
     """A held array is modified after backward, before the next iteration."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.0))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         for _ in range(12):
             x, t = pictures(rng)
             h = F.relu(model.trunk(x))
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            loss = model.loss(h, t)
+            learn(model, optimizer, loss)
             h.array[...] = -1
             run.record(model, loss=loss, h=h)
 
@@ -834,9 +782,7 @@ def changed_after_backward(run: Run) -> None:
 @scenario()
 def changed_before_backward(run: Run) -> None:
     """A held array is modified between forward and backward."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.0))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         for _ in range(12):
             x, t = pictures(rng)
@@ -844,38 +790,30 @@ def changed_before_backward(run: Run) -> None:
             g = F.tanh(h)
             loss = F.softmax_cross_entropy(model.head(F.mean(g, axis=(2, 3))), t)
             h.array[...] *= 0.5
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss, h=h)
 
 
 @scenario()
 def held_array_changed(run: Run) -> None:
     """The same where only the array is held and not its Variable."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.0))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         for _ in range(12):
             x, t = pictures(rng)
             h = F.sigmoid(model.trunk(x))
             held = h.array
             h = F.tanh(h)
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            loss = model.loss(h, t)
             held *= 0.5
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss, held=held)
 
 
 @scenario(share=0.9, evictions=True)
 def growing_replay_buffer(run: Run) -> None:
     """NumPy arrays of the user's own, more and more of them."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     buffer = []
     with run.training(model):
         for _ in range(14):
@@ -889,18 +827,14 @@ def growing_replay_buffer(run: Run) -> None:
 @scenario()
 def early_break(run: Run) -> None:
     """Some forwards are thrown away."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(40):
             loss = model(*pictures(rng))
             if i % 5 == 4:
                 del loss
                 continue
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
             del loss
 
@@ -932,9 +866,7 @@ class Faulty(chainer.FunctionHook):
 @scenario(deviations=4, evictions=True)
 def exceptions_caught(run: Run) -> None:
     """An exception in forward or backward is caught and training goes on."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(36):
             batch = pictures(rng)
@@ -991,9 +923,7 @@ class Siamese(chainer.Chain):
 @scenario()
 def shared_parameters(run: Run) -> None:
     """The same link twice in a forward, and two links with one parameter."""
-    rng = seeded()
-    model = Siamese()
-    optimizer = start(model, chainer.optimizers.SGD(0.1))
+    rng, model, optimizer = begin(Siamese, chainer.optimizers.SGD(0.1))
     with run.training(model):
         for _ in range(12):
             a, b = pictures(rng)[0], pictures(rng)[0]
@@ -1041,9 +971,7 @@ class Same(chainer.FunctionNode):
 @scenario()
 def in_place_functions(run: Run) -> None:
     """Functions that write into their inputs, after functions that retain them."""
-    rng = seeded()
-    model = Classifier(Trunk(dropout=0.0))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         for _ in range(12):
             x, t = pictures(rng)
@@ -1053,10 +981,8 @@ def in_place_functions(run: Run) -> None:
             (h,) = Scale().apply((h,))
             (h,) = Same().apply((h,))
             h = F.sigmoid(F.max_pooling_2d(h, 2))
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            loss = model.loss(h, t)
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -1092,11 +1018,9 @@ def outputs_that_die(run: Run) -> None:
             _, hidden = model.lstm(None, None, F.average_pooling_2d(h, 4))
             last, _ = model.lstm(None, hidden, F.max_pooling_2d(h, 4))
             del hidden
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            loss = model.loss(h, t)
             loss += F.mean(b) + F.mean(last**2)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -1115,11 +1039,9 @@ def empty_and_scalar_arrays(run: Run) -> None:
             h = model.trunk(x)
             none = F.relu(h[:, :0]) * 2
             h = F.concat((none, h * F.broadcast_to(model.weight, h.shape)))
-            loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(2, 3))), t)
+            loss = model.loss(h, t)
             loss = F.exp(loss * model.weight) + F.sum(model.nothing**2) + F.sum(none)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -1183,25 +1105,19 @@ def views(run: Run) -> None:
             h = F.flip(F.rollaxis(F.tanh(windows), 2), 0)
             h = F.concat((F.squeeze(F.expand_dims(h, 0), 0), h), axis=1)
             loss = F.softmax_cross_entropy(model.head(F.mean(h, axis=(0, 2))[:8]), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
 @scenario(share=100)
 def no_feature_map(run: Run) -> None:
     """Nothing is large enough to leave."""
-    rng = seeded()
-    model = chainer.Sequential(L.Linear(4, 3))
-    optimizer = start(model)
+    rng, model, optimizer = begin(lambda: chainer.Sequential(L.Linear(4, 3)))
     with run.training(model):
         for _ in range(12):
             x = rng.rand(2, 4).astype(np.float32)
             loss = F.sum(model(x))
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -1209,9 +1125,7 @@ def no_feature_map(run: Run) -> None:
 @scenario()
 def learning_rate_changes(run: Run) -> None:
     """Another learning rate, weight decay added."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(13):
             if i == 6:
@@ -1225,9 +1139,7 @@ def learning_rate_changes(run: Run) -> None:
 @scenario(share=0.9)
 def optimizer_replaced(run: Run) -> None:
     """SGD becomes Adam, whose states appear in the middle."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model, chainer.optimizers.SGD(0.05))
+    rng, model, optimizer = begin(Classifier, chainer.optimizers.SGD(0.05))
     with run.training(model):
         for i in range(16):
             if i == 8:
@@ -1251,9 +1163,7 @@ def sequential_repeated(run: Run) -> None:
         for _ in range(12):
             x, t = pictures(rng)
             loss = F.softmax_cross_entropy(model(x), t)
-            model.cleargrads()
-            loss.backward()
-            optimizer.update()
+            learn(model, optimizer, loss)
             run.record(model, loss=loss)
 
 
@@ -1267,9 +1177,7 @@ class LinkTimer(chainer.LinkHook):
 @scenario()
 def hooks_around(run: Run) -> None:
     """Chainer's own hooks, around the session, inside it and on one function."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with chainer.function_hooks.TimerHook() as timer:
         with run.training(model):
             for i in range(12):
@@ -1285,9 +1193,7 @@ def hooks_around(run: Run) -> None:
 @scenario()
 def zerograds(run: Run) -> None:
     """Gradients are filled with zeros instead of being dropped, now and then."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model)
+    rng, model, optimizer = begin()
     with run.training(model):
         for i in range(14):
             loss = model(*pictures(rng))
@@ -1326,9 +1232,7 @@ def parameters_copied_and_loaded(run: Run) -> None:
 @scenario()
 def trainer(run: Run) -> None:
     """Trainer, updater, evaluator and snapshots with the extension's session."""
-    rng = seeded()
-    model = Classifier()
-    optimizer = start(model, chainer.optimizers.Adam())
+    rng, model, optimizer = begin(Classifier, chainer.optimizers.Adam())
     rows = [
         row for _ in range(4) for row in zip(*pictures(rng), strict=True)
     ]  # four batches per epoch

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pathlib
 
 import pytest
+from fuzz import __main__ as fuzz_main
 from fuzz.cases import Case, draw
-from fuzz.checking import check, shrunk
+from fuzz.checking import Result, check, shrunk
 
 from chainer_hybridmem.execution.feature_maps import LiveMap
 
@@ -53,6 +54,24 @@ def test_a_wrong_bit_is_found_and_the_case_made_smaller(monkeypatch):
     small = shrunk(case, 'different', seconds=5)
     assert len(small.layers) < len(case.layers)
     assert check(small).outcome == 'different'
+
+
+@pytest.mark.parametrize(
+    ('valid', 'cases', 'status'), [([], 20, 1), ([], 19, 0), ([7], 20, 0)]
+)
+def test_a_run_that_has_compared_nothing_fails(
+    valid, cases, status, monkeypatch, capsys
+):
+    def checked(case):
+        return Result('same' if case.seed in valid else 'invalid', 'NameError: F')
+
+    monkeypatch.setattr(fuzz_main, 'check', checked)
+    monkeypatch.setattr(fuzz_main.gc, 'freeze', lambda: None)
+    monkeypatch.setattr('sys.argv', ['fuzz', '--cases', str(cases)])
+    assert fuzz_main.main() == status
+    out = capsys.readouterr().out
+    assert ('could train none of the 20 cases' in out) == bool(status)
+    assert ('NameError: F' in out) == bool(status)
 
 
 def test_a_case_is_the_same_in_every_process_and_file():

@@ -132,7 +132,7 @@ def test_bound_and_gap_are_columns(profile, hybridmem):
 
 def test_time_budget_is_for_planners_that_have_one(profile, hybridmem, refused):
     names = ('--planner', 'swap-all', 'hybrid')
-    budget = ('--time-budget', '9')
+    budget = ('--time-budget', '1')
     rows = compare(hybridmem, 'p.json', *LIMIT, *names, *budget)
     assert [row['fits'] for row in rows] == [True, True]
     names = ('--planner', 'swap-all', 'pooch')

@@ -44,10 +44,10 @@ GPU = ('--gpu', 'v100-16gb-pcie3')
 @pytest.fixture
 def network(folder, monkeypatch):
     """Arguments for a tiny network; its recordings are kept in a file."""
-    (folder / 'networks.py').write_text(NETWORKS)
+    (folder / 'own_networks.py').write_text(NETWORKS)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, 'networks', raising=False)
-    return ('--arch', 'networks:Tiny', '--n-class', '10', '--samples', 's.json')
+    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
+    return ('--arch', 'own_networks:Tiny', '--n-class', '10', '--samples', 's.json')
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_not_there(network, hybridmem):
     )
     assert status == 0, err
     assert 'batch size 2' in err and 'batch size 4' in err
-    assert out.startswith('networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
+    assert out.startswith('own_networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
     with open('e.json') as file:
         figures = json.load(file)
     profile = library.load_profile('p.json')
@@ -162,7 +162,7 @@ def test_samples_are_kept(network, hybridmem, refused):
     assert 'recording' in hybridmem(*base)[2]
     assert hybridmem(*base)[2] == ''
     kept = samples.load('s.json')
-    assert (kept.arch, kept.insize, kept.n_class) == ('networks:Tiny', 16, 10)
+    assert (kept.arch, kept.insize, kept.n_class) == ('own_networks:Tiny', 16, 10)
     assert kept.pair.batchsizes == (2, 4)
     assert 'at 32x32' in refused(*base, '--insize', '32')
     with open('s.json', 'w') as file:
@@ -201,7 +201,15 @@ def test_one_clear_sentence(arguments, expected, network, refused, monkeypatch):
 
 def test_a_network_that_depends_on_the_batch_size(network, hybridmem):
     status, out, err = hybridmem(
-        *('estimate', *network, '--arch', 'networks:Picky', '--batchsize', '8', *GPU)
+        *(
+            'estimate',
+            *network,
+            '--arch',
+            'own_networks:Picky',
+            '--batchsize',
+            '8',
+            *GPU,
+        )
     )
     assert status == 1 and out == ''
     assert 'The two sample iterations differ' in err.splitlines()[-1]

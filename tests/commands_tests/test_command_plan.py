@@ -123,11 +123,11 @@ def test_options_that_cannot_be_used(option, expected, profile, refused):
 
 @pytest.mark.parametrize(
     'arguments',
-    [('--time-budget', '9.5'), ('--option', 'time-budget=9.5')],
+    [('--time-budget', '0.5'), ('--option', 'time-budget=0.5')],
 )
 def test_time_budget_reaches_the_planner(arguments, profile, hybridmem):
     _, out, _ = hybridmem('plan', 'p.json', *LIMIT, *arguments, '--json', '-')
-    assert json.loads(out)['options']['time_budget'] == 9.5
+    assert json.loads(out)['options']['time_budget'] == 0.5
 
 
 def test_an_option_may_be_none(profile, hybridmem):

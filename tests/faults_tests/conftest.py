@@ -9,17 +9,10 @@ from collections.abc import Iterator
 import faulty
 import pytest
 
-from chainer_hybridmem import session
-from chainer_hybridmem.profile import Link
-
 
 @pytest.fixture(autouse=True)
-def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions are many and short: the link need not be measured in each."""
-    link = Link(
-        latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
-    )
-    monkeypatch.setattr(session, 'measure_link', lambda device, **_: link)
+def quick_sessions(known_link: None) -> None:
+    """They are many and short."""
 
 
 @pytest.fixture(autouse=True)

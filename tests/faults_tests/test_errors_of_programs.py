@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +50,9 @@ class RaisingHook(chainer.FunctionHook):
     backward_preprocess = backward_postprocess = _count
 
 
+@functools.cache
 def numbers(stage: str, plan: str) -> range:
+    """Calls of the hook that raise, one after the other."""
     at, options = faulty.STAGES[stage]
     hook = RaisingHook(-1)
     case = faulty.leave_session(at, hook, **options, **PLANS[plan])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,7 @@ class Refusal:
             counter.refuse(-1)
 
 
+@functools.cache
 def numbers(stage: str, plan: str) -> range:
     """Allocations that are refused one after the other."""
     at, options = faulty.STAGES[stage]

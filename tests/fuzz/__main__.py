@@ -19,11 +19,12 @@ from fuzz.checking import Result, check, shrunk
 
 SHRINKING_SECONDS = 60.0
 TOLD_EVERY = 100  # cases
+ENOUGH = 20  # cases: if none of so many is valid, the run has tried nothing
 STRIDE = 1 << 20  # seeds of one run; another run's begin beyond them
 
 
 def main() -> int:
-    """Runs cases until the time is over; 1 if one has failed."""
+    """Runs cases until the time is over; 1 if one has failed or nothing was tried."""
     parser = argparse.ArgumentParser(prog='python -m tests.fuzz', description=__doc__)
     parser.add_argument('--seed', type=int, default=0, help='of the run')
     parser.add_argument('--minutes', type=float, default=10.0)
@@ -72,11 +73,14 @@ class _Totals:
         )
         self.sums: collections.Counter[str] = collections.Counter()
         self.failures: list[int] = []
+        self.last_invalid = ''
 
     def add(self, seed: int, planner: str, result: Result) -> None:
         """Counts a case, and tells if it has failed."""
         self.outcomes[result.outcome] += 1
         self.planners[planner][result.outcome] += 1
+        if result.outcome == 'invalid':
+            self.last_invalid = result.detail
         self.sums['guided'] += result.guided
         self.sums['deviations'] += result.deviations
         self.sums['refusals'] += result.refusals
@@ -89,6 +93,17 @@ class _Totals:
         if count % TOLD_EVERY == 0:
             seconds = time.monotonic() - self.begin
             print(f'{count} cases, {seconds:.0f} s: {dict(self.outcomes)}', flush=True)
+
+    def nothing_tried(self) -> bool:
+        """Whether plain Chainer could train none of many cases; says so."""
+        count, invalid = sum(self.outcomes.values()), self.outcomes['invalid']
+        if count < ENOUGH or invalid < count:
+            return False
+        print(
+            f'FAILED: plain Chainer could train none of the {count} cases, '
+            f'so nothing was compared; the last one said {self.last_invalid}'
+        )
+        return True
 
     def report(self) -> None:
         """Prints all counts."""
@@ -126,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if time.monotonic() > end:
                 break
     totals.report()
-    return int(bool(totals.failures))
+    return int(bool(totals.failures) or totals.nothing_tried())
 
 
 if __name__ == '__main__':

@@ -252,6 +252,8 @@ def depthwise(at: Layer, x: Any, multiplier: int) -> Any:
       links=lambda out, stride: {'up': L.Deconvolution2D(None, out, 2, stride)},
       twice=False)  # fmt: skip
 def deconvolution(at: Layer, x: Any, out: int, stride: int) -> Any:
+    if not x.requires_grad:  # Chainer's backward fails for the weights alone
+        x = chainer.Variable(x.array)
     return at.up(x)
 
 
@@ -474,12 +476,13 @@ def hard_sigmoid(at: Layer, x: Any) -> Any:
     return F.hard_sigmoid(x)
 
 
-@kind('vector', links=lambda: {'swish': L.Swish(None)})
+# The gradient of its gradient takes the one of its parameter for granted.
+@kind('vector', links=lambda: {'swish': L.Swish(None)}, twice=False)
 def swish(at: Layer, x: Any) -> Any:
     return at.swish(x)
 
 
-@kind(links=lambda: {'prelu': L.PReLU()})
+@kind(links=lambda: {'prelu': L.PReLU()}, twice=False)  # the same
 def prelu(at: Layer, x: Any) -> Any:
     return at.prelu(x)
 

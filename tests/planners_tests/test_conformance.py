@@ -23,7 +23,10 @@ from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 # Planners that cannot run, or run for long, without being told something.
-OPTIONS: dict[str, dict[str, Any]] = {'exact': {'time_limit': 2.0}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    'exact': {'time_limit': 2.0},
+    'autoswap-bo': {'evaluations': 10},  # the last two by regression
+}
 # Baselines that move or recompute maps by their definition, needed or not.
 ALWAYS_ACT = ('swap-all', 'vdnn', 'checkpoint', 'manual')
 

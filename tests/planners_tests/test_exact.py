@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from chainer_hybridmem.profile import Link, Profile
 from chainer_hybridmem.simulation import Problem, make_problem
 
 MIB = toys.MIB
+RIVALS: dict[str, dict[str, Any]] = {name: {} for name in PLANNERS if name != 'exact'}
+RIVALS['autoswap-bo'] = {'evaluations': 10}  # the last two by regression
 module = importlib.import_module('chainer_hybridmem.planners.exact')
 
 
@@ -81,9 +84,9 @@ def test_it_lies_between_the_bound_and_every_other_planner(name: str) -> None:
         weaker = lower_bound(problem, limit).seconds
         assert weaker <= plan.lower_bound_seconds <= plan.predicted_seconds
         assert plan.options['gap'] == pytest.approx(plan.gap, abs=1e-12)
-        for rival in PLANNERS:
+        for rival, options in RIVALS.items():
             try:
-                other = make_plan(problem, limit, rival)
+                other = make_plan(problem, limit, rival, **options)
             except InfeasibleError:
                 continue
             assert plan.predicted_seconds <= other.predicted_seconds * (1 + 1e-9)
@@ -113,29 +116,23 @@ def test_without_enumeration_it_says_what_it_knows(
         assert plan.predicted_seconds == pytest.approx(best, rel=1e-5)
 
 
-def test_a_model_the_solver_refuses_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SciPy reports it with the status of a problem without a solution."""
-    refused = optimize.OptimizeResult(
+def refuse(*args: object, **kwargs: object) -> optimize.OptimizeResult:
+    """A model error, with the status of a problem without a solution."""
+    return optimize.OptimizeResult(
         status=2, message='(HiGHS Status 2: Model error)', x=None, mip_dual_bound=None
     )
-    monkeypatch.setattr(optimize, 'milp', lambda *args, **kwargs: refused)
-    monkeypatch.setattr(module, 'ENUMERATED', 0)
-    problem = make_problem(toys.chain(6))
-    limit = least_memory(problem)[0]
-    plan = make_plan(problem, limit, 'exact')
-    assert not plan.options['proved']
-    assert plan.lower_bound_seconds == lower_bound(problem, limit).seconds
 
 
-def test_a_solver_at_its_own_limits_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+def give_up(*args: object, **kwargs: object) -> None:
+    """A solver at its own limits."""
+    raise ValueError('vector::reserve')
+
+
+@pytest.mark.parametrize('milp', [refuse, give_up])
+def test_a_solver_without_an_answer_proves_nothing(
+    milp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def give_up(*args: object, **kwargs: object) -> None:
-        raise ValueError('vector::reserve')
-
-    monkeypatch.setattr(optimize, 'milp', give_up)
+    monkeypatch.setattr(optimize, 'milp', milp)
     monkeypatch.setattr(module, 'ENUMERATED', 0)
     problem = make_problem(toys.chain(6))
     limit = least_memory(problem)[0]

@@ -28,6 +28,7 @@ SEEDS = range(6)
 OPTIONS: dict[str, dict[str, Any]] = {
     'exact': {'time_limit': 2.0},
     'hybrid': {'steps': 3000},
+    'autoswap-bo': {'evaluations': 10},  # the last two by regression
 }
 
 

@@ -23,11 +23,6 @@ LIMIT = '1GB'
 ITERATIONS = 6
 
 
-@pytest.fixture(scope='module')
-def data() -> Any:
-    return networks.batches(ITERATIONS)
-
-
 def covered(profile: Profile, function: str) -> set[tuple[str, ...]]:
     """Names of the functions that the recipes of one function cover."""
     return {

@@ -125,14 +125,6 @@ def test_numpy_without_a_session():
     assert set(memory.series()) == {'seconds', 'peak_bytes', *SERIES}
 
 
-def iterate(model, optimizer, x, t):
-    loss = model(x, t)
-    model.cleargrads()
-    loss.backward()
-    del loss
-    optimizer.update()
-
-
 def trained(inside):
     np.random.seed(0)
     model = networks.Everything()
@@ -140,7 +132,7 @@ def trained(inside):
     (x, t), *_ = networks.batches(1)
     with inside(model) as memory:
         for _ in range(4):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
     return memory, [p.array for p in model.params()]
 
 
@@ -181,7 +173,7 @@ def test_inside_a_session_its_pool_is_watched():
     with hybridmem.optimize(model, 4_000_000) as session:
         with hybridmem.profile_memory() as memory:
             for _ in range(5):
-                iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
     assert memory.pool == 'host pool of the session'
     assert session.state == 'guided'
     summary = memory.summary()

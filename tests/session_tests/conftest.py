@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hostile import late_copies, poisoned_memory
+
+from chainer_hybridmem.devices.host import HostDevice
 
 
 @pytest.fixture
@@ -13,3 +16,37 @@ def hostile() -> Iterator[None]:
     """Freed memory is full of NaN, and copies are late by chance."""
     with poisoned_memory(), late_copies(0, (0, 0, 0.002, 0.01)):
         yield
+
+
+@pytest.fixture
+def device() -> Iterator[HostDevice]:
+    """An installed device without a session, of 16 MiB."""
+    device = HostDevice(1 << 24)
+    device.install(lambda nbytes: None)
+    yield device
+    device.uninstall()
+    device.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is handed out while the copy of its contents still runs."""
+    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
+    wait = HostDevice.wait
+
+    def unheld(self: HostDevice, root: Any, copy: Any) -> Any:
+        copy, transfer = swap_out(self, root, copy)
+        transfer.root = None  # nothing keeps the memory any more
+        return copy, transfer
+
+    def orderly(self: HostDevice) -> None:
+        self.synchronize()  # or the slab goes while threads read it
+        uninstall(self)
+
+    monkeypatch.setattr(HostDevice, 'swap_out', unheld)
+    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
+    monkeypatch.setattr(
+        HostDevice,
+        'wait',
+        lambda self, transfer: transfer.root is None or wait(self, transfer),
+    )

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-import chainer_hybridmem as hybridmem
+import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
 
 # isort: split
 import chainer
@@ -53,23 +53,12 @@ def train(communicator, **options):
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.01), communicator
     ).setup(model)
-    losses, session = [], None
-
-    def loop():
+    with networks.session_for(model, options) as session:
         data = networks.batches(ITERATIONS * communicator.size, size=16)
-        for x, t in data[communicator.rank :: communicator.size]:
-            loss = model(x, t)
-            model.cleargrads()
-            loss.backward()
-            losses.append(float(loss.array))
-            del loss
-            optimizer.update()
-
-    if options:
-        with hybridmem.optimize(model, **options) as session:
-            loop()
-    else:
-        loop()
+        losses = [
+            networks.iterate(model, optimizer, *batch)
+            for batch in data[communicator.rank :: communicator.size]
+        ]
     digest = hashlib.sha256()
     for name, value in sorted(networks.outcome(model, losses).items()):
         digest.update(name.encode())

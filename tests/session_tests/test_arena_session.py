@@ -14,16 +14,6 @@ ITERATIONS = 12
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 
 
-@pytest.fixture(scope='module')
-def data():
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
-def in_core(data):
-    return networks.train(networks.Everything, data)[0]
-
-
 def run(data, **options):
     return networks.train(
         networks.Everything, data, **{'memory_limit': LIMIT, **options}
@@ -78,27 +68,8 @@ def test_poison_reaches_who_reads_freed_memory(hostile):
     device.close()
 
 
-def test_a_copy_that_is_not_waited_for_is_noticed(hostile, data, in_core, monkeypatch):
+def test_a_copy_that_is_not_waited_for_is_noticed(hostile, hasty, data, in_core):
     """Memory handed out while the copy of its contents still runs."""
-    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
-
-    def hasty(self, root, copy):
-        copy, transfer = swap_out(self, root, copy)
-        transfer.root = None  # nothing keeps the memory any more
-        return copy, transfer
-
-    def orderly(self):
-        self.synchronize()  # or the slab goes while threads read it
-        uninstall(self)
-
-    wait = HostDevice.wait
-    monkeypatch.setattr(HostDevice, 'swap_out', hasty)
-    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
-    monkeypatch.setattr(
-        HostDevice,
-        'wait',
-        lambda self, transfer: transfer.root is None or wait(self, transfer),
-    )
     result, _ = run(data, planner='swap-all')
     with pytest.raises(AssertionError):
         networks.assert_same(in_core, result)

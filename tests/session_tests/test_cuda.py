@@ -27,24 +27,11 @@ def train(**options):
         chainer.get_device('@cupy:0').send(batch)
         for batch in networks.batches(ITERATIONS, size=32)
     ]
-    losses = []
-
-    def loop():
-        for x, t in data:
-            loss = model(x, t)
-            model.cleargrads()
-            loss.backward()
-            losses.append(float(loss.array))
-            del loss
-            optimizer.update()
-
-    session = None
-    with chainer.using_config('cudnn_deterministic', True):
-        if options:
-            with hybridmem.optimize(model, **options) as session:
-                loop()
-        else:
-            loop()
+    with (
+        chainer.using_config('cudnn_deterministic', True),
+        networks.session_for(model, options) as session,
+    ):
+        losses = [networks.iterate(model, optimizer, *batch) for batch in data]
     model.to_device('@numpy')
     result = networks.outcome(model, losses)
     del result['random']

@@ -5,8 +5,6 @@ from __future__ import annotations
 import networks
 import pytest
 
-import chainer_hybridmem as hybridmem
-
 # isort: split
 import chainer
 import chainer.functions as F
@@ -39,10 +37,9 @@ def train(way, count=9, evict=False, **options):
     Where everything is evicted, that is done between the two backward passes.
     """
     np.random.seed(0)
-    critic, losses, session = Critic(), [], None
+    critic, losses = Critic(), []
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(critic)
-
-    def loop():
+    with networks.session_for(critic, options) as session:
         for x, _ in networks.batches(count, size=16, insize=12):
             x = chainer.Variable(x)
             y = critic(x)
@@ -59,12 +56,6 @@ def train(way, count=9, evict=False, **options):
             optimizer.update()
             losses.append(float(loss.array))
             del x, y, gx, loss
-
-    if options:
-        with hybridmem.optimize(critic, **options) as session:
-            loop()
-    else:
-        loop()
     return networks.outcome(critic, losses), session
 
 

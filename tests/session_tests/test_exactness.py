@@ -16,24 +16,6 @@ PLANNERS = list(planners.PLANNERS)
 ITERATIONS = 7
 
 
-@pytest.fixture(scope='module')
-def data():
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
-def in_core(data):
-    return networks.train(networks.Everything, data)[0]
-
-
-@pytest.fixture(scope='module')
-def peak(data):
-    _, session = networks.train(
-        networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
-    )
-    return session.statistics()['in_core_peak_bytes']
-
-
 @pytest.mark.parametrize('planner', PLANNERS)
 @pytest.mark.parametrize('where', ['ram', 'file'])
 def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_path):

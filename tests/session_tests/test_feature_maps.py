@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
-import pytest
 
 from chainer_hybridmem import graph
-from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.execution.feature_maps import LiveMap
 from chainer_hybridmem.profile import Slot, SlotKind
-
-
-@pytest.fixture
-def device():
-    device = HostDevice(1 << 24)
-    device.install(lambda nbytes: None)
-    yield device
-    device.uninstall()
-    device.close()
 
 
 def retained(device, array, live=None):

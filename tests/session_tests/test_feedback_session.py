@@ -17,16 +17,6 @@ LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 A_BIT, VERY = 1e-3, 10.0  # seconds; the latter is more than an iteration takes
 
 
-@pytest.fixture(scope='module')
-def data():
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
-def in_core(data):
-    return networks.train(networks.Everything, data)[0]
-
-
 @pytest.fixture
 def plans(monkeypatch):
     """Every plan that is followed, in order."""

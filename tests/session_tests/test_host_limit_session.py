@@ -19,24 +19,6 @@ SHARE = 0.72  # of the in-core peak: what the others tests train in
 
 
 @pytest.fixture(scope='module')
-def data() -> Any:
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
-def in_core(data: Any) -> Any:
-    return networks.train(networks.Everything, data)[0]
-
-
-@pytest.fixture(scope='module')
-def peak(data: Any) -> int:
-    _, session = networks.train(
-        networks.Everything, data[:5], memory_limit='1GB', planner='in-core'
-    )
-    return int(session.statistics()['in_core_peak_bytes'])
-
-
-@pytest.fixture(scope='module')
 def swapped(data: Any, peak: int) -> int:
     """Bytes that swap-all swaps."""
     _, session = networks.train(

@@ -6,7 +6,6 @@ import threading
 
 import chainer
 import networks
-import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
@@ -19,32 +18,19 @@ ITERATIONS = 11
 
 def train(wait=False, **options):
     """Trains; waits for the background search before the last iterations."""
-    np.random.seed(0)
-    model = networks.Everything()
-    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
-    losses, plans = [], []
+    plans = []
 
-    def iterate(x, t):
-        loss = model(x, t)
-        model.cleargrads()
-        loss.backward()
-        losses.append(float(loss.array))
-        del loss
-        optimizer.update()
+    def after(session, i):
+        plans.append(session and session.plan)
+        if wait and i == ITERATIONS - 4:
+            for search in session._planning.improvements:
+                search.wait(120)
 
+    if options:
+        options['memory_limit'] = LIMIT
     data = networks.batches(ITERATIONS)
-    if not options:
-        for x, t in data:
-            iterate(x, t)
-        return networks.outcome(model, losses), plans, None
-    with hybridmem.optimize(model, LIMIT, **options) as session:
-        for i, (x, t) in enumerate(data):
-            iterate(x, t)
-            plans.append(session.plan)
-            if wait and i == ITERATIONS - 4:
-                for search in session._planning.improvements:
-                    search.wait(120)
-    return networks.outcome(model, losses), plans, session
+    outcome, session = networks.train(networks.Everything, data, after=after, **options)
+    return outcome, plans, session
 
 
 def improvements():

@@ -114,11 +114,6 @@ def rewrite(path: Path, change: Any) -> None:
 
 
 @pytest.fixture(scope='module')
-def data() -> Any:
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
 def in_core(data: Any) -> Any:
     return networks.train(Net, data)[0]
 

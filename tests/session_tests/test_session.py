@@ -31,14 +31,6 @@ def model():
     return networks.Everything()
 
 
-def iterate(model, optimizer, x, t):
-    loss = model(x, t)
-    model.cleargrads()
-    loss.backward()
-    del loss
-    optimizer.update()
-
-
 def assert_nothing_installed():
     assert not numpy_memory.installed()
     assert 'hybridmem' not in chainer.get_function_hooks()
@@ -92,7 +84,7 @@ def test_nested_sessions_are_refused_and_the_outer_one_goes_on(model):
             with hybridmem.optimize(model, LIMIT):
                 pass
         for _ in range(5):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         assert session.state == 'guided'
     assert_nothing_installed()
 
@@ -102,7 +94,7 @@ def test_limit_below_the_largest_operation(model):
     (x, t), *_ = networks.batches(1)
     with pytest.raises(hybridmem.OutOfMemoryError) as caught:
         with hybridmem.optimize(model, 500_000):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
     assert isinstance(caught.value, MemoryError)
     assert caught.value.limit_bytes == 500_000
     message = str(caught.value)
@@ -117,7 +109,7 @@ def test_infeasible_plan_names_a_limit_that_works(model):
     with pytest.raises(hybridmem.InfeasibleError, match="'in-core' does not fit"):
         with hybridmem.optimize(model, LIMIT, planner='in-core'):
             for _ in range(5):
-                iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
     assert_nothing_installed()
 
 
@@ -126,19 +118,19 @@ def test_infeasible_plan_names_a_limit_that_works(model):
 def test_an_exception_leaves_everything_as_it_was(model, when, iteration):
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     (x, t), *_ = networks.batches(1)
-    iterate(model, optimizer, x, t)  # parameters exist
+    networks.iterate(model, optimizer, x, t)  # parameters exist
     with pytest.raises(ZeroDivisionError):
         with hybridmem.optimize(model, LIMIT, link_bandwidth='200MB/s'):
             for i in range(6):
                 if i == iteration:
                     before = {n: p.array.copy() for n, p in model.namedparams()}
                     with _FailingHook(when):
-                        iterate(model, optimizer, x, t)
-                iterate(model, optimizer, x, t)
+                        networks.iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
     assert_nothing_installed()
     for name, parameter in model.namedparams():
         assert (parameter.array == before[name]).all()
-    iterate(model, optimizer, x, t)  # training goes on without us
+    networks.iterate(model, optimizer, x, t)  # training goes on without us
 
 
 class _FailingHook(chainer.FunctionHook):
@@ -185,10 +177,10 @@ def test_ctrl_c_ends_the_session_cleanly(model, iteration, ctrl_c):
             for i in range(6):
                 if i == iteration:
                     with _InterruptingHook('backward'):
-                        iterate(model, optimizer, x, t)
-                iterate(model, optimizer, x, t)
+                        networks.iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
     assert_nothing_installed()
-    iterate(model, optimizer, x, t)
+    networks.iterate(model, optimizer, x, t)
 
 
 def test_iterations_of_two_sizes_and_evaluation_between():
@@ -204,19 +196,12 @@ def test_iterations_of_two_sizes_and_evaluation_between():
         model = networks.Everything()
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
         seen = []
-
-        def loop():
+        with networks.session_for(model, options) as session:
             for x, t in data:
-                iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
                 with chainer.no_backprop_mode(), chainer.using_config('train', False):
                     seen.append(float(model(x, t).array))
-
-        if options:
-            with hybridmem.optimize(model, **options) as session:
-                loop()
-            return networks.outcome(model, seen), session
-        loop()
-        return networks.outcome(model, seen), None
+        return networks.outcome(model, seen), session
 
     expected, _ = run()
     result, session = run(memory_limit=LIMIT, planner='pooch')
@@ -243,31 +228,15 @@ def test_an_iteration_that_changes_in_the_middle():
                 return F.softmax_cross_entropy(self.last(h), t)
             return super().forward(x, t)
 
+    def before(model, i):
+        model.extra = i == 5 or 8 <= i < 14
+
     def run(**options):
-        np.random.seed(0)
-        model = Switching()
-        optimizer = chainer.optimizers.SGD(0.01).setup(model)
-        losses = []
-
-        def loop():
-            for i, (x, t) in enumerate(networks.batches(16)):
-                model.extra = i == 5 or 8 <= i < 14
-                loss = model(x, t)
-                model.cleargrads()
-                loss.backward()
-                losses.append(float(loss.array))
-                del loss
-                optimizer.update()
-
-        if options:
-            with hybridmem.optimize(model, **options) as session:
-                loop()
-            return networks.outcome(model, losses), session
-        loop()
-        return networks.outcome(model, losses), None
+        data = networks.batches(16)
+        return networks.train(Switching, data, before=before, **options)
 
     expected, _ = run()
-    result, session = run(memory_limit=4_600_000)
+    result, session = run(memory_limit=3_800_000)
     networks.assert_same(expected, result)
     guided = [bool(entry['guided']) for entry in session._history.entries]
     # Learnt by 3; 5 is new, 6 and 7 are not; 8 is new and recorded.
@@ -295,7 +264,7 @@ def test_a_map_the_user_holds_is_not_planned_for():
     (x, t), *_ = networks.batches(1)
     with hybridmem.optimize(model, '4MB', planner='swap-all') as session:
         for _ in range(6):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         assert model.held.array is not None
         figures = session.statistics()
     held = [
@@ -312,10 +281,10 @@ def test_a_map_the_user_holds_is_not_planned_for():
 def test_a_graph_that_outlives_the_session_still_has_its_backward(model):
     (x, t), *_ = networks.batches(1)
     optimizer = chainer.optimizers.SGD().setup(model)
-    iterate(model, optimizer, x, t)  # parameters exist
+    networks.iterate(model, optimizer, x, t)  # parameters exist
     with hybridmem.optimize(model, LIMIT, planner='swap-all'):
         for _ in range(5):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         loss = model(x, t)
     model.cleargrads()
     loss.backward()
@@ -329,10 +298,10 @@ def test_replan_changes_the_plan_between_iterations(model):
         with pytest.raises(SessionError, match='no profile'):
             session.replan('pooch')
         for _ in range(5):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         session.replan('pooch')
         for _ in range(3):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         figures = session.statistics()
         bound = figures['lower_bound_seconds']
         assert 0 < bound <= figures['predicted_seconds']
@@ -347,7 +316,7 @@ def test_everything_fits_keeps_everything(model):
     (x, t), *_ = networks.batches(1)
     with hybridmem.optimize(model, '1GB') as session:
         for _ in range(6):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         figures = session.statistics()
     assert figures['swap'] == figures['recompute'] == 0
     assert figures['swapped_bytes'] == 0

@@ -24,14 +24,6 @@ from chainer_hybridmem.reporting.memory_viz import measured_snapshot
 LIMIT = 3_800_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
 
 
-def iterate(model, optimizer, x, t):
-    loss = model(x, t)
-    model.cleargrads()
-    loss.backward()
-    del loss
-    optimizer.update()
-
-
 def run(planner, traced, limit=LIMIT, iterations=8):
     np.random.seed(0)
     model = networks.Everything()
@@ -43,7 +35,7 @@ def run(planner, traced, limit=LIMIT, iterations=8):
         if traced:
             session.trace_iteration()
         for _ in range(iterations):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
     return session, [p.array for p in model.params()]
 
 
@@ -173,16 +165,16 @@ def test_an_iteration_that_leaves_its_plan_is_not_taken():
     (x, t), *_ = networks.batches(1)
     with hybridmem.optimize(model, LIMIT, planner='swap-all') as session:
         for _ in range(5):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
         session.trace_iteration()
         loss = chainer.functions.sum(model(x, t) * 2)  # another end
         model.cleargrads()
         loss.backward()
         del loss
-        iterate(model, optimizer, x, t)
+        networks.iterate(model, optimizer, x, t)
         assert session.deviations and session.timeline is None
         for _ in range(5):
-            iterate(model, optimizer, x, t)
+            networks.iterate(model, optimizer, x, t)
     assert session.timeline is not None
 
 
@@ -195,7 +187,7 @@ def test_left_in_the_middle():
         with hybridmem.optimize(model, LIMIT, planner='swap-all') as session:
             session.trace_iteration()
             for _ in range(3):
-                iterate(model, optimizer, x, t)
+                networks.iterate(model, optimizer, x, t)
             loss = model(x, t)
             raise KeyError
     del loss

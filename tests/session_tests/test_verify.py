@@ -16,7 +16,6 @@ import chainer.functions as F
 import chainer.links as L
 
 from chainer_hybridmem import graph, planners
-from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
@@ -27,16 +26,6 @@ from chainer_hybridmem.profile import Slot, SlotKind
 LIMIT = 3_700_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 7
 RECORDED = 3
-
-
-@pytest.fixture(scope='module')
-def data():
-    return networks.batches(ITERATIONS)
-
-
-@pytest.fixture(scope='module')
-def in_core(data):
-    return networks.train(networks.Everything, data)[0]
 
 
 def run(data, planner='swap-all', **options):
@@ -192,27 +181,8 @@ def test_a_map_that_is_overwritten_while_it_is_read_is_found(data, monkeypatch):
         run(data)
 
 
-def test_memory_handed_out_too_early_is_found(hostile, data, monkeypatch):
+def test_memory_handed_out_too_early_is_found(hostile, hasty, data):
     """While the copy of its contents still runs."""
-    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
-    wait = HostDevice.wait
-
-    def hasty(self, root, copy):
-        copy, transfer = swap_out(self, root, copy)
-        transfer.root = None  # nothing keeps the memory any more
-        return copy, transfer
-
-    def orderly(self):
-        self.synchronize()  # or the slab goes while threads read it
-        uninstall(self)
-
-    monkeypatch.setattr(HostDevice, 'swap_out', hasty)
-    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
-    monkeypatch.setattr(
-        HostDevice,
-        'wait',
-        lambda self, transfer: transfer.root is None or wait(self, transfer),
-    )
     with pytest.raises(VerificationError):
         run(data)
 
@@ -415,15 +385,6 @@ def test_the_extension_verifies(data, tmp_path):
     trainer.extend(extension)
     trainer.run()
     assert extension.session.verdict.iterations == 3
-
-
-@pytest.fixture
-def device():
-    device = HostDevice(1 << 24)
-    device.install(lambda nbytes: None)
-    yield device
-    device.uninstall()
-    device.close()
 
 
 def retained(device, array):

@@ -62,12 +62,11 @@ def train(scaled, model=Pooling, between=lambda: None, **options):
     All read the same buffer, and nobody lets go of the last loss.
     """
     np.random.seed(0)
-    model, losses, session = model(), [], None
+    model, losses = model(), []
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
-
-    def loop():
-        data = networks.batches(len(scaled))
-        buffer = np.empty_like(data[0][0])
+    data = networks.batches(len(scaled))
+    buffer = np.empty_like(data[0][0])
+    with networks.session_for(model, options) as session:
         for (x, t), other in zip(data, scaled, strict=True):
             buffer[...] = x
             loss = model(buffer, t, other)
@@ -76,12 +75,7 @@ def train(scaled, model=Pooling, between=lambda: None, **options):
             loss.backward()
             losses.append(float(loss.array))
             optimizer.update()
-
-    if options:
-        with hybridmem.optimize(model, **options) as session:
-            loop()
-    else:
-        loop()
+        del loss
     return networks.outcome(model, losses), session
 
 

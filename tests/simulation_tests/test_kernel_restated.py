@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
+from chainer_hybridmem.simulation.problem import Arrays
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**32)
@@ -28,6 +29,11 @@ def some_actions(rng: random.Random, problem: Problem) -> np.ndarray:
     return action
 
 
+def drawn(rng: random.Random) -> tuple[Arrays, np.ndarray]:
+    problem = random_problem(rng)
+    return problem.arrays, some_actions(rng, problem)
+
+
 def sums_from(first: int, differences: np.ndarray) -> np.ndarray:
     loads = differences.copy()
     loads[first:] = np.cumsum(differences[first:])
@@ -38,13 +44,8 @@ def sums_from(first: int, differences: np.ndarray) -> np.ndarray:
 @given(seeds)
 def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
     rng = random.Random(seed)
-    problem = random_problem(rng)
-    a, n, b0 = (
-        problem.arrays,
-        len(problem.arrays.seconds),
-        problem.arrays.first_backward,
-    )
-    action = some_actions(rng, problem)
+    a, action = drawn(rng)
+    n, b0 = len(a.seconds), a.first_backward
     k = rng.randrange(b0, n)
     limit = int(a.fixed_peak.max()) + rng.randint(0, 300) * toys.MIB
     loads = np.array([rng.randint(0, 200) * toys.MIB for _ in range(n + 1)])
@@ -74,13 +75,8 @@ def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
 @given(seeds)
 def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     rng = random.Random(seed)
-    problem = random_problem(rng)
-    a, n, b0 = (
-        problem.arrays,
-        len(problem.arrays.seconds),
-        problem.arrays.first_backward,
-    )
-    action = some_actions(rng, problem)
+    a, action = drawn(rng)
+    n, b0 = len(a.seconds), a.first_backward
     limit = rng.randint(50, 600) * toys.MIB
     ahead = rng.choice([n, n, 1, 3])
     lead = np.maximum(np.arange(n) - ahead, b0)

@@ -25,22 +25,12 @@ from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError, SwapStoreError
 from chainer_hybridmem.splitting import Splitter
 
+ITERATIONS = 6
 EXACT_LIMIT = 2_300_000
 TIGHT_LIMIT = 1_300_000
 RECOMPUTED = {'*': 'swap', '*MaxPoolingND': 'recompute', '*2DFunction': 'recompute'}
 SUM_LIMIT = 4_700_000  # of arrays of 1 MB
 NEW_WAY = 'does not fit as a whole'
-
-
-@pytest.fixture(scope='module')
-def data():
-    return networks.batches(6)
-
-
-@pytest.fixture(scope='module')
-def in_core(data):
-    expected, _ = networks.train(networks.Everything, data)
-    return expected
 
 
 def test_without_parts_it_is_out_of_memory(data):
