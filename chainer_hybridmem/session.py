@@ -253,6 +253,7 @@ class Session(chainer.FunctionHook):
         self._executor = Executor(
             self.device, may_drop=self.wishes.host_limit_bytes is not None
         )
+        self._executor.asked = self._note_asked
         self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
         self._planning = Planning(
             self.device,
@@ -537,6 +538,17 @@ class Session(chainer.FunctionHook):
                 [slot for live in maps for slot in live.slots_of(k)],
                 self._executor.is_updated(function),
             )
+
+    def _note_asked(self, function: Any) -> None:
+        """The program reads what a function keeps: later ones must not drop it."""
+        origin = self._origins.get(function)
+        if origin is None:
+            return
+        guide = self._guide if origin is self._origin else origin.guide
+        if guide is not None:
+            maps, k = self._executor.maps_of(function), origin.operations[function]
+            slots = [slot for live in maps for slot in live.slots_of(k)]
+            guide.outlives(slots, updated=False)
 
     def _complete_last(self) -> None:
         if self._last is None:

@@ -138,6 +138,7 @@ class Executor:
         self.counters = Counters()
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
+        self.asked: Callable[[Any], None] | None = None  # see _fetch_attributes
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -509,7 +510,7 @@ class Executor:
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
             if slot.kind is SlotKind.ATTRIBUTE:
-                graph.watch(owner, self._restore_attributes)
+                graph.watch(owner, self._fetch_attributes)
             if live.storage < 0:  # no plan owns its copy, which is worth nothing now
                 self._close_copy(live)
             live.uses.add(self._serial)
@@ -849,8 +850,14 @@ class Executor:
                 f'swap-opt.'
             )
 
+    def _fetch_attributes(self, function: Any, names: tuple[str, ...]) -> None:
+        """The program reads attributes of a function that are away."""
+        self._restore_attributes(function, names)
+        if self.asked is not None:
+            self.asked(function)
+
     def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
-        """Restores attributes of a function that a replay or the program reads."""
+        """Restores what a replay reads from a function, where a plan has not."""
         for live in self.maps_of(function) if attributes else ():
             if not live.present and any(
                 reference.slot.kind is SlotKind.ATTRIBUTE

@@ -94,6 +94,23 @@ def test_a_mask_that_is_away_is_there_for_who_asks(after_backward, hostile):
         assert hasattr(dropout, 'mask') and not hasattr(dropout, 'another')
 
 
+@pytest.mark.parametrize('planner', ['checkpoint-speed', 'hybrid'])
+def test_a_mask_is_there_after_every_backward(planner):
+    """Nobody can draw it again: a plan that drops it after its use keeps a copy."""
+    dropout = F.noise.dropout.Dropout
+    np.random.seed(0)
+    model = L.Convolution2D(3, 8, 3, pad=1)
+    with hybridmem.optimize(model, '64MiB', planner=planner) as session:
+        for x, _ in networks.batches(8):
+            function = dropout(0.5)
+            (y,) = function.apply((model(chainer.Variable(x)),))
+            kept = y.array != 0
+            F.sum(F.tanh(y)).backward()
+            np.testing.assert_array_equal(function.mask[kept], 2)
+            assert not function.mask[~kept].any()
+    assert session.statistics()['guided_iterations'] > 0
+
+
 class Factor(chainer.FunctionNode):
     """Its backward gives its attribute another array, of another size."""
 
