@@ -470,10 +470,11 @@ class Session(chainer.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
-        recorder = self._instruments.recorder
-        if recorder is None or self._depth:
+        if self._depth or self._last is None or self._last[1]() is not function:
             return
-        if self._last is not None and self._last[1]() is function:
+        self._executor.after_forward(function)
+        recorder = self._instruments.recorder
+        if recorder is not None:
             recorder.enter()
             recorder.forward_ran(in_data)
             recorder.leave()

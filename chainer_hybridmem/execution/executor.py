@@ -45,6 +45,8 @@ Note: [written meanwhile]
     recomputed from what has changed. In later iterations, what is the program's own, or
     was held when backward began, gets a fingerprint when a function reads it that may
     be replayed, and is compared then; not on CUDA, where this would wait for the GPU.
+    A function that did not draw random numbers when it was recorded may do so later:
+    what it makes then is copied out instead of dropped.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, Slot, SlotKind
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import drawing, passes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verifier
@@ -167,6 +169,8 @@ class Executor:
         self._prints: weakref.WeakKeyDictionary[Any, Prints] = (
             weakref.WeakKeyDictionary()
         )  # of what a function has read, where somebody may change it
+        self._drawn: int | None = None  # see drawing.position, before a forward
+        self._drew: weakref.WeakSet[Any] = weakref.WeakSet()  # functions, in forward
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
             weakref.WeakKeyDictionary()
         )  # with weak references to the functions that a pass covers
@@ -434,12 +438,14 @@ class Executor:
     def before_forward(self, k: int, function: Any, inputs: Sequence[Array]) -> None:
         """Before forward operation k issues anything."""
         self._stuck.clear()
+        self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
             self._guard(k, function, inputs)
             self._act(k)
+            self._drawn = drawing.position()
         self.restore_maps(function)
 
     def restore_maps(self, function: Any) -> None:
@@ -454,6 +460,12 @@ class Executor:
         if recipe is not None:
             covered = [self._functions.get(c) for c in recipe.covers[:-1]]
             self._recipes[function] = recipe, covered
+            self._would_draw(function)
+
+    def after_forward(self, function: Any) -> None:
+        """After a forward function has computed; see [written meanwhile]."""
+        if self._drawn is not None and drawing.position() != self._drawn:
+            self._drew.add(function)
 
     def _guard(self, k: int, function: Any, inputs: Iterable[Array | None]) -> None:
         """Remembers what a function reads that may be replayed."""
@@ -523,6 +535,9 @@ class Executor:
                 storage = table.storage_of.get(slot, -1)
                 if storage >= 0:
                     self._assign(live, storage)
+        if self._would_draw(function):
+            for live in maps:  # nobody makes them again
+                live.outlives = True
         for node in graph.retained_inputs(function):  # evicted since it has run
             found = self._by_node.get(node) if node._data is None else None
             if found is not None and found not in maps:
@@ -535,6 +550,16 @@ class Executor:
             self._by_function[function] = maps
         if self.verifier is not None:
             self.verifier.made(maps)
+
+    def _would_draw(self, function: Any) -> bool:
+        """Whether a replay would draw other numbers; there is none then."""
+        if function not in self._drew:
+            return False
+        recipe, _ = self._recipes.get(function, (None, []))
+        if recipe is not None and recipe.attributes:  # a replay begins with its mask
+            return False
+        self._recipes.pop(function, None)
+        return True
 
     def _map_for(
         self, function: Any, slot: Slot, owner: Any, array: Array
@@ -755,6 +780,8 @@ class Executor:
         function = reference() if reference is not None else None
         if function is None:
             return  # that part of the graph is gone: nobody needs it
+        if self._would_draw(function):
+            return  # what it has made comes back when it is read
         outputs, owner = self._run(function)
         for storage, source in zip(recipe.products, recipe.sources, strict=True):
             if source.kind is SlotKind.ATTRIBUTE:

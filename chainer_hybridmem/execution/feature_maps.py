@@ -300,9 +300,13 @@ class LiveMap:
         self.state = State.RESIDENT
         self._root = self._transfer = None
 
+    def _needed(self) -> bool:
+        """Whether anything has a place for it."""
+        return bool(self.slots)
+
     def _leave(self, state: State) -> None:
         self._held = memory_of(self._device, self._resident_array())
-        self.state = state if self.slots else State.RESIDENT  # else nobody needs it
+        self.state = state if self._needed() else State.RESIDENT
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None

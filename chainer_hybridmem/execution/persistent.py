@@ -130,6 +130,9 @@ class PersistentMap(LiveMap):
         super()._arrived(root)
         self._valid = False  # the update changes it
 
+    def _needed(self) -> bool:
+        return True
+
     def _leave(self, state: State) -> None:
         super()._leave(state)
         self._owner.put(None)
