@@ -45,6 +45,7 @@ class Stage(enum.Enum):
     WARM_UP = 'warm-up'
     PROFILING = 'profiling'
     GUIDED = 'guided'
+    PASSIVE = 'passive'  # known, but no plan fits
 
 
 class Guide:
@@ -240,6 +241,12 @@ class Guide:
             self.recomputes = False
             if self.stage is Stage.GUIDED:
                 self.profile_again()
+
+    def give_up(self) -> None:
+        """No plan fits: its iterations go on in passive mode."""
+        self.forget_copies()
+        self.stage, self.table = Stage.PASSIVE, None
+        self.runs.clear()
 
     def profile_again(self) -> None:
         """The iterations are not what has been recorded: once more from the draft."""

@@ -51,6 +51,8 @@ class Guides:
         found = [guide for guide in self._guides if guide.keys[0] == key]
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
+        passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
+        guided = guided or passive
         if guided and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
         return next(iter(drafts or guided), None)

@@ -8,6 +8,7 @@ swap-ins that are late move earlier, and a search in the background may find bet
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.parts import EXACT, Splitting
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.plan import Action, Plan, Tier
-from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners import DEFAULT, make_plan
 from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.feedback import (
     moved_earlier,
@@ -110,7 +111,16 @@ class Planning:
         )
         self._observe(problem)
         guide.begin_placing()
-        plan = self.make_plan(guide, problem)
+        try:
+            plan = self.make_plan(guide, problem)
+        except InfeasibleError as error:
+            if self.wishes.planner != DEFAULT:  # this one was asked for
+                raise
+            guide.give_up()
+            message = f'{error} Such iterations go on without a plan, in passive mode.'
+            self._tell(message)
+            warnings.warn(f'hybridmem: {message}', stacklevel=2)
+            return
         self.follow(guide, problem, plan)
 
     def retime(self, guide: Guide) -> None:

@@ -394,8 +394,9 @@ class Session(chainer.FunctionHook):
             f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
             f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
-            f'limit that gets past this allocation is {used + requested} bytes; raise '
-            f'memory_limit or lower the batch size{self._splitter.hint}.',
+            f'limit that gets past this allocation is {used + requested} bytes, and '
+            f'later ones may need more; raise memory_limit or lower the batch '
+            f'size{self._splitter.hint}.',
             requested,
             limit_bytes,
             used,
@@ -622,13 +623,15 @@ class Session(chainer.FunctionHook):
 
     def _switch(self, guide: Guide, other: Guide, k: int) -> None:
         """The iteration is one of another guide that begins in the same way."""
-        assert other.table is not None
         self._guide, self._whole = other, False
         self._instruments.stop_following()
         recorder = self._instruments.recorder
         if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
             recorder.draft = True
-        self._executor.switch(other.table, other.copies, k)
+        if other.table is None:
+            self._executor.leave_plan()
+        else:
+            self._executor.switch(other.table, other.copies, k)
         self._splitter.switch(other.ways)
 
     def _deviate(self) -> None:
@@ -1058,7 +1061,8 @@ class Session(chainer.FunctionHook):
         figures = self._history.statistics(
             self.wishes, self.state, self._planned_guide(), self.deviations
         )
-        return {**figures, 'cached': self._cached}
+        unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._guides)
+        return {**figures, 'cached': self._cached, 'unplanned': unplanned}
 
     @property
     def verdict(self) -> Verdict | None:

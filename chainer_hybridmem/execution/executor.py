@@ -713,7 +713,8 @@ class Executor:
         node = reference.node
         function = reference.function if node is None else node.creator_node
         recipe, _ = self._recipes.get(function, (None, [])) if function else (None, [])
-        if recipe is None or not recipe.exact:
+        known = function in self._pristine  # not if no plan was followed then
+        if recipe is None or not recipe.exact or not known:
             return None
         # A replay begins with some attributes, as with the mask of a dropout.
         given = reference.slot.kind is SlotKind.ATTRIBUTE
@@ -1084,7 +1085,7 @@ class Executor:
         held = sum(
             live.nbytes
             for live in resident
-            if live not in self._busy and (live.held() or live in self._stuck)
+            if live not in self._busy and (live.held() or live.sticks)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self.device.used_bytes, busy, held, stuck)

@@ -64,6 +64,8 @@ def session_report(
         rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
     if s['evictions']:
         rows.append(('evicted / iteration, not planned', str(s['evictions'])))
+    if s['unplanned']:
+        rows.append(('kinds of iterations no plan fits', str(s['unplanned'])))
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
     if verdict is not None:

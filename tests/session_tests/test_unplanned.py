@@ -1,0 +1,70 @@
+"""Iterations for which there is no plan, but which fit in passive mode."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+import chainer_hybridmem as hybridmem
+
+ITERATIONS = 9
+LIMIT = 3_000_000
+
+
+class Residual(chainer.ChainList):
+    """What two backward passes read stays between them in every plan."""
+
+    def __init__(self):
+        super().__init__(*[L.Linear(64, 64) for _ in range(6)])
+
+    def forward(self, x):
+        h = x
+        for layer in self:
+            h = h + F.relu(layer(h))
+        return F.average(h**2)
+
+
+def train(**options):
+    np.random.seed(0)
+    model = Residual()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    x = np.random.rand(1024, 64).astype(np.float32)
+    records, states = [], []
+    with networks.session_for(model, options) as session:
+        for _ in range(ITERATIONS):
+            loss = model(x)
+            (gradient,) = chainer.grad([loss], [model[2].W])
+            model.cleargrads()
+            loss.backward()
+            records.append((loss.array.tobytes(), gradient.array.tobytes()))
+            del loss, gradient
+            optimizer.update()
+            records.append([p.array.tobytes() for p in model.params()])
+            states.append(session and session.state)
+    return records, states, session
+
+
+@pytest.fixture(scope='module')
+def expected():
+    return train()[0]
+
+
+def test_without_a_plan_training_goes_on(expected):
+    with pytest.warns(UserWarning, match='smallest limit that works.*without a plan'):
+        records, states, session = train(memory_limit=LIMIT)
+    assert records == expected
+    assert states[-4:] == ['passive'] * 4
+    figures = session.statistics()
+    assert figures['unplanned'] == 1 and figures['peak_bytes'] <= LIMIT
+    assert 'no plan fits' in session.report()
+
+
+def test_a_planner_that_was_asked_for_says_so():
+    with pytest.raises(hybridmem.InfeasibleError, match='smallest limit that works'):
+        train(memory_limit=LIMIT, planner='swap-opt')
