@@ -64,6 +64,9 @@ def watch(owner: Any, bring_back: Callable[[Any, tuple[str, ...]], None]) -> Non
         owner: The object with the attributes.
         bring_back: A method: restores attributes of a function; referred to weakly.
     """
+    if vars(chainer.FunctionNode).get('__getattr__') is not _ask:
+        for kind in (chainer.FunctionNode, chainer.Function):
+            kind.__getattr__ = _ask
     _watchers[owner] = weakref.WeakMethod(bring_back)
 
 
@@ -80,10 +83,6 @@ def _ask(owner: Any, name: str) -> Any:
         name=name,
         obj=owner,
     )
-
-
-for _class in (chainer.FunctionNode, chainer.Function):
-    _class.__getattr__ = _ask
 
 
 def _function_of(owner: Any) -> Any:

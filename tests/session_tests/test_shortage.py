@@ -144,3 +144,14 @@ def test_the_map_that_is_needed_last_goes_first(monkeypatch):
     monkeypatch.setattr(Executor, '_put_away', noted)
     train(1, memory_limit=4_300_000)
     assert len(evicted) > 3
+
+
+def test_what_the_host_has_no_room_for_is_not_called_held():
+    with pytest.raises(OutOfMemoryError, match='could not be copied out') as caught:
+        networks.train(
+            networks.Everything,
+            networks.batches(2),
+            memory_limit=3_000_000,
+            host_limit='20KB',
+        )
+    assert 'the program holds in variables' not in str(caught.value)
