@@ -52,10 +52,10 @@ class Guides:
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
-        guided = guided or passive
-        if guided and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
+        known = guided or passive
+        if known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
-        return next(iter(drafts or guided), None)
+        return next(iter(drafts or known), None)
 
     def alternative(self, keys: Sequence[Key], stage: Stage) -> Guide | None:
         """Another guide for an iteration that has begun like this.

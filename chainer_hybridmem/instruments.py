@@ -107,7 +107,7 @@ class Instruments:
             self.log.finish()
             self.log = None
 
-    def stop_tracing(self) -> None:
+    def _stop_tracing(self) -> None:
         """Ends whatever observes the executor."""
         if self.tracer is not None:
             self.tracer.close()
@@ -116,7 +116,7 @@ class Instruments:
     def stop_following(self) -> None:
         """It is no iteration of the plan it has followed; a recording goes on."""
         self.stopwatch = self.lateness = None
-        self.stop_tracing()
+        self._stop_tracing()
         self.stop_placing()
 
     def discard(self) -> None:

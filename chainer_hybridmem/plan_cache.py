@@ -219,7 +219,7 @@ class PlanCache:
         problem = make_problem(profile, wishes.cross_iteration, wishes.host_limit_bytes)
         guide = Guide(keys)
         found = files.unrow(_Findings, body['findings'])
-        found.check(len(keys), wishes.limit_bytes, self._wishes.splitting is True)
+        found.check(len(keys), wishes.limit_bytes, wishes.splitting is True)
         guide.foreign_bytes, guide.spare_bytes = found.foreign_bytes, found.spare_bytes
         guide.wants_arena, guide.recomputes = found.wants_arena, found.recomputes
         guide.outliving = set(found.outliving)
@@ -313,7 +313,7 @@ class PlanCache:
             'cross_iteration': wishes.cross_iteration,
             'host_limit_bytes': wishes.host_limit_bytes,
             'arena': wishes.arena,
-            'splitting': self._wishes.splitting,
+            'splitting': wishes.splitting,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }
         return json.dumps(found, sort_keys=True, default=repr)

@@ -51,7 +51,7 @@ from chainer_hybridmem.plan import Plan, Tier
 from chainer_hybridmem.plan_cache import Folder, PlanCache, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
-from chainer_hybridmem.profile import Category, Link, Profile
+from chainer_hybridmem.profile import Category, Link, Profile, Slot
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
@@ -461,11 +461,10 @@ class Session(chainer.FunctionHook):
         self._last = (k, weakref.ref(function))
         if self._cache is not None:
             self._cache.meet(type(graph.target(function)))
-        if self._instruments.recorder is not None:
+        recorder = self._instruments.recorder
+        if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
-            self._instruments.recorder.forward_starts(
-                self._label, function, specs, in_data
-            )
+            recorder.forward_starts(self._label, function, specs, in_data)
         self._splitter.prepare(function)
         self._instruments.leave(starts_operation=True)
 
@@ -499,12 +498,10 @@ class Session(chainer.FunctionHook):
         key = ('backward', forward) if forward >= 0 else ('backward', name)
         self._start_operation(k, key)
         self._executor.before_backward(k, function)
-        if self._instruments.recorder is not None:
-            self._instruments.recorder.backward_starts(
-                self._instruments.recorder.label_of(forward, self._label),
-                function,
-                forward,
-            )
+        recorder = self._instruments.recorder
+        if recorder is not None:
+            label = recorder.label_of(forward, self._label)
+            recorder.backward_starts(label, function, forward)
         self._instruments.leave(starts_operation=True)
 
     def backward_postprocess(
@@ -534,12 +531,8 @@ class Session(chainer.FunctionHook):
         What is asked for then must not be recomputed: parameters may be others.
         """
         if origin.guide is not None:
-            maps = self._executor.maps_of(function)
-            k = origin.operations.get(function, -1)
-            origin.guide.outlives(
-                [slot for live in maps for slot in live.slots_of(k)],
-                self._executor.is_updated(function),
-            )
+            updated = self._executor.is_updated(function)
+            origin.guide.outlives(self._slots(origin, function), updated)
 
     def _note_asked(self, function: Any) -> None:
         """The program reads what a function keeps: later ones must not drop it."""
@@ -548,9 +541,13 @@ class Session(chainer.FunctionHook):
             return
         guide = self._guide if origin is self._origin else origin.guide
         if guide is not None:
-            maps, k = self._executor.maps_of(function), origin.operations[function]
-            slots = [slot for live in maps for slot in live.slots_of(k)]
-            guide.outlives(slots, updated=False)
+            guide.outlives(self._slots(origin, function), updated=False)
+
+    def _slots(self, origin: _Origin, function: Any) -> list[Slot]:
+        """Where a function of an iteration has its feature maps."""
+        maps = self._executor.maps_of(function)
+        k = origin.operations.get(function, -1)
+        return [slot for live in maps for slot in live.slots_of(k)]
 
     def _complete_last(self) -> None:
         if self._last is None:

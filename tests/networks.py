@@ -89,6 +89,17 @@ class Everything(chainer.Chain):
         return F.softmax_cross_entropy(self.last(h), t)
 
 
+class Ends(chainer.Chain):
+    """A first and a last layer, and the number of calls, for what lies between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.last = L.Linear(None, 10)
+        self.calls = 0
+
+
 def batches(n: int, size: int = 8, insize: int = 24) -> list[tuple[Any, Any]]:
     """Random pictures and labels, the same at every call."""
     rng = np.random.RandomState(0)

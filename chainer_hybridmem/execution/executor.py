@@ -909,7 +909,7 @@ class Executor:
             return node._data
         function = node.creator_node
         if function is None and live is not None:
-            self._make_again(live)  # detached: another node has its maker
+            self._refill(live)  # detached: another node has its maker
             return node._data
         if function is None:
             raise SessionError(
@@ -936,11 +936,12 @@ class Executor:
 
     def _recreate(self, live: LiveMap) -> None:
         try:
-            self._make_again(live)
+            self._refill(live)
         finally:
             self._temporaries.clear()
 
-    def _make_again(self, live: LiveMap) -> None:
+    def _refill(self, live: LiveMap) -> None:
+        """Makes the contents of a map again by any of its references."""
         for reference in live.slots:
             array = self._made_again(reference)
             if array is not None:

@@ -13,7 +13,6 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 import chainer.functions as F
-import chainer.links as L
 
 from chainer_hybridmem import graph, planners
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
@@ -258,14 +257,8 @@ class Spoiler(chainer.Function):
         return (self.factor,)
 
 
-class Changing(chainer.Chain):
+class Changing(networks.Ends):
     """The program writes into what forward has left."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 8, 3, pad=1)
-            self.last = L.Linear(None, 10)
 
     def forward(self, x, t):
         h = F.sigmoid(self.conv(x))
@@ -292,17 +285,10 @@ def test_what_the_program_changes_itself_is_no_mismatch(planner, data):
     assert session.verdict.iterations == 3 and session.verdict.maps > 9
 
 
-class ChangingLate(chainer.Chain):
+class ChangingLate(networks.Ends):
     """Begins to write into what functions have read once a plan rests on that."""
 
     late = 6  # iterations
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 8, 3, pad=1)
-            self.last = L.Linear(None, 10)
-        self.calls = 0
 
     def forward(self, x, t):
         self.calls += 1
