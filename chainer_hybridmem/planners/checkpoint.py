@@ -139,7 +139,7 @@ def _ends(cuts: _Cuts, budget: float) -> tuple[int, ...]:
     """The operations after which a budget cuts."""
     ends: list[int] = []
     total, begin = cuts.total_bytes, 0
-    while total[-1] - total[begin] > budget:
+    while total[-1] > total[begin] + budget:  # as searchsorted rounds it
         half, full = (
             int(np.searchsorted(total, total[begin] + share * budget, 'right')) - 1
             for share in (0.5, 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import toys
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
@@ -94,6 +94,7 @@ def test_what_cannot_be_recomputed_stays() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
+@example(4911, 2)  # a budget that is rounded up to all there is
 @settings(max_examples=60, deadline=None)
 def test_segments_of_any_network(seed: int, segments: int) -> None:
     """No more than asked for; one alone recomputes all that can be."""
