@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.profiles import shipped_profiles
+    from chainer_hybridmem.recompute.trust import recomputable
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
@@ -46,6 +47,7 @@ __all__ = [
     'make_plan',
     'optimize',
     'profile_memory',
+    'recomputable',
     'record_inference',
     'shipped_profiles',
     'simulate',
@@ -62,12 +64,14 @@ _HOMES = {
     'make_plan': 'planners',
     'optimize': 'session',
     'profile_memory': 'memory_profile',
+    'recomputable': 'recompute.trust',
     'record_inference': 'inference',
     'shipped_profiles': 'profiles',
     'simulate': 'simulation',
 }
 _NEED_CHAINER = frozenset(
-    {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'record_inference'}
+    {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'recomputable'}
+    | {'record_inference'}
 )
 
 

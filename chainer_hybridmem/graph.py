@@ -23,7 +23,9 @@ Note: [attributes that are away]
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import sys
 import types
 import weakref
@@ -32,13 +34,15 @@ from typing import Any
 
 import chainer
 from chainer import _backprop_utils
+from chainer.graph_optimizations.static_graph import StaticScheduleFunction
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
+from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.profile import Slot, SlotKind
 from chainer_hybridmem.splitting import forward_again
 
 # Attributes of function nodes that belong to Chainer, not to the function.
-_FRAMEWORK = frozenset(
+FRAMEWORK = frozenset(
     {'inputs', 'outputs', '_retained_output_data', '_function', '_weak_function'}
     | {'_chainerx_retained_inputs', '_chainerx_retained_outputs', '_local_hooks'}
 )
@@ -92,6 +96,31 @@ def _function_of(owner: Any) -> Any:
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
     return str(type(target(function)).__name__)
+
+
+def refuse_static(function: Any) -> None:
+    """Refuses what runs a recorded schedule instead of a graph.
+
+    Raises:
+        SessionError: If the function is part of a static chain.
+    """
+    static = type(function) is StaticScheduleFunction
+    if static or chainer.config.schedule_func is not None:
+        raise SessionError(
+            'The model uses @static_graph: its schedule keeps every array to itself, '
+            'and none can leave. Set chainer.config.use_static_graph = False, which '
+            'runs the same network define-by-run.'
+        )
+
+
+def given_arrays(function: Any) -> list[str]:
+    """Names of the arrays that a function has before its forward, such as a mask."""
+    kinds = chainer.get_array_types()
+    return [
+        name
+        for name, value in vars(target(function)).items()
+        if isinstance(value, kinds)
+    ]
 
 
 def communicates(function: Any) -> bool:
@@ -149,6 +178,13 @@ class SlotRef:
         if owner is None or self.node is not None:
             return None
         return _function_of(owner)
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The same for references that are one and the same field."""
+        if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
+            return (self._owner,)
+        return self._owner, self.slot.kind, self.slot.key
 
     def put(self, array: Array | None) -> None:
         """Fills or clears the slot; nothing happens if its owner is dead."""
@@ -240,7 +276,7 @@ def attribute_arrays(
 ) -> Iterator[tuple[str, Array]]:
     """Arrays kept as attributes, also inside one list or tuple."""
     for name, value in vars(target(function)).items():
-        if name in _FRAMEWORK:
+        if name in FRAMEWORK:
             continue
         if owns(value):
             yield name, value
@@ -323,8 +359,51 @@ def node_array(node: Any) -> Array | None:
     return None if variable is None else variable.array
 
 
-def pristine(function: Any) -> Any:
-    """A copy of a function as it is before its forward runs."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pristine:
+    """A function as it was before its forward, to be run again.
+
+    Attributes:
+        function (FunctionNode): A copy.
+        settings (dict): Chainer's configuration at that moment.
+    """
+
+    function: Any
+    settings: dict[str, Any]
+
+
+_settings: dict[str, Any] = {}  # the last ones, which most functions share
+
+
+def _configuration() -> dict[str, Any]:
+    """All settings of Chainer as they are now, for this thread."""
+    global _settings
+    config = chainer.config
+    now = {**vars(config._global), **vars(config._local)}
+    if now != _settings:
+        _settings = now
+    return _settings
+
+
+@contextlib.contextmanager
+def _configured(settings: dict[str, Any]) -> Iterator[None]:
+    """Runs under other settings of Chainer."""
+    local = vars(chainer.config._local)
+    before = dict(local)
+    local.update(settings)
+    try:
+        yield
+    finally:
+        local.clear()
+        local.update(before)
+
+
+def pristine(function: Any) -> Pristine:
+    """A function as it is before its forward runs."""
+    return Pristine(_copy(function), _configuration())
+
+
+def _copy(function: Any) -> Any:
     result = copy.copy(function)
     wrapped = vars(function).get('_function')
     if wrapped is not None:
@@ -335,8 +414,8 @@ def pristine(function: Any) -> Any:
 
 
 def replay(
-    before: Any, live: Any, attributes: tuple[str, ...], inputs: tuple[Array, ...],
-    device: Device,
+    before: Pristine, live: Any, attributes: tuple[str, ...],
+    inputs: tuple[Array, ...], device: Device,
 ) -> tuple[tuple[Array, ...], Any]:  # fmt: skip
     """Runs a forward again without touching the graph, hooks or statistics.
 
@@ -354,7 +433,8 @@ def replay(
     Returns:
         Output arrays and the object with the attributes.
     """
-    clone = pristine(before)
+    clone = _copy(before.function)
+    settings = {**before.settings, 'in_recomputing': True, 'enable_backprop': False}
     owner = target(clone)
     if owner is not clone:
         owner._node = weakref.ref(clone)
@@ -363,8 +443,7 @@ def replay(
     for key in attributes:
         _put_attribute(owner, key, read_attribute(target(live), key))
     with (
-        chainer.using_config('in_recomputing', True),
-        chainer.using_config('enable_backprop', False),
+        _configured(settings),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
     ):
         outputs = forward_again(live, clone, inputs)

@@ -23,12 +23,14 @@ class History:
 
     Attributes:
         entries (list of dict): Figures of each iteration.
+        untrusted (set of str): Functions that are never run again.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._placed_before = device.place_figures()
         self.entries: list[Entry] = []
+        self.untrusted: set[str] = set()
 
     def begin_placing(self) -> None:
         """Places are set now: what has been before does not count."""
@@ -158,6 +160,7 @@ class History:
             'restores': _as_int(median('restores')),
             'split': _as_int(median('split')),
             'split_inexact': _as_int(median('split_inexact')),
+            'untrusted': sorted(self.untrusted),
             'foreign_bytes': int(recent[-1]['foreign_bytes']) if recent else None,
             'keep': plan.count(Action.KEEP) if plan else None,
             'swap': plan.count(Action.SWAP) if plan else None,

@@ -333,7 +333,7 @@ def _check_operations(keys: list[Key], profile: Profile) -> None:
         else:
             specs = tuple(
                 f'{np.dtype(char).name}[{",".join(map(str, shape))}]'
-                for shape, char in key[1:]
+                for shape, char in _inputs(key)
             )
             fits = op.phase is Phase.FORWARD and op.specs == specs
         if not fits:
@@ -373,11 +373,18 @@ def _read_key(row: Any) -> Key:
         raise TypeError(f'the name of a function was expected, got {name!r}')
     if _is_backward(tuple(row)) and name == 'backward':
         return name, rest[0]
-    for shape, char in rest:
+    given = [part for part in rest if isinstance(part, str)]
+    inputs = rest[: len(rest) - len(given)]  # they come first
+    for shape, char in inputs:
         sizes = isinstance(shape, list) and all(type(n) is int for n in shape)
         if not (sizes and isinstance(char, str)):
             raise TypeError(f'shape and type were expected, got {shape!r}, {char!r}')
-    return name, *((tuple(shape), char) for shape, char in rest)
+    return name, *((tuple(shape), char) for shape, char in inputs), *given
+
+
+def _inputs(key: Key) -> list[tuple[Any, str]]:
+    """Shape and type of each input of a forward operation."""
+    return [part for part in key[1:] if not isinstance(part, str)]
 
 
 def _stamp(module: str) -> str | None:

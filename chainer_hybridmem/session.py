@@ -434,6 +434,7 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
+        graph.refuse_static(function)
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
             self._executor.restore_maps(function)
@@ -455,7 +456,7 @@ class Session(chainer.FunctionHook):
         name = graph.function_name(function)
         self._label = f'{self._link_hook.path}/{name}'
         self._start_operation(k, key)
-        self._executor.before_forward(k, function, in_data)
+        self._executor.before_forward(k, function)
         self._origin.operations[function] = k
         self._origins[function] = self._origin
         self._last = (k, weakref.ref(function))
@@ -793,6 +794,7 @@ class Session(chainer.FunctionHook):
             recorder.build, links[0], self.device.describe(), kinds, self._owners()
         )
         profile = dataclasses.replace(profile, disk_link=links[1])
+        self._history.untrusted.update(recorder.untrusted)
         if guide is None:
             guide = Guide(self._keys)
             guide.ways.update(self._splitter.used)
@@ -1170,7 +1172,9 @@ def _device_name(model: chainer.Link, device: str | None) -> str:
 
 
 def _forward_key(function: Any, in_data: tuple[Any, ...]) -> Key:
+    """What a function is known by: its class, its inputs and the arrays it is given."""
     return (
         type(graph.target(function)).__name__,
         *[(x.shape, x.dtype.char) for x in in_data],
+        *graph.given_arrays(function),
     )

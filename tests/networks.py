@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@chainer_hybridmem.recomputable
 class Square(chainer.Function):
     """An old-style function: it retains all its inputs."""
 
@@ -34,6 +35,7 @@ class Square(chainer.Function):
         return (2 * inputs[0] * grads[0],)
 
 
+@chainer_hybridmem.recomputable
 class Halves(chainer.FunctionNode):
     """Two outputs, both retained, and an array as attribute."""
 

@@ -930,6 +930,7 @@ def shared_parameters(run: Run) -> None:
             run.record(model, loss=step(model, optimizer, a, b))
 
 
+@hybridmem.recomputable
 class Negate(chainer.Function):
     """Old-style, its own inverse, writes into its input and returns it."""
 
@@ -943,6 +944,7 @@ class Negate(chainer.Function):
         return (-grads[0],)
 
 
+@hybridmem.recomputable
 class Scale(chainer.FunctionNode):
     """Writes into its input and returns it; retains what it has written."""
 
@@ -957,6 +959,7 @@ class Scale(chainer.FunctionNode):
         return (0.5 * grads[0] + 0 * y,)
 
 
+@hybridmem.recomputable
 class Same(chainer.FunctionNode):
     """Returns its input as it is."""
 
@@ -986,6 +989,7 @@ def in_place_functions(run: Run) -> None:
             run.record(model, loss=loss)
 
 
+@hybridmem.recomputable
 class Parts(chainer.FunctionNode):
     """Two outputs, both retained; either may have no gradient."""
 

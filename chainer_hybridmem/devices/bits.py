@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
 
+from chainer_hybridmem.devices import hashing
 from chainer_hybridmem.devices.protocol import Array
 
 CHECKED_BYTES = 2**24  # at once
@@ -48,23 +48,30 @@ def _all_equal(left: Array, right: Array, most_elements: int) -> bool:
 
 
 def fingerprint(array: Array) -> int:
-    """Of every element's bits: two checksums of 32 bits each.
+    """Of every element's bits: 64 bits, other ones if a single element is another.
 
     Axes are taken in the order of memory, so that nothing is copied but what has gaps.
+    See :mod:`chainer_hybridmem.devices.hashing`.
     """
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    crc, adler = 0, 1
-    for piece in _pieces(array.transpose(order)):
-        crc, adler = zlib.crc32(piece, crc), zlib.adler32(piece, adler)
-    return crc << 32 | adler
+    array = array.transpose(order)
+    if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+        return hashing.digest(array.ctypes.data, array.nbytes)
+    running = hashing.Running()
+    for piece in _pieces(array):
+        running.add(piece.ctypes.data, piece.nbytes)
+    return running.digest()
 
 
 def _pieces(array: Array) -> Iterator[Array]:
-    """An array in the order of its elements, as bytes in the memory of the CPU."""
-    if array.nbytes <= CHECKED_BYTES:
-        part = array.get() if hasattr(array, 'get') else array
-        yield np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        return
-    rows = max(1, CHECKED_BYTES * len(array) // array.nbytes)
-    for i in range(0, len(array), rows):
-        yield from _pieces(array[i : i + rows] if len(array) > 1 else array[0])
+    """An array in the order of its elements, in the memory of the CPU.
+
+    All pieces but the last one have a multiple of :data:`hashing.STRIPE_BYTES`.
+    """
+    elements = max(1, CHECKED_BYTES // array.itemsize // hashing.STRIPE_BYTES)
+    elements *= hashing.STRIPE_BYTES
+    on_gpu = hasattr(array, 'get')
+    flat = array.reshape(-1) if on_gpu else array.flat  # the latter copies pieces only
+    for i in range(0, array.size, elements):
+        piece = flat[i : i + elements]
+        yield piece.get() if on_gpu else piece

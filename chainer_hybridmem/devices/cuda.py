@@ -538,7 +538,13 @@ class CudaDevice(StoringDevice):
 
     def take_stall_seconds(self) -> float:
         stalls, self._stalls = self._stalls, []
-        return sum(self.elapsed(before, after) for before, after in stalls)
+        seconds = 0.0
+        for before, after in stalls:
+            if after.done:
+                seconds += self.elapsed(before, after)
+            else:
+                self._stalls.append((before, after))
+        return seconds
 
     def _current(self) -> Any:
         """Makes this GPU the current one for a while."""
@@ -596,6 +602,9 @@ class _CudaCompletion(Completion):
 
     def done(self) -> bool:
         return bool(self.event.done)
+
+    def wait(self) -> None:
+        self.event.synchronize()
 
 
 class _Allocation:

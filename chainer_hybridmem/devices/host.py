@@ -301,6 +301,18 @@ class HostDevice(StoringDevice):
                 self.used_bytes,
             ) from (self.reclaim_error or error)
 
+    def last_look(self, root: Root, look: Callable[[int], None]) -> object:
+        address = _address(root)
+        # NumPy calls back before it frees the memory.
+        return weakref.ref(root, lambda _: look(address))
+
+    def memory_at(self, address: int, nbytes: int) -> Array:
+        memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+        return numpy.frombuffer(memory, numpy.uint8)
+
+    def fill(self, copy: HostCopy, memory: Array) -> None:
+        _space(copy, memory.nbytes).fill(_address(memory))
+
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)
 

@@ -249,6 +249,27 @@ class Device(abc.ABC):
     def same_bits(self, left: Array, right: Array) -> bool:
         """Whether shapes, types and every bit are equal (NaN included)."""
 
+    def last_look(self, root: Root, look: Callable[[int], None]) -> object:
+        """Has a function called with the address just before memory is freed.
+
+        Returns:
+            What keeps it so; None where the host cannot read the memory.
+        """
+        del root, look
+        return None
+
+    def memory_at(self, address: int, nbytes: int) -> Array:
+        """The bytes at an address as an array, where the host can read the memory."""
+        raise NotImplementedError
+
+    def fill(self, copy: HostCopy, memory: Array) -> None:
+        """Writes memory into a host copy at once, where the host can read it.
+
+        Raises:
+            SwapStoreError: If it cannot be written.
+        """
+        raise NotImplementedError
+
     def distinct_bytes(self, arrays: Iterable[Array]) -> int:
         """Bytes of the allocations behind arrays, each counted once."""
         roots = {
@@ -380,4 +401,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def take_stall_seconds(self) -> float:
-        """Time compute spent in :meth:`wait` since the last call."""
+        """Time compute spent in :meth:`wait` since the last call.
+
+        On CUDA without the waits that are still to come; the next call has them.
+        """

@@ -57,6 +57,10 @@ class Completion(abc.ABC):
     def done(self) -> bool:
         """Whether the copy has finished or failed; never blocks."""
 
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Returns once it has."""
+
 
 class FreeList:
     """First-fit space management with merging of free neighbours."""
@@ -143,6 +147,24 @@ class Space(HostCopy):
     def address(self) -> int:
         """Of the first byte, for stores in memory."""
         return self.block.address + self.offset
+
+    def fill(self, address: int) -> None:
+        """Writes memory into it at once, after any copy that is under way.
+
+        Raises:
+            SwapStoreError: If it cannot be written.
+        """
+        if self.last is not None:
+            self.last.wait()
+        try:
+            self.block.write(self.offset, address, self.nbytes)
+        except OSError as error:
+            raise SwapStoreError(
+                f'{self.nbytes} bytes of a feature map that the program has changed '
+                f'cannot be written to the swap store: {error}. Check the disk behind '
+                f'swap_dir.'
+            ) from error
+        self.last = None
 
     def close(self) -> None:
         """Gives the space back, once any copy that is under way has finished."""

@@ -42,11 +42,11 @@ Note: [written meanwhile]
     The program may write into an array after a function has read it, and plain
     Chainer's backward reads what that function has made of it. So the recorded trial
     compares what functions have read once more when backward begins: nothing is
-    recomputed from what has changed. In later iterations, what is the program's own, or
-    was held when backward began, gets a fingerprint when a function reads it that may
-    be replayed, and is compared then; not on CUDA, where this would wait for the GPU.
-    A function that did not draw random numbers when it was recorded may do so later:
-    what it makes then is copied out instead of dropped.
+    recomputed from what has changed. In later iterations every map that a replay makes
+    again is compared with what was dropped (feature_maps, [checked replays]); not on
+    CUDA, where this would wait for the GPU. A function that did not draw random numbers
+    when it was recorded may do so later: what it makes then is copied out instead of
+    dropped. A replay runs under Chainer's configuration of its forward.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
-from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
@@ -69,7 +68,7 @@ from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, Slot, SlotKind
-from chainer_hybridmem.recompute import drawing, passes
+from chainer_hybridmem.recompute import drawing, passes, trust
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verifier
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
-Prints = tuple[int | None, ...]  # of the inputs of a function
 
 
 class Counters:
@@ -166,9 +164,6 @@ class Executor:
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
             weakref.WeakKeyDictionary()
         )  # of its parameters when a function ran
-        self._prints: weakref.WeakKeyDictionary[Any, Prints] = (
-            weakref.WeakKeyDictionary()
-        )  # of what a function has read, where somebody may change it
         self._drawn: int | None = None  # see drawing.position, before a forward
         self._drew: weakref.WeakSet[Any] = weakref.WeakSet()  # functions, in forward
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
@@ -184,6 +179,7 @@ class Executor:
         )  # what replays read in place of arrays that change, by node
         self._serial = 0
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
+        self._found_held: set[LiveMap] = set()  # nor these, while the program has them
         self._stray = False  # whether maps may be away that no plan brings back
         self._coming_back: list[LiveMap] | None = None  # the next one last
         self._load_before = 0
@@ -315,8 +311,6 @@ class Executor:
             if function is None:
                 continue
             self._know_recipe(number, function)
-            if function not in self._prints:
-                self._guard(number, function, map(graph.node_array, function.inputs))
         for live in self._by_allocation.values():
             self._adopt(live, former)
         for live in self._crossing:
@@ -435,15 +429,15 @@ class Executor:
         self._bring_home()
 
     # -- what the hooks call --------------------------------------------------
-    def before_forward(self, k: int, function: Any, inputs: Sequence[Array]) -> None:
+    def before_forward(self, k: int, function: Any) -> None:
         """Before forward operation k issues anything."""
         self._stuck.clear()
+        self._found_held.clear()
         self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
-            self._guard(k, function, inputs)
             self._act(k)
             self._drawn = drawing.position()
         self.restore_maps(function)
@@ -458,6 +452,8 @@ class Executor:
         assert self._table is not None
         recipe = self._table.recipes.get(k)
         if recipe is not None:
+            if not trust.may_replay(function):  # it was when the plan was made
+                self._drew.add(function)
             covered = [self._functions.get(c) for c in recipe.covers[:-1]]
             self._recipes[function] = recipe, covered
             self._would_draw(function)
@@ -466,28 +462,6 @@ class Executor:
         """After a forward function has computed; see [written meanwhile]."""
         if self._drawn is not None and drawing.position() != self._drawn:
             self._drew.add(function)
-
-    def _guard(self, k: int, function: Any, inputs: Iterable[Array | None]) -> None:
-        """Remembers what a function reads that may be replayed."""
-        table = self._table
-        assert table is not None
-        if k in table.replayed or (self._may_drop and k in table.recipes):
-            self._prints[function] = self._prints_of(inputs, k in table.exposed)
-
-    def _prints_of(self, arrays: Iterable[Array | None], exposed: bool) -> Prints:
-        """Of what the program may change in place; see [written meanwhile]."""
-        if self.device.asynchronous:
-            return ()
-        return tuple(
-            _fingerprint(array) if self._may_change(array, exposed) else None
-            for array in arrays
-        )
-
-    def _may_change(self, array: Array | None, exposed: bool) -> bool:
-        if array is None or not self.device.owns(array):
-            return False
-        allocation = self.device.allocation_id(array)
-        return not allocation or (exposed and allocation not in self.permanent)
 
     @property
     def graph_is_dead(self) -> bool:
@@ -604,6 +578,7 @@ class Executor:
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
         self._stuck.clear()
+        self._found_held.clear()
         if self.verifier is not None:
             self.verifier.backward_runs(self._by_allocation.values())
         if self._table is not None:
@@ -654,6 +629,11 @@ class Executor:
     def maps_of(self, function: Any) -> list[LiveMap]:
         """Feature maps that a function's backward reads."""
         return self._by_function.get(function) or []
+
+    def rewritten(self, allocation: int) -> bool:
+        """Whether the program has written into a map that it has let go of since."""
+        live = self._by_allocation.get(allocation)
+        return live is not None and live.rewritten
 
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
@@ -744,6 +724,8 @@ class Executor:
             self.observer.copy('swap-in', live.storage, live.transfer.span())
 
     def _release(self, live: LiveMap) -> None:
+        if self.verifier is not None:
+            self.verifier.released(live)
         if self._waits(live):
             assert self.observer is not None
             self.observer.wait('swap-out', live.storage, live.release)
@@ -791,7 +773,7 @@ class Executor:
                 array = outputs[int(source.key)]
             live = self._by_storage.get(storage)
             if storage in replay.keeps and live is not None:
-                live.refill(self.device.root(array))
+                self._take_in(live, array, function)
                 self.counters.recomputed_bytes += live.nbytes
             else:
                 products[storage] = array
@@ -814,6 +796,13 @@ class Executor:
     def _run(self, function: Any) -> tuple[Any, Any]:
         before = self._pristine.get(function)
         recipe, covered = self._recipes.get(function, (None, []))
+        if recipe is None and function in self._drew:
+            raise SessionError(
+                f'{graph.function_name(function)} draws random numbers in this '
+                f'iteration, but did not when it was recorded, and another feature map '
+                f'was to be recomputed from what it makes. Use a planner that only '
+                f'swaps, such as swap-opt.'
+            )
         if before is None or recipe is None or not recipe.exact:
             raise SessionError(
                 f'A feature map of {graph.function_name(function)} was dropped after '
@@ -826,41 +815,30 @@ class Executor:
             self._refuse_updated(other)
         verifier = self.verifier
         again = [*functions, function]
-        fetch = self._reader(again)
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return passes.run(again, fetch)
-            inputs = tuple(fetch(node) for node in function.inputs)
+                return passes.run(again, self._materialise)
+            inputs = tuple(self._materialise(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
             return graph.replay(
                 before, function, recipe.attributes, inputs, self.device
             )
 
-    def _reader(self, functions: Iterable[Any]) -> Callable[[Any], Array]:
-        """Gives replays the arrays of nodes; see [written meanwhile]."""
-        prints = {
-            node: (value, function)
-            for function in functions
-            for node, value in zip(
-                function.inputs, self._prints.get(function, ()), strict=False
-            )
-            if value is not None
-        }
+    def _take_in(self, live: LiveMap, array: Array, function: Any) -> None:
+        """Puts what a replay has made into a map.
 
-        def fetch(node: Any) -> Array:
-            array = self._materialise(node)
-            if node in prints:
-                value, function = prints[node]
-                if _fingerprint(array) != value:
-                    raise SessionError(
-                        f'An array of {array.nbytes} bytes has been changed in place '
-                        f'since {graph.function_name(function)} has read it, and a '
-                        f'feature map was to be recomputed from it: write into a copy '
-                        f'instead, or use a planner that only swaps, such as swap-opt.'
-                    )
-            return array
-
-        return fetch
+        Raises:
+            SessionError: If it is not what forward had made.
+        """
+        same = live.refill(self.device.root(array))
+        if same or self.verifier is not None:  # which will tell more
+            return
+        raise SessionError(
+            f'Run again, {graph.function_name(function)} has not made the same '
+            f'{live.nbytes} bytes as in forward: an array that it reads has been '
+            f'changed in place since, or it depends on something that has changed. '
+            f'Write into a copy, or use a planner that only swaps, such as swap-opt.'
+        )
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
@@ -943,9 +921,10 @@ class Executor:
     def _refill(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
         for reference in live.slots:
-            array = self._made_again(reference)
-            if array is not None:
-                live.refill(self.device.root(array))
+            function = self._maker(reference)
+            if function is not None:
+                array = self._made_again(reference, function)
+                self._take_in(live, array, function)
                 return
         raise SessionError(
             f'A feature map of {live.nbytes} bytes was dropped after its last '
@@ -953,11 +932,8 @@ class Executor:
             f'twice from the start of the session.'
         )
 
-    def _made_again(self, reference: graph.SlotRef) -> Array | None:
-        """What belongs into a slot; None if nobody makes it again exactly."""
-        function = self._maker(reference)
-        if function is None:
-            return None
+    def _made_again(self, reference: graph.SlotRef, function: Any) -> Array:
+        """What belongs into a slot, made by its function."""
         if reference.node is not None:
             return self._materialise(reference.node)
         outputs, owner = self._run(function)
@@ -1039,6 +1015,8 @@ class Executor:
             for live in sorted(maps, key=lambda live: (live.sticks, _needed_at(live))):
                 if live in self._busy or live in self._stuck or live.state is not state:
                     continue
+                if live in self._found_held and not live.exclusive():
+                    continue
                 if live.alive() and not live.held():
                     yield live
 
@@ -1060,7 +1038,9 @@ class Executor:
                 self._coming_back.append(live)
         self._put_away(live)
         self._drop_exact(live)
-        if live.returned() or live.state is State.RESIDENT:
+        if live.returned():
+            self._found_held.add(live)
+        elif live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses or live.present_slots():  # else it is what an iteration left
             self.counters.evictions += 1
@@ -1090,11 +1070,6 @@ class Executor:
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self.device.used_bytes, busy, held, stuck)
-
-
-def _fingerprint(array: Array) -> int:
-    """With NumPy's own memory, which the host device does not count."""
-    return contextvars.Context().run(fingerprint, array)
 
 
 def _needed_at(live: LiveMap) -> int:

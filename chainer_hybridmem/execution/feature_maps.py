@@ -5,16 +5,28 @@ Note: [held arrays]
     Chainer's backward would see that. So a map that comes back is that very array if
     anybody still has it. A copy on the host is right only as long as nobody but the
     graph had the array: where a function retains it again, it may have changed.
+    The program may also write into it and let go of it before backward. So what others
+    hold when it leaves has a fingerprint, which is compared when the last of them lets
+    go, just before the memory is freed: what has changed is written into the host copy.
+    Where the host cannot read the memory (CUDA), this is not done.
+
+Note: [checked replays]
+    What is dropped has a fingerprint, and a replay must give the same one. Whatever
+    has changed since forward (an input, a setting, something outside of the function)
+    is then one clear error, never a wrong gradient.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
@@ -27,6 +39,8 @@ from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreE
 from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.profile import Slot
+
+Prints = dict[View, int]  # fingerprint of what each view shows
 
 
 class State(enum.Enum):
@@ -61,13 +75,16 @@ class LiveMap:
         sticks (bool): Somebody but the graph has had it when it was to go.
         tier (Tier or None): Where its copy should lie; None where there is room.
         vacated (bool): It has been moved on the device.
+        rewritten (bool): The program has written into it in this iteration since it has
+            begun to leave.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
     __slots__ = (
-        '_device', '_held', '_root', '_transfer', '_valid',
-        'allocation', 'copy', 'nbytes', 'older', 'outlives', 'slots', 'state',
-        'sticks', 'storage', 'tier', 'uses', 'vacated',
+        '__weakref__', '_device', '_final', '_held', '_look', '_root', '_transfer',
+        '_unsaved', '_valid', 'allocation', 'copy', 'nbytes', 'older', 'outlives',
+        'rewritten', 'slots',
+        'state', 'sticks', 'storage', 'tier', 'uses', 'vacated',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -76,13 +93,16 @@ class LiveMap:
         self._root: Root | None = None  # only while it is coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
+        self._final: Prints = {}  # of the contents that must come back
+        self._look: object = None  # see Device.last_look
+        self._unsaved: SwapStoreError | None = None  # why there are none
         self.allocation = allocation
         self.nbytes = nbytes
         self.storage = -1
         self.slots: list[SlotRef] = []
         self.copy: HostCopy | None = None
         self.older = 0
-        self.outlives = self.sticks = self.vacated = False
+        self.outlives = self.sticks = self.vacated = self.rewritten = False
         self.tier: Tier | None = None
         self.uses: set[int] = set()
         self.state = State.RESIDENT
@@ -101,7 +121,7 @@ class LiveMap:
         """What has been so far belongs to older iterations; no plan knows them."""
         self.older = len(self.slots)
         self.storage = -1
-        self.outlives = self.sticks = False
+        self.outlives = self.sticks = self.rewritten = False
 
     def present_slots(self) -> list[Slot]:
         """Names of the references that the present iteration has made."""
@@ -169,17 +189,22 @@ class LiveMap:
         """
         if self.state is not State.RESIDENT or self._valid:
             return 0  # feature maps never change: an old copy is still right
-        root = self._resident_root()
-        if root is None:
+        if self._resident_array() is None:
             return 0
         if self.copy is None:
             try:
                 self.copy = self._device.host_copy(self.nbytes, self.tier)
             except HostFullError:
                 return 0
+        if self._readable and not self.exclusive():
+            self._final = self.prints()
+        self._start_copy()
+        return self.nbytes
+
+    def _start_copy(self) -> None:
+        root = self._resident_root()
         self.copy, self._transfer = self._device.swap_out(root, self.copy)
         self.state = State.LEAVING
-        return self.nbytes
 
     def release(self) -> None:
         """Waits for the copy to the host and frees the device memory."""
@@ -187,8 +212,23 @@ class LiveMap:
             self._leave(State.AWAY)
         elif self.state is State.LEAVING:
             self._wait_or(State.RESIDENT)
+            if self._changed_meanwhile():
+                self._start_copy()
+                self._wait_or(State.RESIDENT)
             self._valid = True
             self._leave(State.AWAY)
+
+    def _changed_meanwhile(self) -> bool:
+        """Whether the program may have written into it while it was copied."""
+        if not self._readable or (not self._final and self.exclusive()):
+            return False
+        now = self.prints()
+        if not now:  # no part of the graph has it any more
+            return False
+        changed = now != self._final
+        self.rewritten = self.rewritten or (changed and bool(self._final))
+        self._final = now
+        return changed
 
     def vacate(self) -> None:
         """Moves it to other device memory if the host had no room for it.
@@ -206,13 +246,16 @@ class LiveMap:
             except OutOfMemoryError:
                 return  # no room here either
         self._device.restore(target, whole)[...] = self._device.restore(root, whole)
+        final = self.prints() if self._readable else {}
         self._held = memory_of(self._device, self._resident_array())
         self._arrived(target)
-        self.vacated = True
+        self.vacated, self._final = True, final
+        del root
+        self._watch()
 
     def move_back(self) -> None:
         """After :meth:`vacate`: somebody may have the array, and have changed it."""
-        self.vacated = False
+        self.vacated, self._final, self._look = False, {}, None
         root = self._held()
         if root is not None:
             self._return(root)
@@ -227,6 +270,8 @@ class LiveMap:
         elif self.state is State.COMING:
             self.finish_swap_in()
         if self.state is State.RESIDENT and (self._valid or not self.sticks):
+            if self._readable and not self._valid and self.uses:
+                self._final = self.prints()  # see [checked replays]
             self._leave(State.AWAY if self._valid else State.GONE)
 
     def start_swap_in(self) -> int:
@@ -249,20 +294,85 @@ class LiveMap:
             self._wait_or(State.AWAY)
             self._arrived(self._root)
 
-    def refill(self, root: Root) -> None:
-        """Puts recomputed contents into the graph."""
-        if self.state in (State.AWAY, State.GONE):
-            held = self._held()
+    def refill(self, root: Root) -> bool:
+        """Puts recomputed contents into the graph.
+
+        What the program has written into meanwhile comes back from its copy instead.
+
+        Returns:
+            bool: Whether the contents are what they were; see [checked replays].
+
+        Raises:
+            SwapStoreError: If they could not be kept when the program had changed them.
+        """
+        if self._unsaved is not None:
+            raise SwapStoreError(str(self._unsaved))
+        if self.state is State.AWAY and self.rewritten:
+            self.start_swap_in()
+            self.finish_swap_in()
+        elif self.state in (State.AWAY, State.GONE):
+            held, final = self._held(), self._final
             if held is None:
                 self._arrived(root)
-            else:
-                self._return(held)
+                return not final or self.prints() == final
+            self._return(held)
+        return True
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
         self._let_finish()
-        self._root = self._transfer = None
+        self._root = self._transfer = self._look = None
         self.slots.clear()
+
+    def prints(self) -> Prints:
+        """Fingerprints of the contents as the graph sees them; empty if it is away."""
+        result: Prints = {}
+        for reference in self.slots:
+            array = reference.get()
+            if array is not None and reference.view not in result:
+                result[reference.view] = uncounted_fingerprint(array)
+        return result
+
+    def exclusive(self) -> bool:
+        """Whether only the graph has the memory, as far as references can be counted.
+
+        False where that is not certain. A copy under way has it as well.
+        """
+        arrays: dict[int, Array] = {}
+        places: dict[int, set[object]] = {}
+        for slot in self.slots:
+            array = slot.get()
+            if array is not None:
+                arrays[id(array)] = array
+                places.setdefault(id(array), set()).add(slot.place)
+        array = None
+        views: dict[int, int] = {}
+        roots: dict[int, Root] = {}
+        for key in arrays:
+            roots[key] = self._device.root(arrays[key])
+            if roots[key] is not arrays[key]:
+                if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
+                    return False
+                views[id(roots[key])] = views.get(id(roots[key]), 0) + 1
+        for key in roots:
+            identity = id(roots[key])
+            same = sum(id(other) == identity for other in roots.values())
+            expected = _REFERENCES - 1 + same + views.get(identity, 0)
+            expected += self._transfer is not None
+            if identity in arrays:
+                expected += 1 + len(places[identity])
+            if sys.getrefcount(roots[key]) != expected:
+                return False
+        return True
+
+    @property
+    def watched(self) -> bool:
+        """Whether the program may write into what has begun to leave."""
+        return bool(self._final)
+
+    @property
+    def _readable(self) -> bool:
+        return not self._device.asynchronous
 
     def _let_finish(self) -> None:
         """Waits for a copy whose result nobody needs."""
@@ -298,7 +408,8 @@ class LiveMap:
         for slot in self.slots:
             slot.put(self._device.restore(root, slot.view))
         self.state = State.RESIDENT
-        self._root = self._transfer = None
+        self._root = self._transfer = self._look = None
+        self._final = {}
 
     def _needed(self) -> bool:
         """Whether anything has a place for it."""
@@ -310,6 +421,61 @@ class LiveMap:
         for slot in self.slots:
             slot.put(None)
         self._root = self._transfer = None
+        self._watch()
+
+    # -- what others do to it while it is away ----------------------------------
+    def _watch(self) -> None:
+        """See [held arrays]."""
+        root = self._held() if self._final else None
+        if root is None:
+            return
+        this = weakref.ref(self)
+
+        def look(address: int) -> None:
+            live = this()
+            if live is not None:
+                live._last_look(address)
+
+        self._look = self._device.last_look(root, look)
+
+    def _last_look(self, address: int) -> None:
+        """The last one who held its memory has let go, and it is about to be freed."""
+        self._look = None
+        if self.state in (State.RESIDENT, State.LEAVING) and not self.vacated:
+            return
+        memory = self._device.memory_at(address, self.nbytes)
+        now = {
+            view: uncounted_fingerprint(self._device.restore(memory, view))
+            for view in self._final
+        }
+        if now != self._final:
+            self._final, self.rewritten = now, True
+            self._save(memory)
+
+    def _save(self, memory: Array) -> None:
+        """Takes in what the program has written."""
+        if self.vacated:
+            whole = View(0, (self.nbytes,), (1,), '|u1')
+            self._device.restore(self._resident_root(), whole)[...] = memory
+            return
+        self._let_finish()
+        self._root = self._transfer = None
+        try:
+            if self.copy is None:
+                self.copy = self._device.host_copy(self.nbytes, self.tier)
+            self._device.fill(self.copy, memory)
+            self._valid, self.state = True, State.AWAY
+        except SwapStoreError as error:
+            self._unsaved, self._valid, self.state = error, False, State.GONE
+
+
+def uncounted_fingerprint(array: Array) -> int:
+    """With NumPy's own memory, which the host device does not count."""
+    return contextvars.Context().run(fingerprint, array)
+
+
+_dictionary = {0: object()}
+_REFERENCES = sys.getrefcount(_dictionary[0])  # to what is in one dictionary alone
 
 
 def nothing() -> None:

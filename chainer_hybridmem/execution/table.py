@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
 
 from chainer_hybridmem.plan import Action, Plan, Replay, Tier
-from chainer_hybridmem.profile import PERSISTENT, Profile, Recipe, Slot
+from chainer_hybridmem.profile import Profile, Recipe, Slot
 
 Lists = dict[int, list[int]]
 
@@ -30,9 +29,6 @@ class ActionTable:
         update (int): Number of the update.
         passive (bool): Whether there is nothing to do at all.
         tiers (dict): Where the host copy of each swapped map lies.
-        exposed (set): Forward operations that read what the program may write into
-            until they are replayed.
-        replayed (set): Forward operations that the plan runs again.
     """
 
     swap_outs: Lists
@@ -48,8 +44,6 @@ class ActionTable:
     update: int
     passive: bool
     tiers: dict[int, Tier]
-    exposed: frozenset[int] = frozenset()
-    replayed: frozenset[int] = frozenset()
 
 
 def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
@@ -77,7 +71,6 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         replays[replay.before].append(replay)
     planned = {entry.storage for entry in plan.maps}
     recipes = {recipe.operation: recipe for recipe in profile.recipes}
-    again = [recipes[replay.operation] for replay in plan.replays]
     return ActionTable(
         swap_outs=dict(swap_outs),
         releases=dict(releases),
@@ -98,19 +91,4 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         update=len(profile.operations) - 1,
         passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
         tiers={m.storage: m.tier for m in plan.maps if m.action is Action.SWAP},
-        exposed=frozenset(_exposed(profile)),
-        replayed=frozenset(k for r in again for k in r.covers or (r.operation,)),
     )
-
-
-def _exposed(profile: Profile) -> Iterator[int]:
-    """Forward operations that read what somebody holds when backward begins."""
-    b0 = profile.first_backward
-    held = {
-        s.id
-        for s in profile.storages
-        if s.category not in PERSISTENT and not -1 < s.releasable_from <= b0
-    }
-    for operation in profile.operations[:b0]:
-        if not held.isdisjoint(operation.reads):
-            yield operation.index

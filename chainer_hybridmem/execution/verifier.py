@@ -8,7 +8,8 @@ Note: [when a map is final]
 
 Note: [whose change it is]
     What a Variable of the program holds, or has been found held when it was to leave,
-    the program may change at any time: its fingerprint is taken anew. A backward
+    the program may change at any time: its fingerprint is taken anew, as is that of
+    what was changed while it was away (feature_maps, [held arrays]). A backward
     function may write over its own attributes; over inputs and outputs it may not,
     for other functions read them, too.
 """
@@ -22,18 +23,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from chainer_hybridmem import graph, owners
-from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.protocol import Device, View
+from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.feature_maps import LiveMap, Prints, State
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.profile import Profile, SlotKind
+from chainer_hybridmem.recompute import effects
 
 DEFAULT_ITERATIONS = 3
-Prints = dict[View, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +121,17 @@ class Verifier:
             if not (known and (self._backward or live.copied)):
                 self._take([live])
 
+    def released(self, live: LiveMap) -> None:
+        """A map that has been copied out is about to be freed.
+
+        Raises:
+            VerificationError: If it has changed meanwhile and the copy has not.
+        """
+        if live.state is not State.LEAVING or live.watched:
+            return
+        if differ(self._prints(live), self._final.get(live, {})):
+            raise self._differs(live, 'it has changed while it was copied out')
+
     def backward_runs(self, maps: Iterable[LiveMap]) -> None:
         """Before a backward function; what still stays is final with the first one."""
         if not self._backward:
@@ -138,11 +147,13 @@ class Verifier:
         for live in maps:
             now, final = self._prints(live), self._final.setdefault(live, {})
             if differ(now, final):
-                if live.sticks or live.held():  # Note: [whose change it is]
-                    self._final[live] = now
+                if live.sticks or live.rewritten or live.held():
+                    self._final[live] = now  # Note: [whose change it is]
                     continue
                 raise self._differs(
-                    k, function, live, 'is about to be read, not as forward has made it'
+                    live,
+                    f'in {_reading(k, function)} it is about to be read, not as '
+                    f'forward has made it',
                 )
             if final:
                 self._compared[live] = live.nbytes
@@ -159,11 +170,10 @@ class Verifier:
             if differ(now, final):
                 if any(s.slot.kind is not SlotKind.ATTRIBUTE for s in live.slots):
                     raise self._differs(
-                        k,
-                        function,
                         live,
-                        'has changed while it was read, unless the function itself '
-                        'writes over what it has retained',
+                        f'in {_reading(k, function)} it has changed while it was '
+                        f'read, unless the function itself writes over what it has '
+                        f'retained',
                     )
                 self._final[live] = now
 
@@ -177,7 +187,7 @@ class Verifier:
         before = self._surroundings(functions)
         yield
         after = self._surroundings(functions)
-        changed = [name for name, value in before.items() if after[name] != value]
+        changed = effects.changed(before, after)
         if changed:
             name = graph.function_name(functions[-1])
             raise VerificationError(
@@ -195,45 +205,30 @@ class Verifier:
 
     def _prints(self, live: LiveMap) -> Prints:
         """Of a map as the graph sees it now; empty where it is away."""
-        result: Prints = {}
-        for reference in live.slots:
-            array = reference.get()
-            if array is not None and reference.view not in result:
-                result[reference.view] = self._fingerprint(array)
-        return result
-
-    def _fingerprint(self, array: Any) -> int:
         start = time.perf_counter()
-        # With NumPy's own memory, which the host device does not count.
-        result: int = contextvars.Context().run(fingerprint, array)
+        result = live.prints()
         self._seconds += time.perf_counter() - start
         return result
 
     def _surroundings(self, functions: Sequence[Any]) -> dict[str, Any]:
         """What a replay must leave alone, by name."""
-        state: Any = np.random.get_state()
-        result: dict[str, Any] = {
-            "NumPy's random state": (state[1].tobytes(), *state[2:])
-        }
-        for path, link in self._model.namedlinks():
-            for name in link._persistent:
-                value = getattr(link, name)
-                owned = self._device.owns(value)
-                result[f'{path}/{name}'] = (
-                    self._fingerprint(value) if owned else repr(value)
-                )
+        roots: list[tuple[str, Any]] = [('', self._model)]
         for function in functions:
-            for number, node in enumerate(() if function is None else function.inputs):
-                array = graph.node_array(node) if owners.is_parameter(node) else None
-                if array is not None:
-                    name = f'parameter {number} of {graph.function_name(function)}'
-                    result[name] = self._fingerprint(array)
+            if function is None:
+                continue
+            name = graph.function_name(function)
+            roots.append((name, graph.target(function)))
+            for number, node in enumerate(function.inputs):
+                if owners.is_parameter(node):
+                    variable = node.get_variable_or_none()
+                    roots.append((f'parameter {number} of {name}', variable))
+        start = time.perf_counter()
+        result = contextvars.Context().run(effects.surroundings, roots)
+        self._seconds += time.perf_counter() - start
         return result
 
     # -- messages -------------------------------------------------------------
-    def _differs(
-        self, k: int, function: Any, live: LiveMap, story: str
-    ) -> VerificationError:
+    def _differs(self, live: LiveMap, story: str) -> VerificationError:
         profile, plan = self._followed().profile, self._followed().plan
         action, label = 'no part of the plan', 'no known operation'
         if plan is not None and profile is not None and live.storage >= 0:
@@ -242,9 +237,8 @@ class Verifier:
             actions = {m.storage: m.action.value for m in plan.maps}
             action = f'planned: {actions.get(live.storage, "nothing")}'
         return VerificationError(
-            f'Feature map {live.storage} of {label}, {live.nbytes} bytes, {action}: in '
-            f'operation {k} (backward of {graph.function_name(function)}) it {story}. '
-            f'{self._next_step()}'
+            f'Feature map {live.storage} of {label}, {live.nbytes} bytes, {action}: '
+            f'{story}. {self._next_step()}'
         )
 
     def _next_step(self) -> str:
@@ -255,6 +249,10 @@ class Verifier:
             f"planner='in-core', or with another one than {planner!r}, and report "
             'this with session.profile and session.plan.'
         )
+
+
+def _reading(k: int, function: Any) -> str:
+    return f'operation {k} (backward of {graph.function_name(function)})'
 
 
 class Verification:

@@ -9,6 +9,7 @@ before the next one: what Chainer and the user do in between belongs to it.
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import time
 import weakref
@@ -31,7 +32,7 @@ from chainer_hybridmem.profile import (
     Split,
     Storage,
 )
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import passes, trust
 from chainer_hybridmem.recording.verification import (
     Reading,
     Verdict,
@@ -88,6 +89,7 @@ class Recorder:
             releasable after its last use.
 
     Attributes:
+        untrusted (Counter): Names of functions that may not be run again.
         spans (list): Functions tried in parts: raw events from when they begin to when
             they end, and what was found out, storages missing.
     """
@@ -118,6 +120,7 @@ class Recorder:
         )
         self._chains: list[tuple[Any, list[Any]]] = []
         self._walker: Any = Walker(device) if trial else None
+        self.untrusted: collections.Counter[str] = collections.Counter()
         self.spans: list[tuple[int, int, Sequence[Split]]] = []
         device.start_events()
         self.initial_bytes = device.used_bytes
@@ -208,6 +211,9 @@ class Recorder:
                 raise passes.NoPassError('an input has left')
             return array
 
+        if not trust.may_replay(function):
+            self.untrusted[graph.function_name(function)] += 1
+            return
         for functions in passes.candidates(function):
             if not all(other in self._positions for other in functions):
                 continue
@@ -219,9 +225,10 @@ class Recorder:
             whole = whole and len(functions) > 1
             self._hold(functions, arrays)
         if whole:
-            step.verdict = verify(
-                before, function, inputs, made, self.device, self._walker
-            )
+            with trust.effects_refused(function):
+                step.verdict = verify(
+                    before, function, inputs, made, self.device, self._walker
+                )
         self._forget_chains()
 
     def _hold(self, functions: tuple[Any, ...], arrays: dict[Any, Array]) -> None:
@@ -328,7 +335,7 @@ class Recorder:
     def _find_written(self) -> None:
         """What the program has changed in place since a function has read it."""
         for step, reading in self._readings:
-            if reading.changed():
+            if reading.changed() or self.executor.rewritten(reading.allocation):
                 step.written.add(reading.allocation)
         self._readings.clear()
 

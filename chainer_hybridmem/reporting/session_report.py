@@ -60,6 +60,8 @@ def session_report(
                 f'{s["split"]} functions / {s["split_inexact"]}',
             )
         )
+    if s['untrusted'] and s['recompute'] is not None:
+        rows.append(('never recomputed (see recomputable)', ', '.join(s['untrusted'])))
     if s['foreign_bytes']:
         rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
     if s['evictions']:

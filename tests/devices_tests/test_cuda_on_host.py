@@ -36,11 +36,24 @@ class _CudaError(RuntimeError):
 class _Event:
     def __init__(self, block=False, disable_timing=False):
         self.done = True
+        self.timed = False
+        self.has_timing = not disable_timing
 
     def record(self, stream):
         self.done = False
+        self.timed = self.has_timing
         self.stream = stream
         stream.work.append(lambda: setattr(self, 'done', True))
+
+
+def _elapsed_time(start, end):
+    """As CUDA does: both must have been recorded with a time, and be done."""
+    for event in (start, end):
+        if not event.timed:
+            raise _CudaError('cudaErrorInvalidResourceHandle')
+        if not event.done:
+            raise _CudaError('cudaErrorNotReady')
+    return 2.0
 
 
 class _Stream:
@@ -169,7 +182,7 @@ def _make_cupy():
         PinnedMemory=_Pinned,
         runtime=runtime,
         get_current_stream=lambda: compute,
-        get_elapsed_time=lambda start, end: 2.0,
+        get_elapsed_time=_elapsed_time,
         UnownedMemory=cupy.cuda.UnownedMemory,
         MemoryPointer=cupy.cuda.MemoryPointer,
         set_allocator=cupy.cuda.set_allocator,
@@ -270,6 +283,22 @@ def test_swap_reaches_the_host_and_comes_back(opened):
     device.synchronize()
     assert inward.done() and inward.seconds() == 0.002
     assert device.take_stall_seconds() == 0.004
+    assert device.take_stall_seconds() == 0
+    copy.close()
+
+
+def test_waits_that_are_not_over_are_counted_by_the_next_call(opened):
+    """A training loop never synchronises of itself."""
+    device = opened.device
+    copy, out = device.swap_out(device.allocate(1000), None)
+    device.wait(out)
+    assert device.take_stall_seconds() == 0
+    device.synchronize()
+    inward = device.swap_in(copy, device.allocate(1000))
+    device.wait(inward)
+    assert device.take_stall_seconds() == 0.002
+    device.synchronize()
+    assert device.take_stall_seconds() == 0.002
     assert device.take_stall_seconds() == 0
     copy.close()
 

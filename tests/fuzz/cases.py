@@ -150,6 +150,7 @@ def _training(rng: random.Random, dtype: str) -> dict[str, Any]:
         'frozen': rng.random() < 0.15,
         'initialised': rng.random() < 0.5,
         'inside': rng.random() < 0.5,
+        'test_backward': rng.random() < 0.1,
     }
 
 

@@ -7,18 +7,21 @@ from which some have been dropped still is one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import random
 from collections.abc import Callable
 from typing import Any
 
-import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
+import chainer_hybridmem  # before chainer, which it makes importable
 
 # isort: split
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer import static_graph
 
 Options = dict[str, Any]
 MOST_FEATURES = 256  # per example; longer variables are pooled or cut
@@ -152,6 +155,7 @@ def _windows(x: Any, ksize: int) -> bool:
 
 
 # -- functions of our own ------------------------------------------------------
+@chainer_hybridmem.recomputable
 class Square(chainer.Function):
     """An old-style function: it retains all its inputs."""
 
@@ -162,6 +166,7 @@ class Square(chainer.Function):
         return (inputs[0] * grads[0] * inputs[0].dtype.type(0.5),)
 
 
+@chainer_hybridmem.recomputable
 class OldMask(chainer.Function):
     """An old-style random function with attributes, outputs retained."""
 
@@ -178,6 +183,7 @@ class OldMask(chainer.Function):
         return (gy * slope.astype(gy.dtype) + gy * self.masks[1] * gy.dtype.type(0.01),)
 
 
+@chainer_hybridmem.recomputable
 class Halves(chainer.FunctionNode):
     """Two outputs that are views of one array, both retained, and an attribute."""
 
@@ -198,6 +204,7 @@ class Halves(chainer.FunctionNode):
         return (chainer.as_variable(np.concatenate((g0, g1), axis=1)),)
 
 
+@chainer_hybridmem.recomputable
 class RunningMean(chainer.FunctionNode):
     """Moves an array of its link in place; retains a view and a nested tuple."""
 
@@ -742,3 +749,106 @@ def held(at: Layer, x: Any) -> Any:
     y = F.tanh(x)
     at.state['held'] = y
     return y * 0.7
+
+
+# -- programs that do more than compute ----------------------------------------
+class Effects(chainer.FunctionNode):
+    """Multiplies by a number whose making changes something; not declared."""
+
+    def __init__(self, state: dict[str, Any], effect: str) -> None:
+        self.state = state
+        self.effect = effect
+
+    def forward(self, inputs: Any) -> Any:
+        (x,) = inputs
+        self.retain_outputs((0,))
+        factor = _FACTORS[self.effect](self.state, x)
+        return (x * np.asarray(factor).astype(x.dtype),)
+
+    def backward(self, indexes: Any, grads: Any) -> Any:
+        (y,) = self.get_retained_outputs()
+        return (grads[0] * F.sigmoid(y),)
+
+
+def _average(state: dict[str, Any], x: Any) -> Any:
+    state['average'] = 0.5 * state['average'] + 0.5 * float(np.tanh(x.mean() or 0))
+    return state['average']
+
+
+def _code(state: dict[str, Any], x: Any) -> Any:
+    state['codes'] *= 0.9
+    state['codes'] += np.tanh(x.mean() if x.size else 0)
+    state['seen'].append(x.shape)
+    return state['codes'].mean() + len(state['seen'])
+
+
+_FACTORS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
+    'own generator': lambda state, x: state['own'].rand(*x.shape),
+    'new generator': lambda state, x: state['new'].random(x.shape),
+    "Python's generator": lambda state, x: state['python'].random(),
+    'average': _average,
+    'codes': _code,
+}
+
+
+@kind(twice=False, draw=lambda r: {'effect': r.choice(list(_FACTORS)),
+                                   'since': r.choice((0, 0, 3, 5))})  # fmt: skip
+def effects(at: Layer, x: Any, effect: str, since: int) -> Any:
+    """A function of the program that has effects, from some iteration on."""
+    state = at.state
+    if not state:
+        state.update(
+            own=np.random.RandomState(1), new=np.random.default_rng(2),
+            python=random.Random(3), average=1.0, codes=np.ones(3), seen=[], calls=0,
+        )  # fmt: skip
+    state['calls'] += 1
+    if state['calls'] <= since:
+        return F.tanh(x) * 0.5
+    (y,) = Effects(state, effect).apply((F.tanh(x),))
+    return y
+
+
+@kind(draw=lambda r: {'late': r.random() < 0.5, 'through': r.choice(('x', 'y')),
+                      'since': r.choice((0, 0, 0, 3, 5))})  # fmt: skip
+def written(at: Layer, x: Any, late: bool, through: str, since: int) -> Any:
+    """The program writes into what a function has read or made, and lets go of it.
+
+    At once, or when forward is over (``late``); from some iteration on.
+    """
+    at.state['calls'] = at.state.get('calls', 0) + 1
+    h = F.sigmoid(x)
+    y = F.tanh(h)
+    if at.state['calls'] > since:
+        array = (h if through == 'x' else y).array
+        if late:
+            at.state['to write'] = array
+        else:
+            overwrite(array)
+    return y * 0.5
+
+
+def overwrite(array: Any) -> None:
+    """Changes half of the elements in place."""
+    if array.ndim and array.flags.writeable:
+        array[::2] *= array.dtype.type(0.5)
+
+
+class _Static(chainer.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.dense = L.Linear(4, 4)
+
+    @static_graph
+    def forward(self, x: Any) -> Any:
+        return F.tanh(self.dense(x))
+
+
+@kind('vector', twice=False, draw=lambda r: {'rare': r.random()},
+      links=lambda rare: {'static': _Static()})  # fmt: skip
+def static(at: Layer, x: Any, rare: float) -> Any:
+    """A static chain, which a session refuses."""
+    if x.shape[1] < 4 or rare > 0.3 or x.dtype != np.float32:
+        return F.sigmoid(x)
+    with contextlib.redirect_stdout(io.StringIO()):  # it talks
+        return F.concat((at.static(x[:, :4]), x), axis=1)

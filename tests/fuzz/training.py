@@ -29,7 +29,7 @@ from chainer_hybridmem.recording import recorder, verification
 from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step
-from .layers import Layer, bring
+from .layers import Layer, bring, overwrite
 
 Observation = dict[str, Any]
 CLASSES = 5
@@ -60,7 +60,12 @@ class Network(chainer.Chain):
             layer.chance = chance
             values.append(layer(*(values[-min(b, len(values))] for b in back)))
         middle = F.tanh(bring(values[len(values) // 2], 'vector'))
-        return self.last(F.tanh(bring(values[-1], 'vector'))), self.other(middle)
+        ends = self.last(F.tanh(bring(values[-1], 'vector'))), self.other(middle)
+        del values, middle
+        for layer in self.layers:
+            if 'to write' in layer.state:
+                overwrite(layer.state.pop('to write'))
+        return ends
 
 
 class Run:
@@ -161,7 +166,9 @@ class Run:
     def _backward(self, step: Step, loss: Any, **options: Any) -> None:
         if step.evaluate == 'between':
             self.evaluate(step)
-        loss.backward(**options)
+        test = self.case.training.get('test_backward', False)
+        with chainer.using_config('train', not test):
+            loss.backward(**options)
         self.seen['loss'] = loss.array.tobytes()
         if step.keep:
             self.kept = loss
@@ -303,12 +310,22 @@ class Run:
             if held is not None:
                 found[f'{name}.held'] = _bits(held.array), _bits(held.grad)
         for number, layer in enumerate(self.model.layers):
+            if 'codes' in layer.state:
+                found[f'effects {number}'] = _moved(layer.state)
             if hasattr(layer, 'lstm'):
                 state = layer.lstm.h
                 found[f'lstm {number}'] = state is not None and _bits(state.array)
         name, keys, position, has_gauss, cached = np.random.get_state()
         found['random'] = keys.tobytes(), position, has_gauss, cached
         return found
+
+
+def _moved(state: dict[str, Any]) -> Any:
+    """What the functions of the program have changed."""
+    keys = state['own'].get_state()[1].tobytes(), state['own'].get_state()[2]
+    new, python = repr(state['new'].bit_generator.state), state['python'].getstate()
+    figures = state['average'], state['codes'].tobytes(), len(state['seen'])
+    return keys, new, python, figures
 
 
 class _Failing(chainer.FunctionHook):

@@ -13,7 +13,7 @@ import types
 import networks
 import pytest
 
-import chainer_hybridmem  # noqa: F401  before chainer
+import chainer_hybridmem  # before chainer
 
 # isort: split
 import chainer
@@ -74,6 +74,7 @@ def test_two_processes_train_as_without_us(tmp_path):
     assert first[0] != second[0]
 
 
+@chainer_hybridmem.recomputable
 class Exchange(chainer.Function):
     """Stands for a function that talks to other processes; counts how often."""
 

@@ -6,6 +6,8 @@ import networks
 import numpy as np
 import pytest
 
+import chainer_hybridmem as hybridmem
+
 # isort: split
 import chainer
 import chainer.functions as F
@@ -16,6 +18,7 @@ ITERATIONS = 10
 LATE = 6
 
 
+@hybridmem.recomputable
 class Noise(chainer.FunctionNode):
     """Multiplies by noise, or by two."""
 
@@ -63,6 +66,28 @@ def test_what_draws_only_later_is_not_made_again(planner, data):
             if operation.label.endswith('Noise')
         }
         assert any(replay.operation in noise for replay in seen[LATE - 1].replays)
+
+
+class GivenMask(networks.Ends):
+    """Its dropout is given a mask at first, and draws one later on."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.sigmoid(self.conv(x))
+        given = np.full(h.shape, 2, np.float32) if self.calls <= LATE else None
+        h = F.tanh(F.sigmoid(F.dropout(h, mask=given)))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+@pytest.mark.parametrize(
+    'planner', ['checkpoint-speed', 'checkpoint-sqrt', 'superneurons', 'hybrid']
+)
+def test_a_mask_that_is_given_makes_another_signature(planner, data, tmp_path):
+    expected = networks.train(GivenMask, data)[0]
+    options = {'memory_limit': '1GB', 'planner': planner, 'cache_dir': tmp_path}
+    for _ in range(2):
+        result, _ = networks.train(GivenMask, data, **options)
+        networks.assert_same(expected, result)
 
 
 @pytest.mark.parametrize(

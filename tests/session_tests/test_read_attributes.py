@@ -111,6 +111,7 @@ def test_a_mask_is_there_after_every_backward(planner):
     assert session.statistics()['guided_iterations'] > 0
 
 
+@hybridmem.recomputable
 class Factor(chainer.FunctionNode):
     """Its backward gives its attribute another array, of another size."""
 

@@ -155,3 +155,40 @@ def test_what_the_host_has_no_room_for_is_not_called_held():
             host_limit='20KB',
         )
     assert 'the program holds in variables' not in str(caught.value)
+
+
+class Perceptron(chainer.Chain):
+    """Three layers, as in Chainer's MNIST example."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(784, 100)
+            self.l2 = L.Linear(100, 100)
+            self.l3 = L.Linear(100, 10)
+
+    def forward(self, x):
+        return self.l3(F.relu(self.l2(F.relu(self.l1(x)))))
+
+
+def train_like_the_example(**options):
+    """A Trainer; the classifier holds the loss, and the updater the last batch."""
+    np.random.seed(0)
+    rng = np.random.RandomState(1)
+    model = L.Classifier(Perceptron())
+    optimizer = chainer.optimizers.Adam().setup(model)
+    pictures = rng.rand(1600, 784).astype(np.float32)
+    labels = rng.randint(0, 10, 1600).astype(np.int32)
+    dataset = chainer.datasets.TupleDataset(pictures, labels)
+    iterator = chainer.iterators.SerialIterator(dataset, 400)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    with networks.session_for(model, options):
+        for _ in range(7):
+            updater.update()
+    return networks.outcome(model, [])
+
+
+def test_a_batch_that_was_held_in_the_update_leaves_for_the_next_one():
+    expected = train_like_the_example()
+    result = train_like_the_example(memory_limit=3_750_000)
+    networks.assert_same(expected, result)

@@ -18,6 +18,7 @@ from chainer_hybridmem.profile import SlotKind
 from chainer_hybridmem.session import active_session
 
 
+@hybridmem.recomputable
 class Twice(chainer.FunctionNode):
     """Two outputs; the one that nobody uses is retained."""
 

@@ -1,0 +1,93 @@
+"""What running a function again may have changed, as far as that can be looked at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.devices.bits import fingerprint
+
+MOST_DEPTH = 12  # of attributes of attributes
+MOST_VALUES = 10_000  # looked at for one function or model
+_GENERATORS = (np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+
+
+def surroundings(roots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Values by name: of the global generators, and of all that objects can reach.
+
+    Attributes, lists, dictionaries, arrays and generators are followed; parameters that
+    are no roots, variables of modules, files and what compiled code keeps are not.
+
+    Args:
+        roots: Objects with their names, such as a model or a function.
+    """
+    state: Any = np.random.get_state()
+    result: dict[str, Any] = {
+        "NumPy's random state": (state[1].tobytes(), *state[2:]),
+        "Python's random state": random.getstate(),
+    }
+    seen: set[int] = set()
+    for name, root in roots:
+        if isinstance(root, chainer.Variable):
+            root = (vars(root).get('_data') or [None])[0]  # not if it is away
+        result.update(_reached(name, root, seen, MOST_DEPTH))
+    return result
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of what is not what it was."""
+    return [name for name in before if after.get(name) != before[name]]
+
+
+def _reached(
+    name: str, value: Any, seen: set[int], depth: int
+) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        yield name, value
+        return
+    if id(value) in seen or depth < 0 or len(seen) > MOST_VALUES:
+        return
+    seen.add(id(value))
+    if isinstance(value, chainer.get_array_types()):
+        yield name, (value.shape, value.dtype, fingerprint(value))
+    elif isinstance(value, np.generic):
+        yield name, value.tobytes()
+    elif isinstance(value, random.Random):
+        yield name, value.getstate()
+    elif isinstance(value, _GENERATORS):
+        yield name, _state(value)
+    else:
+        yield from _inside(name, value, seen, depth - 1)
+
+
+def _state(generator: Any) -> str:
+    if isinstance(generator, np.random.RandomState):
+        name, words, *rest = generator.get_state()
+        return repr((name, np.asarray(words).tobytes(), rest))
+    return repr(getattr(generator, 'bit_generator', generator).state)
+
+
+def _inside(
+    name: str, value: Any, seen: set[int], depth: int
+) -> Iterator[tuple[str, Any]]:
+    """What a list, a dictionary or an object has."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        yield f'{name}, length', len(value)
+        parts = enumerate(value)
+    elif isinstance(value, dict):
+        yield f'{name}, keys', [str(key) for key in value]
+        parts = value.items()
+    elif isinstance(value, (chainer.Variable, chainer.variable.VariableNode, type)):
+        return
+    elif hasattr(value, '__dict__') and not callable(getattr(value, '__get__', None)):
+        private = graph.FRAMEWORK
+        parts = [part for part in vars(value).items() if part[0] not in private]
+    for key, part in parts:
+        inner = name if key == '_children' else f'{name}/{key}'
+        yield from _reached(inner, part, seen, depth)

@@ -1,0 +1,248 @@
+"""The program writes into feature maps, and lets go of them before backward."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+# isort: split
+import chainer
+import chainer.functions as F
+
+from chainer_hybridmem import graph
+from chainer_hybridmem.errors import SessionError, SwapStoreError
+from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.profile import Slot, SlotKind
+
+ITERATIONS = 10
+LATE = 6
+
+
+class Writing(networks.Ends):
+    """Subclasses write somewhere between two functions, or when forward is over."""
+
+    begins_at = 0
+
+    def forward(self, x, t):
+        self.calls += 1
+        writes = self.calls > self.begins_at
+        h = F.sigmoid(self.conv(x))
+        y = F.tanh(h)
+        z = F.sigmoid(F.max_pooling_2d(y, 2))
+        if writes:
+            self.amid(h, y)
+        loss = F.softmax_cross_entropy(self.last(z), t)
+        if writes:
+            self.afterwards(h, y)
+        return loss
+
+    def amid(self, h, y):
+        pass
+
+    def afterwards(self, h, y):
+        pass
+
+
+class AfterForward(Writing):
+    def afterwards(self, h, y):
+        a = h.array
+        a[:, ::2] = 0
+
+
+class BetweenFunctions(Writing):
+    def amid(self, h, y):
+        h.array[0] *= 0.5
+
+
+class OneElement(Writing):
+    def afterwards(self, h, y):
+        y.array[0, 0, 3, 5] += 1
+
+
+class ThroughAView(Writing):
+    def afterwards(self, h, y):
+        view = y.array[1:, :, ::3]
+        del y
+        np.multiply(view, 0.5, out=view)
+
+
+class Both(AfterForward):
+    def amid(self, h, y):
+        y.array[...] = -y.array
+
+
+PROGRAMS = [AfterForward, BetweenFunctions, OneElement, ThroughAView, Both]
+PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-sqrt', 'checkpoint-speed']
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+@pytest.mark.parametrize('planner', PLANNERS)
+def test_what_the_program_writes_is_what_backward_reads(
+    program, planner, data, hostile
+):
+    expected = networks.train(program, data)[0]
+    limit = '1GB' if planner in networks.BLIND else 1_700_000
+    result, session = networks.train(
+        program, data, memory_limit=limit, planner=planner, verify=True
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_also_from_the_disk(program, data, tmp_path):
+    expected = networks.train(program, data)[0]
+    result, _ = networks.train(
+        program,
+        data,
+        memory_limit=1_700_000,
+        planner='swap-all',
+        swap_dir=str(tmp_path),
+    )
+    networks.assert_same(expected, result)
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_also_where_the_host_has_no_room(program, data):
+    """Recordings then move maps on the device instead."""
+    expected = networks.train(program, data)[0]
+    result, _ = networks.train(
+        program, data, memory_limit='1GB', planner='hybrid', host_limit='16KiB'
+    )
+    networks.assert_same(expected, result)
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+@pytest.mark.parametrize('planner', PLANNERS)
+def test_writing_that_begins_after_the_recording(program, planner, data):
+    """The same bits, or one clear error where it would have been recomputed."""
+
+    class Late(program):
+        begins_at = LATE
+
+    expected = networks.train(Late, data)[0]
+    options = {'memory_limit': '1GB', 'planner': planner}
+    try:
+        result, _ = networks.train(Late, data, **options)
+    except SessionError as error:
+        assert planner.startswith('checkpoint')
+        assert 'has been changed in place' in str(error)
+    else:
+        assert planner != 'checkpoint-speed'
+        networks.assert_same(expected, result)
+
+
+def retained(device, array):
+    """A node that has retained an array, and the map with it."""
+    variable = chainer.Variable(array)
+    variable.retain_data()
+    live = LiveMap(device, device.allocation_id(array), array.nbytes)
+    live.uses.add(1)  # backward will read it
+    reference = graph.SlotRef(
+        Slot(0, SlotKind.INPUT, 0), variable.node, device.capture(array)
+    )
+    live.add(reference, device.root(array))
+    return variable.node, live
+
+
+def test_a_write_is_taken_in_when_the_array_dies(device):
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    assert not live.exclusive()
+    live.start_swap_out()
+    live.release()
+    array[7] = 2
+    del array
+    assert live.rewritten
+    live.start_swap_in()
+    live.finish_swap_in()
+    assert node._data[7] == 2 and (node._data[8:] == 1).all()
+
+
+def test_a_write_while_it_is_copied_is_copied_once_more(device):
+    device.throttle(1e6)
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    live.start_swap_out()
+    array[...] = np.arange(5000)
+    del array
+    live.release()
+    device.throttle(None)
+    live.start_swap_in()
+    live.finish_swap_in()
+    assert (node._data == np.arange(5000)).all()
+
+
+def test_a_write_into_what_was_dropped_is_kept(device):
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    live.drop()
+    assert live.state is State.GONE
+    array[7] = 2
+    del array
+    assert live.state is State.AWAY
+    assert live.refill(device.root(np.ones(5000, np.float32)))
+    assert node._data[7] == 2
+
+
+def test_a_write_while_it_comes_back_wins(device):
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    live.drop()
+    other, kept = live.copy, np.ones(5000, np.float32)
+    assert other is None
+    array[7] = 2
+    del array
+    live.start_swap_in()
+    live.finish_swap_in()
+    assert node._data[7] == 2 and kept[7] == 1
+
+
+def test_other_contents_are_refused(device):
+    node, live = retained(device, np.ones(5000, np.float32))
+    live.drop()
+    assert not live.refill(device.root(np.full(5000, 2, np.float32)))
+    assert node is not None
+
+
+def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatch):
+    array = np.ones(5000, np.float32)
+    _node, live = retained(device, array)
+    live.drop()
+
+    def full(nbytes, tier=None):
+        raise SwapStoreError('no room')
+
+    monkeypatch.setattr(device, 'host_copy', full)
+    array[7] = 2
+    del array
+    with pytest.raises(SwapStoreError, match='no room'):
+        live.refill(device.root(np.ones(5000, np.float32)))
+
+
+def test_who_holds_the_memory_is_counted(device):
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    assert not live.exclusive()
+    view = array[3:]
+    del array
+    assert not live.exclusive()
+    del view
+    assert live.exclusive()
+    variable = chainer.Variable(node._data)
+    assert not live.exclusive()
+    del variable
+    assert live.exclusive()
+
+
+def test_a_copy_under_way_is_no_holder(device):
+    device.throttle(1e6)
+    node, live = retained(device, np.ones(5000, np.float32))
+    live.start_swap_out()
+    assert live.state is State.LEAVING and not live.watched and live.exclusive()
+    kept = node._data
+    assert not live.exclusive()
+    del kept
+    live.release()
+    assert node._data is None
