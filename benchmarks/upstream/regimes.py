@@ -23,7 +23,7 @@ from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.execution.verifier import Followed, Verifier
 from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.profile import Recipe, Slot, SlotKind
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import passes, trust
 from chainer_hybridmem.recording import verification
 from chainer_hybridmem.recording.verification import Walker, verify, verify_pass
 
@@ -145,7 +145,7 @@ class Regime(chainer.FunctionHook):
             self._position, self._backward_seen = 0, False
         k = self._position
         self._position += 1
-        self._executor.before_forward(k, function, in_data)
+        self._executor.before_forward(k, function)
         owns = self.device.owns
         names = {name for name, _ in graph.attribute_arrays(function, owns)}
         newest = self.device.allocation_id(self.device.allocate(1))
@@ -232,6 +232,8 @@ class Regime(chainer.FunctionHook):
     def _try(self, last: _Running, function: Any) -> None:
         """Finds out how a function's products can be made again."""
         assert last.inputs is not None
+        if not trust.may_replay(function):
+            return
         device, executor = self.device, self._executor
         owns, identify = device.owns, device.allocation_id
         arrays = dict(zip(function.inputs, last.inputs, strict=True))
