@@ -920,6 +920,7 @@ class Executor:
 
     def _refill(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
+        live.require_contents()
         for reference in live.slots:
             function = self._maker(reference)
             if function is not None:

@@ -294,6 +294,15 @@ class LiveMap:
             self._wait_or(State.AWAY)
             self._arrived(self._root)
 
+    def require_contents(self) -> None:
+        """Nothing happens as long as the contents are somewhere, or can be made again.
+
+        Raises:
+            SwapStoreError: If they could not be kept when the program had changed them.
+        """
+        if self._unsaved is not None:
+            raise SwapStoreError(str(self._unsaved))
+
     def refill(self, root: Root) -> bool:
         """Puts recomputed contents into the graph.
 
@@ -303,10 +312,9 @@ class LiveMap:
             bool: Whether the contents are what they were; see [checked replays].
 
         Raises:
-            SwapStoreError: If they could not be kept when the program had changed them.
+            SwapStoreError: As :meth:`require_contents`.
         """
-        if self._unsaved is not None:
-            raise SwapStoreError(str(self._unsaved))
+        self.require_contents()
         if self.state is State.AWAY and self.rewritten:
             self.start_swap_in()
             self.finish_swap_in()
@@ -443,7 +451,18 @@ class LiveMap:
         self._look = None
         if self.state in (State.RESIDENT, State.LEAVING) and not self.vacated:
             return
-        memory = self._device.memory_at(address, self.nbytes)
+        try:
+            self._compare(self._device.memory_at(address, self.nbytes))
+        except BaseException as error:  # Python drops what a callback raises
+            self._unsaved = SwapStoreError(
+                f'{self.nbytes} bytes of a feature map that the program has changed '
+                f'could not be kept ({type(error).__name__}: {error}). Run the '
+                f'iteration again, or change a copy instead.'
+            )
+            self._valid, self.state = False, State.GONE
+
+    def _compare(self, memory: Array) -> None:
+        """Takes in what others have written into the memory."""
         now = {
             view: uncounted_fingerprint(self._device.restore(memory, view))
             for view in self._final
@@ -460,13 +479,10 @@ class LiveMap:
             return
         self._let_finish()
         self._root = self._transfer = None
-        try:
-            if self.copy is None:
-                self.copy = self._device.host_copy(self.nbytes, self.tier)
-            self._device.fill(self.copy, memory)
-            self._valid, self.state = True, State.AWAY
-        except SwapStoreError as error:
-            self._unsaved, self._valid, self.state = error, False, State.GONE
+        if self.copy is None:
+            self.copy = self._device.host_copy(self.nbytes, self.tier)
+        self._device.fill(self.copy, memory)
+        self._valid, self.state = True, State.AWAY
 
 
 def uncounted_fingerprint(array: Array) -> int:
