@@ -452,7 +452,7 @@ class Executor:
         assert self._table is not None
         recipe = self._table.recipes.get(k)
         if recipe is not None:
-            if not trust.may_replay(function):  # it was when the plan was made
+            if not trust.is_trusted(function):  # it was when the plan was made
                 self._drew.add(function)
             covered = [self._functions.get(c) for c in recipe.covers[:-1]]
             self._recipes[function] = recipe, covered

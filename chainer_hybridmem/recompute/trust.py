@@ -77,10 +77,23 @@ def is_declared(function: Any) -> bool:
 
 def may_replay(function: Any) -> bool:
     """Whether a function may be run again; see [trust]."""
+    if not is_trusted(function):
+        return False
+    values = vars(graph.target(function)).items()
+    return is_declared(function) or all(
+        _is_harmless(value) for name, value in values if name not in graph.FRAMEWORK
+    )
+
+
+def is_trusted(function: Any) -> bool:
+    """Whether the code of a function may be run again, whatever it is given."""
     own = graph.target(function)
+    kind = type(own)
     if 'forward' in vars(own):  # of this object alone
         return False
-    return is_declared(function) or _is_chainers(own)
+    return kind in _declared or (
+        _is_of_chainer(kind) and not issubclass(kind, _CALLS_THE_PROGRAM)
+    )
 
 
 @contextlib.contextmanager
@@ -106,17 +119,6 @@ def effects_refused(function: Any) -> Iterator[None]:
             f'iteration are wrong. Take the declaration back, or let forward change '
             f'nothing.'
         )
-
-
-def _is_chainers(own: Any) -> bool:
-    kind = type(own)
-    if not _is_of_chainer(kind) or isinstance(own, _CALLS_THE_PROGRAM):
-        return False
-    return all(
-        _is_harmless(value)
-        for name, value in vars(own).items()
-        if name not in graph.FRAMEWORK
-    )
 
 
 def _is_of_chainer(kind: type) -> bool:
