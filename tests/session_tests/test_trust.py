@@ -18,7 +18,7 @@ from chainer_hybridmem.errors import OptionError, SessionError, VerificationErro
 from chainer_hybridmem.recompute import trust
 
 ITERATIONS = 9
-PLANNERS = ['checkpoint-sqrt', 'checkpoint-speed', 'hybrid', 'in-core']
+PLANNERS = ['checkpoint-speed', 'in-core']
 
 
 class Function(chainer.FunctionNode):
