@@ -40,6 +40,7 @@ from chainer_hybridmem.history import History
 from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
+from chainer_hybridmem.models import Model, one_model
 from chainer_hybridmem.owners import (
     Owner,
     StateOwner,
@@ -71,7 +72,7 @@ EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another o
 
 
 def optimize(
-    model: chainer.Link,
+    model: Model,
     memory_limit: int | str,
     planner: str = DEFAULT,
     device: str | None = None,
@@ -92,7 +93,8 @@ def optimize(
     """Trains a model inside a memory limit.
 
     Args:
-        model: The model that is trained; its parameters are counted.
+        model: The model that is trained; its parameters are counted. A list if
+            several are trained together, as with a GAN.
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
         planner: Name of the planner.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
@@ -185,7 +187,7 @@ class Session(chainer.FunctionHook):
 
     def __init__(
         self,
-        model: chainer.Link,
+        model: Model,
         memory_limit: int | str,
         planner: str,
         device: str | None,
@@ -203,11 +205,7 @@ class Session(chainer.FunctionHook):
         cache_dir: Folder | None = None,
         verify: bool | int = False,
     ) -> None:
-        if not isinstance(model, chainer.Link):
-            raise OptionError(
-                f'model is a {type(model).__name__}; a chainer.Link is needed.'
-            )
-        self.model = model
+        model = self.model = one_model(model)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         verified_iterations = iterations_of(verify)
