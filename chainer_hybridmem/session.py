@@ -34,6 +34,7 @@ from chainer_hybridmem.execution.verifier import (
     Verification,
     iterations_of,
 )
+from chainer_hybridmem.explaining import Moment, Progress, moment_of
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
@@ -381,16 +382,17 @@ class Session(chainer.FunctionHook):
         failure = self.device.last_failure
         if failure is None:
             return None
-        return self.out_of_memory(*failure)
+        return self.out_of_memory(*failure, moment_of(error, self._now, self.model))
 
-    def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
+    def out_of_memory(
+        self, requested: int, used: int, moment: Moment
+    ) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
-        where = f'after operation {self._position - 1}' if self._position else 'first'
         limit_bytes, refusal = self.wishes.limit_bytes, self.device.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
         return OutOfMemoryError(
-            f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
-            f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
+            f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
+            f'do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
             f'limit that gets past this allocation is {used + requested} bytes, and '
             f'later ones may need more; raise memory_limit or lower the batch '
@@ -398,6 +400,18 @@ class Session(chainer.FunctionHook):
             requested,
             limit_bytes,
             used,
+        )
+
+    @property
+    def _now(self) -> Progress:
+        """How far the iteration has come."""
+        return Progress(
+            self.iterations + 1,
+            self._started,
+            self._position,
+            self._label,
+            self._depth,
+            self._backward_seen,
         )
 
     def _resident(self) -> str:
