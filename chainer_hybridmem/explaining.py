@@ -13,6 +13,12 @@ from typing import Any
 import chainer
 from chainer import _backprop
 
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
+from chainer_hybridmem.owners import StateOwner, owners_of
+from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.units import format_bytes
+
 _BACKWARD = _backprop._backprop_to_all.__code__
 _FUNCTION = chainer.FunctionNode.apply.__code__
 _UPDATES = (
@@ -83,6 +89,27 @@ def moment_of(
             False,
         )
     return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
+
+
+def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> str:
+    """What ``cross_iteration`` can do for an operation that does not fit.
+
+    Optimizer states leave for an operation, also where no plan is followed yet.
+
+    Args:
+        model: Whose states may leave.
+        device: Must have room for the copies.
+        missing_bytes: What is to leave.
+    """
+    states = [owner for owner in owners_of(model) if isinstance(owner, StateOwner)]
+    sizes = [owner.nbytes for owner in states if owner.nbytes >= MINIMUM_MAP_BYTES]
+    room_bytes = sum(device.host_room(tier) for tier in Tier)
+    if not 0 < missing_bytes <= min(sum(sizes), room_bytes):
+        return ''
+    return (
+        f', or let optimizer states ({format_bytes(sum(sizes))}) leave with '
+        f"cross_iteration='all'"
+    )
 
 
 def _frames(error: BaseException | None) -> Iterator[types.FrameType]:

@@ -34,7 +34,7 @@ from chainer_hybridmem.execution.verifier import (
     Verification,
     iterations_of,
 )
-from chainer_hybridmem.explaining import Moment, Progress, moment_of
+from chainer_hybridmem.explaining import Moment, Progress, crossing_hint, moment_of
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
@@ -390,13 +390,17 @@ class Session(chainer.FunctionHook):
         """The error for an allocation that did not fit, with numbers."""
         limit_bytes, refusal = self.wishes.limit_bytes, self.device.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
+        crossing = ''
+        if moment.in_operation and not self.wishes.cross_iteration:
+            missing = used + requested - limit_bytes
+            crossing = crossing_hint(self.model, self.device, missing)
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
             f'do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
             f'limit that gets past this allocation is {used + requested} bytes, and '
             f'later ones may need more; raise memory_limit or lower the batch '
-            f'size{self._splitter.hint}.',
+            f'size{self._splitter.hint}{crossing}.',
             requested,
             limit_bytes,
             used,

@@ -132,3 +132,48 @@ def test_a_backward_function_is_an_operation():
         Twice().apply((model(X),))[0].backward()
 
     assert 'asked for after operation 5 (backward of Twice)' in error_of(train)
+
+
+WIDE = np.ones((3000, SIDE), np.float32)  # one map is three times the parameters
+
+
+def adam_steps(limit, iterations, **options):
+    model = Net()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with hybridmem.optimize(model, limit, splitting=False, **options) as session:
+        for _ in range(iterations):
+            optimizer.update(model, WIDE)
+    return session
+
+
+def test_what_crosses_iterations_is_suggested_where_that_helps():
+    with pytest.raises(OutOfMemoryError, match="leave with cross_iteration='all'"):
+        adam_steps(29_000_000, 3)
+    assert adam_steps(29_000_000, 6, cross_iteration='all').state == 'guided'
+
+
+@pytest.mark.parametrize(
+    ('limit', 'options'),
+    [
+        (26_000_000, {}),  # the first iteration: there are no states yet
+        (28_000_000, {'host_limit': '1MB'}),  # no room for them
+        (26_000_000, {'cross_iteration': 'all'}),
+    ],
+)
+def test_it_is_not_suggested_where_it_does_not_help(limit, options):
+    with pytest.raises(OutOfMemoryError) as caught:
+        adam_steps(limit, 6, **options)
+    assert "cross_iteration='all'" not in str(caught.value)
+
+
+def test_it_is_not_suggested_for_what_an_update_needs():
+    def train(model, optimizer):
+        step(model, optimizer)
+        model.a.W.update_rule.add_hook(
+            lambda rule, param: np.zeros(3 * PARAMETERS, np.int8), 'more'
+        )
+        step(model, optimizer)
+
+    message = error_of(train, 6 * PARAMETERS, chainer.optimizers.Adam)
+    assert 'asked for in the update of /a/W' in message
+    assert 'cross_iteration' not in message
