@@ -25,6 +25,8 @@ from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,
     SessionError,
+    clear_frames,
+    clear_handled,
 )
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
@@ -350,6 +352,9 @@ class Session(chainer.FunctionHook):
             self._planning.stop_improving()
             message = self._explain(error)
             self._instruments.discard()
+            if isinstance(error, MemoryError):  # or who keeps it, keeps the graph
+                clear_frames(error)
+                self._executor.drop_graphs()
         finally:
             self.device.uninstall()
         try:
@@ -571,7 +576,7 @@ class Session(chainer.FunctionHook):
         k, reference = self._last
         self._last = None
         function = reference()
-        if function is None:
+        if graph.is_unfinished(function):
             return
         self._executor.complete(k, function)
         if self._instruments.recorder is not None and k >= 0:
@@ -606,13 +611,17 @@ class Session(chainer.FunctionHook):
         if self._backward_seen or self._last is None:
             return not self._backward_seen
         k, reference = self._last
-        return k >= 0 and reference() is None and self._executor.graph_is_dead
+        if k < 0 or not graph.is_unfinished(reference()):
+            return False
+        clear_handled()
+        return self._executor.graph_is_dead
 
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
         self._instruments.discard()
         self._executor.verifier = None
         self._depth, self._started = 0, False
+        clear_handled()
 
     def _start_operation(self, k: int, key: Key) -> None:
         """What is allocated from here on belongs to operation k."""
@@ -943,21 +952,25 @@ class Session(chainer.FunctionHook):
                 self._tell('no memory to measure the link: profiled later')
                 return None
             link = ram or disk
-            assert link is not None  # or there is neither
+            if link is None:
+                self._tell('no host memory to measure the link: profiled later')
+                return None
             self._links = link, disk
         return self._links
 
     def _share_host_memory(self, guide: Guide | None) -> None:
         """Under a host limit, one kind of iteration has it all while it runs."""
-        if self.wishes.host_limit_bytes is None or guide is self._host_user:
+        if self.wishes.host_limit_bytes is None:
+            return
+        if self._links is None and self.wishes.host_limit_bytes > 0:
+            self._measured_links()  # while there is room
+        if guide is self._host_user:
             return
         self._executor.settle()
         for other in self._guides:
             if other is not guide:
                 other.forget_copies()
         self._host_user = guide
-        if self._links is None and self.wishes.host_limit_bytes > 0:
-            self._measured_links()  # while there is room
         if guide is not None:
             self._planning.reserve(guide)
 
