@@ -57,10 +57,12 @@ class Moment:
     Attributes:
         text (str): In words.
         in_operation (bool): Whether an operation was under way, or one and the next.
+        in_update (bool): Whether parameters were being updated.
     """
 
     text: str
     in_operation: bool
+    in_update: bool = False
 
 
 def moment_of(
@@ -79,7 +81,7 @@ def moment_of(
     known = (_BACKWARD, _FUNCTION, *_UPDATES)
     inner = [i for i, code in enumerate(codes) if code in known]
     if inner and codes[inner[-1]] in _UPDATES and not _in_loss(frames[inner[-1] :]):
-        return Moment(f'in the update of {_updated(frames, model)}', False)
+        return Moment(f'in the update of {_updated(frames, model)}', False, True)
     if not progress.started or not progress.position:
         return Moment(f'before the first operation of iteration {n}', False)
     if progress.backward_seen and not progress.depth and _BACKWARD not in codes:

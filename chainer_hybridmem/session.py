@@ -37,6 +37,7 @@ from chainer_hybridmem.execution.verifier import (
     iterations_of,
 )
 from chainer_hybridmem.explaining import Moment, Progress, crossing_hint, moment_of
+from chainer_hybridmem.forecast import Forecast, enough_for_update, forecast
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
@@ -44,6 +45,7 @@ from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.models import Model, one_model
+from chainer_hybridmem.optimizers import coming
 from chainer_hybridmem.owners import (
     Owner,
     StateOwner,
@@ -71,6 +73,7 @@ from chainer_hybridmem.units import (
 
 _active = threading.local()
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
+NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
 
 
@@ -387,7 +390,9 @@ class Session(chainer.FunctionHook):
         failure = self.device.last_failure
         if failure is None:
             return None
-        return self.out_of_memory(*failure, moment_of(error, self._now, self.model))
+        moment = moment_of(error, self._now, self.model)
+        told: OutOfMemoryError = _uncounted(self.out_of_memory, *failure, moment)
+        return told
 
     def out_of_memory(
         self, requested: int, used: int, moment: Moment
@@ -399,17 +404,39 @@ class Session(chainer.FunctionHook):
         if moment.in_operation and not self.wishes.cross_iteration:
             missing = used + requested - limit_bytes
             crossing = crossing_hint(self.model, self.device, missing)
+        enough = self._enough(moment)
+        later = ', and later ones may need more'
+        if enough is not None and self.wishes.host_limit_bytes is None:
+            later = f'; the smallest known to do for all is {enough} bytes'
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
             f'do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
-            f'limit that gets past this allocation is {used + requested} bytes, and '
-            f'later ones may need more; raise memory_limit or lower the batch '
+            f'limit that gets past this allocation is {used + requested} bytes{later}; '
+            f'raise memory_limit or lower the batch '
             f'size{self._splitter.hint}{crossing}.',
             requested,
             limit_bytes,
             used,
         )
+
+    def _enough(self, moment: Moment) -> int | None:
+        """A limit at which iterations like this one run, if that is known."""
+        if self._guide is not None:
+            known = self._guide.forecast
+            return None if known is None else known.enough_bytes
+        recorder = self._instruments.recorder
+        if recorder is None or not (moment.in_update and self._started):
+            return None
+        self._instruments.recorder = None
+        recorder.enter()
+        kinds = {**self._kinds, **self._permanent_kinds()}
+        on_host = not self.device.asynchronous
+        try:
+            draft = recorder.build(NO_LINK, {}, kinds, self._owners())
+            return enough_for_update(draft, coming(self.model, on_host))
+        except HybridMemoryError:  # such a recording makes no profile
+            return None
 
     @property
     def _now(self) -> Progress:
@@ -669,6 +696,7 @@ class Session(chainer.FunctionHook):
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
         guide = self._guide = self._guides.begin(key)
+        self._refuse(guide)
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
@@ -822,6 +850,7 @@ class Session(chainer.FunctionHook):
             guide = Guide(self._keys)
             guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
+            guide.forecast = _uncounted(self._foresee, profile)
             self._guides.add(guide)
             self._guide = guide
         else:
@@ -829,6 +858,27 @@ class Session(chainer.FunctionHook):
         if guide.profiled:
             _uncounted(self._planning.plan, guide)
         return guide
+
+    def _foresee(self, draft: Profile) -> Forecast | None:
+        """What iterations like one without a plan need, if they may not fit."""
+        wishes = self.wishes
+        crossing = bool(wishes.cross_iteration)
+        return forecast(draft, wishes.limit_bytes, crossing, bool(wishes.splitting))
+
+    def _refuse(self, guide: Guide | None) -> None:
+        """An iteration that surely cannot end does not begin.
+
+        Raises:
+            OutOfMemoryError: With a limit that does.
+        """
+        if guide is None or guide.forecast is None or not guide.trial:
+            return
+        used = self.device.used_bytes - self._executor.older_bytes
+        wishes = self.wishes
+        host_limited = wishes.host_limit_bytes is not None
+        error = guide.forecast.refusal(wishes.limit_bytes, used, host_limited)
+        if error is not None:
+            raise error
 
     def replan(self, planner: str, **options: Any) -> Plan:
         """Makes a new plan from the profile; it is followed from the next iteration.
