@@ -83,8 +83,8 @@ class Forecast:
             f'Training cannot go on: with the gradients and optimizer states that '
             f'there are now, operation {self.operation} ({self.label}) needs at least '
             f'{format_bytes(least)} ({least} bytes), the memory limit is {limit_bytes} '
-            f'bytes. {known}{"raise" if known else "Raise"} memory_limit or lower the batch '
-            f'size{crossing}.',
+            f'bytes. {known}{"raise" if known else "Raise"} memory_limit or lower the '
+            f'batch size{crossing}.',
             least,
             limit_bytes,
             used_bytes,
