@@ -7,7 +7,12 @@ working.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import sys
 from typing import TypeVar
+
+_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class HybridMemoryError(Exception):
@@ -92,12 +97,37 @@ Error = TypeVar('Error', bound=BaseException)
 
 def without_frames(error: Error) -> Error:
     """An error to be kept: its frames, and those of its causes, hold arrays."""
-    chain: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while chain:
-        part = chain.pop()
-        if part is not None and id(part) not in seen:
-            seen.add(id(part))
-            part.__traceback__ = None
-            chain += [part.__cause__, part.__context__]
+    for part in _chain(error):
+        part.__traceback__ = None
     return error
+
+
+def clear_frames(error: BaseException) -> None:
+    """Frees what the frames of an error hold, and those of its causes.
+
+    Frames that still run keep what they have, and so do generators, which may go on.
+    """
+    for part in _chain(error):
+        trace = part.__traceback__
+        while trace is not None:
+            if not trace.tb_frame.f_code.co_flags & _MAY_GO_ON:
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    trace.tb_frame.clear()
+            trace = trace.tb_next
+
+
+def clear_handled() -> None:
+    """The same for an out-of-memory error that the program is handling now."""
+    error = sys.exc_info()[1]
+    if isinstance(error, MemoryError):
+        clear_frames(error)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error with everything that has led to it."""
+    found: list[BaseException] = [error]
+    for part in found:  # grows meanwhile
+        for cause in (part.__cause__, part.__context__):
+            if cause is not None and not any(cause is other for other in found):
+                found.append(cause)
+    return found

@@ -10,6 +10,7 @@ from chainer.training import extension
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.execution.verifier import iterations_of
+from chainer_hybridmem.models import Model, trained_by
 from chainer_hybridmem.plan_cache import Folder, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.session import (
@@ -40,7 +41,8 @@ class HybridMemory(extension.Extension):
     Args:
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
         planner: Name of the planner.
-        model: The model; by default the target of the main optimizer.
+        model: The model or, in a list, the models; by default the targets of all
+            optimizers of the updater.
         device: As in :func:`chainer_hybridmem.optimize`.
         swap_dir: As in :func:`chainer_hybridmem.optimize`.
         link_bandwidth: As in :func:`chainer_hybridmem.optimize`.
@@ -74,7 +76,7 @@ class HybridMemory(extension.Extension):
         self,
         memory_limit: int | str,
         planner: str = DEFAULT,
-        model: chainer.Link | None = None,
+        model: Model | None = None,
         device: str | None = None,
         swap_dir: str | None = None,
         link_bandwidth: float | str | None = None,
@@ -128,7 +130,7 @@ class HybridMemory(extension.Extension):
         """Starts the session."""
         model = self._model
         if model is None:
-            model = trainer.updater.get_optimizer('main').target
+            model = trained_by(trainer.updater)
         session = optimize(model, **self._arguments)
         session.__enter__()
         self.session = session

@@ -145,6 +145,11 @@ def backward_runs() -> bool:
     return False
 
 
+def is_unfinished(function: Any) -> bool:
+    """Whether a function that has been called is in no graph: it has failed."""
+    return function is None or function.inputs is None
+
+
 class SlotRef:
     """A live slot: its owner (weakly), and how the array looks at its storage.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
+from chainer_hybridmem.forecast import Forecast
 from chainer_hybridmem.parts import EXACT, Splitting
 from chainer_hybridmem.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.planners.feedback import Feedback
@@ -73,6 +74,7 @@ class Guide:
         recomputes (bool): No later backward comes over its graph after an update.
         profiled_again (bool): Because they have, although nothing foreign is held.
         ways (dict): Functions that run in parts, and how, by place.
+        forecast (Forecast or None): What its iterations will need; None if they fit.
     """
 
     def __init__(self, keys: list[Key]) -> None:
@@ -95,6 +97,7 @@ class Guide:
         self.evicting = 0
         self.profiled_again = False
         self.ways: dict[Place, Way] = {}
+        self.forecast: Forecast | None = None
         self.begin_placing()
 
     @property

@@ -25,6 +25,8 @@ from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,
     SessionError,
+    clear_frames,
+    clear_handled,
 )
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution import Executor
@@ -34,12 +36,16 @@ from chainer_hybridmem.execution.verifier import (
     Verification,
     iterations_of,
 )
+from chainer_hybridmem.explaining import Moment, Progress, crossing_hint, moment_of
+from chainer_hybridmem.forecast import Forecast, enough_for_update, forecast
 from chainer_hybridmem.guide import Guide, Key, Stage
 from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
 from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.measured import Measured
+from chainer_hybridmem.models import Model, one_model
+from chainer_hybridmem.optimizers import coming
 from chainer_hybridmem.owners import (
     Owner,
     StateOwner,
@@ -67,11 +73,12 @@ from chainer_hybridmem.units import (
 
 _active = threading.local()
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
+NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
 
 
 def optimize(
-    model: chainer.Link,
+    model: Model,
     memory_limit: int | str,
     planner: str = DEFAULT,
     device: str | None = None,
@@ -92,7 +99,8 @@ def optimize(
     """Trains a model inside a memory limit.
 
     Args:
-        model: The model that is trained; its parameters are counted.
+        model: The model that is trained; its parameters are counted. A list if
+            several are trained together, as with a GAN.
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
         planner: Name of the planner.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
@@ -185,7 +193,7 @@ class Session(chainer.FunctionHook):
 
     def __init__(
         self,
-        model: chainer.Link,
+        model: Model,
         memory_limit: int | str,
         planner: str,
         device: str | None,
@@ -203,11 +211,7 @@ class Session(chainer.FunctionHook):
         cache_dir: Folder | None = None,
         verify: bool | int = False,
     ) -> None:
-        if not isinstance(model, chainer.Link):
-            raise OptionError(
-                f'model is a {type(model).__name__}; a chainer.Link is needed.'
-            )
-        self.model = model
+        model = self.model = one_model(model)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         verified_iterations = iterations_of(verify)
@@ -351,6 +355,9 @@ class Session(chainer.FunctionHook):
             self._planning.stop_improving()
             message = self._explain(error)
             self._instruments.discard()
+            if isinstance(error, MemoryError):  # or who keeps it, keeps the graph
+                clear_frames(error)
+                self._executor.drop_graphs()
         finally:
             self.device.uninstall()
         try:
@@ -383,23 +390,64 @@ class Session(chainer.FunctionHook):
         failure = self.device.last_failure
         if failure is None:
             return None
-        return self.out_of_memory(*failure)
+        moment = moment_of(error, self._now, self.model)
+        told: OutOfMemoryError = _uncounted(self.out_of_memory, *failure, moment)
+        return told
 
-    def out_of_memory(self, requested: int, used: int) -> OutOfMemoryError:
+    def out_of_memory(
+        self, requested: int, used: int, moment: Moment
+    ) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
-        where = f'after operation {self._position - 1}' if self._position else 'first'
         limit_bytes, refusal = self.wishes.limit_bytes, self.device.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
+        crossing = ''
+        if moment.in_operation and not self.wishes.cross_iteration:
+            missing = used + requested - limit_bytes
+            crossing = crossing_hint(self.model, self.device, missing)
+        enough = self._enough(moment)
+        later = ', and later ones may need more'
+        if enough is not None and self.wishes.host_limit_bytes is None:
+            later = f'; the smallest known to do for all is {enough} bytes'
         return OutOfMemoryError(
-            f'{format_bytes(requested)} ({requested} bytes) asked for {where} '
-            f'({self._label}) do not fit: {used} of {limit_bytes} bytes are in use'
+            f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
+            f'do not fit: {used} of {limit_bytes} bytes are in use'
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
-            f'limit that gets past this allocation is {used + requested} bytes, and '
-            f'later ones may need more; raise memory_limit or lower the batch '
-            f'size{self._splitter.hint}.',
+            f'limit that gets past this allocation is {used + requested} bytes{later}; '
+            f'raise memory_limit or lower the batch '
+            f'size{self._splitter.hint}{crossing}.',
             requested,
             limit_bytes,
             used,
+        )
+
+    def _enough(self, moment: Moment) -> int | None:
+        """A limit at which iterations like this one run, if that is known."""
+        if self._guide is not None:
+            known = self._guide.forecast
+            return None if known is None else known.enough_bytes
+        recorder = self._instruments.recorder
+        if recorder is None or not (moment.in_update and self._started):
+            return None
+        self._instruments.recorder = None
+        recorder.enter()
+        kinds = {**self._kinds, **self._permanent_kinds()}
+        on_host = not self.device.asynchronous
+        try:
+            draft = recorder.build(NO_LINK, {}, kinds, self._owners())
+            return enough_for_update(draft, coming(self.model, on_host))
+        except HybridMemoryError:  # such a recording makes no profile
+            return None
+
+    @property
+    def _now(self) -> Progress:
+        """How far the iteration has come."""
+        return Progress(
+            self.iterations + 1,
+            self._started,
+            self._position,
+            self._label,
+            self._depth,
+            self._backward_seen,
         )
 
     def _resident(self) -> str:
@@ -556,7 +604,7 @@ class Session(chainer.FunctionHook):
         k, reference = self._last
         self._last = None
         function = reference()
-        if function is None:
+        if graph.is_unfinished(function):
             return
         self._executor.complete(k, function)
         if self._instruments.recorder is not None and k >= 0:
@@ -591,13 +639,17 @@ class Session(chainer.FunctionHook):
         if self._backward_seen or self._last is None:
             return not self._backward_seen
         k, reference = self._last
-        return k >= 0 and reference() is None and self._executor.graph_is_dead
+        if k < 0 or not graph.is_unfinished(reference()):
+            return False
+        clear_handled()
+        return self._executor.graph_is_dead
 
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
         self._instruments.discard()
         self._executor.verifier = None
         self._depth, self._started = 0, False
+        clear_handled()
 
     def _start_operation(self, k: int, key: Key) -> None:
         """What is allocated from here on belongs to operation k."""
@@ -645,6 +697,7 @@ class Session(chainer.FunctionHook):
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
         guide = self._guide = self._guides.begin(key)
+        self._refuse(guide)
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
@@ -799,6 +852,7 @@ class Session(chainer.FunctionHook):
             guide = Guide(self._keys)
             guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
+            guide.forecast = _uncounted(self._foresee, profile)
             self._guides.add(guide)
             self._guide = guide
         else:
@@ -806,6 +860,27 @@ class Session(chainer.FunctionHook):
         if guide.profiled:
             _uncounted(self._planning.plan, guide)
         return guide
+
+    def _foresee(self, draft: Profile) -> Forecast | None:
+        """What iterations like one without a plan need, if they may not fit."""
+        wishes = self.wishes
+        crossing = bool(wishes.cross_iteration)
+        return forecast(draft, wishes.limit_bytes, crossing, bool(wishes.splitting))
+
+    def _refuse(self, guide: Guide | None) -> None:
+        """An iteration that surely cannot end does not begin.
+
+        Raises:
+            OutOfMemoryError: With a limit that does.
+        """
+        if guide is None or guide.forecast is None or not guide.trial:
+            return
+        used = self.device.used_bytes - self._executor.older_bytes
+        wishes = self.wishes
+        host_limited = wishes.host_limit_bytes is not None
+        error = guide.forecast.refusal(wishes.limit_bytes, used, host_limited)
+        if error is not None:
+            raise error
 
     def replan(self, planner: str, **options: Any) -> Plan:
         """Makes a new plan from the profile; it is followed from the next iteration.
@@ -929,21 +1004,25 @@ class Session(chainer.FunctionHook):
                 self._tell('no memory to measure the link: profiled later')
                 return None
             link = ram or disk
-            assert link is not None  # or there is neither
+            if link is None:
+                self._tell('no host memory to measure the link: profiled later')
+                return None
             self._links = link, disk
         return self._links
 
     def _share_host_memory(self, guide: Guide | None) -> None:
         """Under a host limit, one kind of iteration has it all while it runs."""
-        if self.wishes.host_limit_bytes is None or guide is self._host_user:
+        if self.wishes.host_limit_bytes is None:
+            return
+        if self._links is None and self.wishes.host_limit_bytes > 0:
+            self._measured_links()  # while there is room
+        if guide is self._host_user:
             return
         self._executor.settle()
         for other in self._guides:
             if other is not guide:
                 other.forget_copies()
         self._host_user = guide
-        if self._links is None and self.wishes.host_limit_bytes > 0:
-            self._measured_links()  # while there is room
         if guide is not None:
             self._planning.reserve(guide)
 

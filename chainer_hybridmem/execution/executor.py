@@ -418,6 +418,17 @@ class Executor:
             if live.alive() and live.state in (State.AWAY, State.COMING):
                 self._restore(live)
 
+    def drop_graphs(self) -> None:
+        """Frees the maps of graphs with which the program does not go on.
+
+        What it holds in variables is its own.
+        """
+        self._busy.clear()
+        self._stuck.clear()
+        for live in self._candidates():
+            with contextlib.suppress(SwapStoreError):
+                live.drop()
+
     def abandon(self) -> None:
         """Lets go of every feature map as it is; what crosses iterations comes home."""
         self._table = None

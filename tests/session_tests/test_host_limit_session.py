@@ -221,3 +221,15 @@ def test_the_extension_takes_the_options(tmp_path):
     ):
         with pytest.raises(OptionError):
             hybridmem.HybridMemory('1GB', **options)
+
+
+def test_a_graph_that_is_held_leaves_no_room_to_measure_the_link():
+    """Copies of the first iteration still fill the host memory when it has ended."""
+    model = networks.Everything()
+    with hybridmem.optimize(model, 5_400_000, host_limit='20KB') as session:
+        held = []
+        for batch in networks.batches(6):
+            held[:] = [model(*batch)]
+            model.cleargrads()
+            held[0].backward()
+    assert session.iterations == 6

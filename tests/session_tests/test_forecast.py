@@ -1,0 +1,244 @@
+"""Early refusals: the limit they name does, and one a little lower does not."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import forecast as forecasting
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.optimizers import coming
+from chainer_hybridmem.profile import Category
+from chainer_hybridmem.session import active_session
+
+KNOWN = r'known to do(?: for all)? is (\d+) bytes'
+BATCH = networks.batches(1)[0]
+RNG = np.random.RandomState(0)
+VECTORS = RNG.rand(600, 400).astype('f'), RNG.randint(0, 10, 600).astype('i')
+FEW = VECTORS[0][:32], VECTORS[1][:32]
+WORDS = (RNG.randint(0, 100, (40, 12)).astype('i'),)
+WHOLE = {'splitting': False}
+
+
+class Dense(chainer.Chain):
+    def __init__(self, lazy=False):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Linear(None if lazy else 400, 300)
+            self.b = L.Linear(None if lazy else 300, 300)
+            self.c = L.Linear(300, 10)
+
+    def forward(self, x, t):
+        h = F.relu(self.b(F.relu(self.a(x))))
+        return F.softmax_cross_entropy(self.c(h), t)
+
+
+class Convolutions(chainer.Chain):
+    def __init__(self, norm=False):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Convolution2D(3, 16, 3, pad=1)
+            self.b = L.Convolution2D(16, 16, 3, pad=1)
+            if norm:
+                self.m = L.BatchNormalization(16)
+                self.n = L.BatchNormalization(16)
+            self.c = L.Linear(16 * 12 * 12, 200)
+            self.d = L.Linear(200, 10)
+        self.norm = norm
+
+    def forward(self, x, t):
+        h = self.a(x)
+        h = self.b(F.relu(self.m(h) if self.norm else h))
+        h = F.max_pooling_2d(F.relu(self.n(h) if self.norm else h), 2)
+        return F.softmax_cross_entropy(self.d(F.relu(self.c(h))), t)
+
+
+class Words(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.e = L.EmbedID(100, 100)
+            self.l = L.LSTM(100, 150)
+            self.o = L.Linear(150, 100)
+
+    def forward(self, x):
+        self.l.reset_state()
+        loss = 0
+        for i in range(x.shape[1] - 1):
+            y = self.o(self.l(self.e(x[:, i])))
+            loss = loss + F.softmax_cross_entropy(y, x[:, i + 1])
+        return loss
+
+
+OPTIMIZERS = chainer.optimizers
+# Model, optimizer, batch, options, and a limit at which the first forward fits.
+PROGRAMS = {
+    'MLP, Adam': (Dense, OPTIMIZERS.Adam, FEW, {}, 4_600_000),
+    'MLP, Adam, update': (Dense, OPTIMIZERS.Adam, FEW, {}, 2_500_000),
+    'lazy MLP, Adam': (lambda: Dense(True), OPTIMIZERS.Adam, VECTORS, {}, 4_700_000),
+    'convolutions': (Convolutions, OPTIMIZERS.MomentumSGD, BATCH, WHOLE, 11_000_000),
+    'statistics': (
+        lambda: Convolutions(True), OPTIMIZERS.MomentumSGD, BATCH, WHOLE, 11_000_000
+    ),
+    'Everything': (
+        networks.Everything, OPTIMIZERS.MomentumSGD, BATCH, WHOLE, 3_560_000
+    ),
+    'Everything, Adam': (
+        networks.Everything, OPTIMIZERS.Adam, BATCH, WHOLE, 3_590_000
+    ),
+    'LSTM': (Words, OPTIMIZERS.Adam, WORDS, {}, 3_700_000),
+    'LSTM, crossing': (
+        Words, OPTIMIZERS.Adam, WORDS, {'cross_iteration': 'all'}, 3_700_000
+    ),
+}  # fmt: skip
+
+
+def train(name, limit, iterations=8):
+    """The state after some iterations, or the error with those finished by then."""
+    make, optimizer, batch, options, _ = PROGRAMS[name]
+    np.random.seed(0)
+    model = make()
+    optimizer = optimizer().setup(model)
+    session = hybridmem.optimize(model, limit, **options)
+    with session:
+        for _ in range(iterations):
+            optimizer.update(model, *batch)
+    return session
+
+
+def refusal(name, limit):
+    """What the program is told early, and the limit that it is told."""
+    with pytest.raises(OutOfMemoryError, match=KNOWN) as caught:
+        train(name, limit)
+    message = str(caught.value)
+    early = 'in the update' in message or message.startswith('Training cannot go on')
+    assert early, message
+    return int(re.search(KNOWN, message).group(1))
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_the_limit_that_is_named_does_and_is_about_the_smallest(name):
+    known = refusal(name, PROGRAMS[name][-1])
+    session = train(name, known)
+    assert session.state == 'guided'
+    assert session.statistics()['footprint_bytes'] <= known
+    if PROGRAMS[name][3] == WHOLE or name.startswith('MLP'):  # else in parts
+        assert refusal(name, int(known * 0.99)) <= known * 1.01
+
+
+def test_it_is_refused_before_the_second_iteration_has_a_number():
+    seen = []
+
+    class Counting(Dense):
+        def forward(self, x, t):
+            seen.append(active_session().iterations)
+            return super().forward(x, t)
+
+    model = Counting()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with pytest.raises(OutOfMemoryError, match='Training cannot go on'):
+        with hybridmem.optimize(model, 4_600_000):
+            for _ in range(3):
+                optimizer.update(model, *FEW)
+    assert len(seen) == 2  # the second one has not come past its first function
+
+
+def test_one_iteration_that_fits_is_not_refused():
+    assert train('MLP, Adam', 4_600_000, 1).iterations == 1
+
+
+def test_a_smaller_batch_goes_on_after_a_refusal():
+    model = Convolutions()
+    optimizer = chainer.optimizers.MomentumSGD().setup(model)
+    smaller = [array[:6] for array in BATCH]
+    with hybridmem.optimize(model, 11_000_000, **WHOLE) as session:
+        optimizer.update(model, *BATCH)
+        with pytest.raises(OutOfMemoryError, match='Training cannot go on'):
+            optimizer.update(model, *BATCH)
+        for _ in range(6):
+            optimizer.update(model, *smaller)
+    assert session.state == 'guided'
+
+
+def test_gradients_without_an_update_need_no_states():
+    model = Dense()
+    chainer.optimizers.Adam().setup(model)
+    with hybridmem.optimize(model, 2_500_000) as session:
+        for _ in range(6):
+            model.cleargrads()
+            model(*FEW).backward()
+    assert session.state == 'guided'
+
+
+def test_crossing_is_suggested_where_it_is_enough():
+    found = forecasting.Forecast(1000, 2000, 1500, 2500, 3, 'b')
+    assert 'cross_iteration' in str(found.refusal(1600, 1000))
+    assert 'cross_iteration' not in str(found.refusal(1400, 1000))
+    assert found.refusal(2000, 1000) is None
+    assert found.refusal(1900, 900) is None  # something has been freed since
+    assert 'known to do' not in str(found.refusal(1600, 1000, host_limited=True))
+
+
+def test_what_was_made_to_stay_is_there_when_it_comes_again(monkeypatch):
+    drafts = []
+
+    def noted(self, draft):
+        drafts.append(draft)
+
+    monkeypatch.setattr(hybridmem.session.Session, '_foresee', noted)
+    model = Dense(lazy=True)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with hybridmem.optimize(model, 20_000_000) as session:
+        for _ in range(4):
+            optimizer.update(model, *FEW)
+    again = forecasting.repeated(drafts[0])
+    assert again.initial_bytes == session.profile.initial_bytes
+    assert {s.producer for s in again.persistent_storages()} == {-1}
+    states = [s for s in again.storages if s.category is Category.OPTIMIZER_STATE]
+    assert sum(s.nbytes for s in states) == 2 * sum(
+        p.array.nbytes for p in model.params()
+    )
+
+
+@pytest.mark.parametrize(
+    ('make', 'times'), [('SGD', 0), ('MomentumSGD', 1), ('Adam', 2), ('RMSprop', 1)]
+)
+def test_states_of_any_optimizer_are_predicted(make, times):
+    model = Dense()
+    optimizer = getattr(chainer.optimizers, make)().setup(model)
+    expected = coming(model, on_host=True)
+    nbytes = sum(p.array.nbytes for p in model.params())
+    assert expected.state_bytes == times * nbytes
+    model.cleargrads()
+    model(*FEW).backward()
+    optimizer.update()
+    assert coming(model, on_host=True).state_bytes == 0
+
+
+def test_an_optimizer_that_cannot_be_tried_predicts_nothing():
+    class Strange(chainer.UpdateRule):
+        def init_state(self, param):
+            raise TypeError('not on this one')
+
+    model = L.Linear(3, 3)
+    for parameter in model.params():
+        parameter.update_rule = Strange()
+    assert coming(model, on_host=True) == (coming(chainer.Chain(), on_host=True))
+
+
+def test_nothing_is_worked_out_where_the_limit_does(monkeypatch):
+    def fail(*args):
+        raise AssertionError('takes time')
+
+    monkeypatch.setattr(forecasting, '_walk', fail)
+    began = time.perf_counter()
+    assert train('MLP, Adam', 20_000_000, 3).iterations == 3
+    assert time.perf_counter() - began < 60
