@@ -11,11 +11,20 @@ import time
 import numpy
 import pytest
 
+from chainer_hybridmem.devices import addresses, numpy_memory, slab
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 
 _MIB = 1 << 20
+
+
+def _overcommit():
+    try:
+        with open('/proc/sys/vm/overcommit_memory', encoding='ascii') as file:
+            return file.read().strip()
+    except OSError:
+        return None
 
 
 def _nothing(nbytes):
@@ -301,6 +310,7 @@ def test_worker_does_not_keep_a_finished_copy_alive(host):
 _EXIT = """
 import threading, weakref
 import numpy
+from chainer_hybridmem.devices import addresses, numpy_memory, slab
 from chainer_hybridmem.devices.host import HostDevice
 device = HostDevice(1 << 26)
 device.install(lambda nbytes: None)
@@ -351,3 +361,58 @@ def test_forked_child_is_not_limited(host):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert host.used_bytes >= 8 * _MIB
+
+
+def _flags_at(address):
+    """What the system says of the mapping that an address is in."""
+    inside = False
+    with open('/proc/self/smaps', encoding='ascii') as lines:
+        for line in lines:
+            first = line.split()[0]
+            if '-' in first:
+                start, end = (int(x, 16) for x in first.split('-'))
+                inside = start <= address < end
+            elif inside and first == 'VmFlags:':
+                return line.split()[1:]
+    raise AssertionError(f'nothing is mapped at {address:#x}')
+
+
+@pytest.mark.skipif(
+    _overcommit() not in ('0', '1'), reason='needs a Linux that overcommits'
+)
+def test_addresses_are_not_accounted_for(open_host):
+    """Else a fork fails as soon as there are more of them than the machine has."""
+    device = open_host(1 << 30)
+    array = numpy.empty(_MIB, 'u1')
+    counter = device._counter
+    for place in (numpy_memory._SIDE, numpy_memory._ARENA):
+        flags = _flags_at(counter._get(place + slab.BASE))
+        assert 'nr' in flags and 'ac' not in flags
+        assert 'dc' not in flags  # children read what lies there
+    assert 'nr' in _flags_at(array.ctypes.data)
+    copy, transfer = device.swap_out(device.allocate(5 * _MIB), None)
+    device.wait(transfer)
+    assert 'nr' in _flags_at(copy.address)
+
+
+@pytest.mark.parametrize(
+    ('system', 'machine', 'flag'),
+    [
+        ('linux', 'x86_64', 0x4000),
+        ('linux', 'aarch64', 0x4000),
+        ('linux', 'ppc64le', 0x40),
+        ('win32', 'AMD64', 0),
+    ],
+)
+def test_the_flag_of_addresses_where_python_does_not_know_it(
+    monkeypatch, system, machine, flag
+):
+    monkeypatch.delattr(mmap, 'MAP_NORESERVE', raising=False)
+    assert addresses.find_noreserve(system, machine) == flag
+
+
+def test_a_block_larger_than_the_machine_is_refused_without_a_limit(open_host):
+    """As NumPy's own: the end of the process would be worse."""
+    open_host(1 << 60)
+    with pytest.raises(MemoryError):
+        numpy.empty(2 * os.sysconf('SC_PHYS_PAGES') * mmap.PAGESIZE, 'u1')
