@@ -10,6 +10,7 @@ import time
 
 import numpy
 import pytest
+from own_time import own_time
 
 from chainer_hybridmem.devices import addresses, numpy_memory, slab
 from chainer_hybridmem.devices.host import HostDevice
@@ -136,9 +137,10 @@ def test_exceptions_of_signal_handlers_leave_the_count_whole(host):
     data = numpy.ones(1 << 14)
     before = host.used_bytes
     interrupted = 0
-    end = time.monotonic() + 0.5
+    start = time.monotonic()
+    least, most = start + 0.5, start + 120  # on a busy machine it takes longer
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < (least if interrupted > 10 else most):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.0003)
                 for _ in range(300):
@@ -216,8 +218,15 @@ def test_the_link_may_change(open_host):
 
 
 # -- copies -----------------------------------------------------------------
+@pytest.fixture
+def clocks():
+    """What else the machine does makes no copy slower."""
+    with own_time() as clocks:
+        yield clocks
+
+
 @pytest.mark.parametrize('nbytes', [_MIB, 4 * _MIB])
-def test_throttle(open_host, nbytes):
+def test_throttle(clocks, open_host, nbytes):
     device = open_host(64 * _MIB, link_bandwidth=100e6, link_latency_seconds=0.002)
     root = device.allocate(nbytes)
     copy, transfer = device.swap_out(root, None)
@@ -232,35 +241,35 @@ def test_throttle(open_host, nbytes):
     assert min(seconds) <= expected * 1.15
 
 
-def test_queued_copies_take_the_link_one_after_the_other(open_host):
+def test_queued_copies_take_the_link_one_after_the_other(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
     roots = [device.allocate(_MIB) for _ in range(8)]
-    start = time.perf_counter()
+    start = clocks.perf_counter()
     pairs = [device.swap_out(root, None) for root in roots]
     for _, transfer in pairs:
         device.wait(transfer)
-    seconds = time.perf_counter() - start
+    seconds = clocks.perf_counter() - start
     stalled = device.take_stall_seconds()
     expected = 8 * _MIB / 100e6
     assert expected * 0.97 <= seconds <= expected * 1.25
     assert stalled == pytest.approx(seconds, rel=0.1)
 
 
-def test_both_directions_run_at_once(open_host):
+def test_both_directions_run_at_once(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
     first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
     copy, transfer = device.swap_out(first, None)
     device.wait(transfer)
-    start = time.perf_counter()
+    start = clocks.perf_counter()
     _, out = device.swap_out(second, None)
     inward = device.swap_in(copy, first)
     device.wait(out)
     device.wait(inward)
-    seconds = time.perf_counter() - start
+    seconds = clocks.perf_counter() - start
     assert seconds < 1.6 * 4 * _MIB / 100e6
 
 
-def test_throttled_link_is_measured(open_host):
+def test_throttled_link_is_measured(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=50e6, link_latency_seconds=0.003)
     link = measure_link(device)
     assert link.latency_seconds == pytest.approx(0.003, rel=0.3)
@@ -310,7 +319,6 @@ def test_worker_does_not_keep_a_finished_copy_alive(host):
 _EXIT = """
 import threading, weakref
 import numpy
-from chainer_hybridmem.devices import addresses, numpy_memory, slab
 from chainer_hybridmem.devices.host import HostDevice
 device = HostDevice(1 << 26)
 device.install(lambda nbytes: None)
@@ -337,7 +345,7 @@ def test_exit_with_live_arrays(end):
         [sys.executable, '-X', 'faulthandler', '-c', _EXIT.format(end=end)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ''
