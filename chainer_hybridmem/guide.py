@@ -38,6 +38,7 @@ from chainer_hybridmem.splitting.splitter import Place
 Key = tuple[Any, ...]  # what one operation looks like
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
 PROFILING_RUNS = 2
+LONGEST_REST = 64  # iterations, at most, between changes for the sake of time
 
 
 class Stage(enum.Enum):
@@ -67,6 +68,9 @@ class Guide:
         spare_bytes (int): What plans must leave of the limit, because an iteration
             has needed more than its plan's trace tells.
         wants_arena (bool): Whether plans are made so that their arena fits.
+        refusal (str): Why there is none for good.
+        rested (int): Iterations of the plan at their places, if there are to be any.
+        changes (int): Of the planner's plan, for the sake of time.
         foreign_bytes (int): What the program holds beyond what its profile knows.
         refused_bytes (int or None): So much of that that no plan fits beside it.
         evicting (int): Iterations in a row that have evicted.
@@ -98,6 +102,7 @@ class Guide:
         self.profiled_again = False
         self.ways: dict[Place, Way] = {}
         self.forecast: Forecast | None = None
+        self.rested = 0
         self.begin_placing()
 
     @property
@@ -118,7 +123,40 @@ class Guide:
     def begin_placing(self) -> None:
         """Forgets what has been found out about arenas of other plans."""
         self.spare_bytes = 0
-        self.wants_arena = True
+        self.wants_arena, self.refusal = True, ''
+        self.changes = 0
+
+    def refuse_arena(self, why: str) -> None:
+        """There is no arena from now on, for this reason."""
+        self.arena, self.wants_arena, self.refusal = None, False, why
+
+    @property
+    def no_arena(self) -> str | None:
+        """What an arena waits for, or why there is none; None if it stands."""
+        if self.arena is not None:
+            return None
+        if not self.wants_arena:
+            return f'none: {self.refusal or "found out in an earlier run"}'
+        if self.stage is not Stage.GUIDED:
+            return 'waits for a plan'
+        return (
+            f'waits for two iterations in a row that follow the plan; '
+            f'{len(self.logs)} logged'
+        )
+
+    @property
+    def may_change(self) -> bool:
+        """Whether there may be another plan for the sake of time now.
+
+        Times are noisy, and each change costs the arena, which takes two iterations to
+        be laid out. So it is to be used first, twice as long before each change.
+        """
+        return self.rested >= min(1 << self.changes, LONGEST_REST)
+
+    def count_change(self) -> None:
+        """The plan changes for the sake of time, or cannot."""
+        self.changes += 1
+        self.rested = 0
 
     @property
     def trial(self) -> bool:
@@ -224,6 +262,7 @@ class Guide:
         if self.plan is None or _actions(plan) != _actions(self.plan):
             self.logs.clear()
             self.arena = None
+            self.rested = 0
             self.feedback = Feedback()
         for part in plan.parts:
             way = Way(part.cut, part.parts, part.exact)

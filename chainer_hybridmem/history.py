@@ -132,6 +132,7 @@ class History:
             ),
             'arena_bytes': arena.slab_bytes if arena else None,
             'side_bytes': arena.side_bytes if arena else None,
+            'no_arena': _no_arena(guide) if wishes.arena else None,
             'placed': _as_int(median('placed')),
             'unplaced': _as_int(median('unplaced')),
             'host_bytes': int(
@@ -171,6 +172,10 @@ class History:
                 int(max(e['peak_bytes'] for e in guided)) if guided else None
             ),
         }
+
+
+def _no_arena(guide: Guide | None) -> str | None:
+    return 'waits for a plan' if guide is None else guide.no_arena
 
 
 def _as_int(value: float | None) -> int | None:

@@ -40,6 +40,7 @@ FED_BACK = 'capuchin'  # its swap-ins move by default
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
+TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
 @dataclasses.dataclass
@@ -143,23 +144,37 @@ class Planning:
         self.follow(guide, problem, plan, old)
 
     def _faster(self, guide: Guide, problem: Problem, seconds: float) -> Plan | None:
-        """The planner's plan for new times if it is clearly better than the old one."""
+        """The planner's plan for new times if it is clearly better than the old one.
+
+        Or if only times have spoken against an arena, and these do not.
+        """
+        wanted, refusal = before = guide.wants_arena, guide.refusal
+        guide.wants_arena = wanted or refusal == TOO_SLOW
         try:
             plan = self.make_plan(guide, problem)
         except InfeasibleError:  # it was replanned with another planner
-            return None
-        gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
-        return plan if gained else None
+            plan = None
+        if plan is not None:
+            gained = seconds > plan.predicted_seconds * (1 + LEAST_GAIN)
+            if gained or (guide.wants_arena and not wanted):
+                return plan
+        guide.wants_arena, guide.refusal = before  # not of a plan nobody follows
+        return None
 
     def adopt(self, guide: Guide) -> None:
-        """Takes over a plan found meanwhile, or begins to look for one."""
+        """Takes over a plan found meanwhile, or begins to look for one.
+
+        One is taken over only now and then: see :attr:`.Guide.may_change`.
+        """
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
         current = next((i for i in self.improvements if i.problem is problem), None)
         if current is not None:
-            better = current.better(plan)
+            better = current.better(plan) if guide.may_change else None
             if better is not None:
-                self.follow(guide, problem, better)
+                guide.count_change()
+                if self._arena_fits(guide, problem, better):
+                    self.follow(guide, problem, better)
         elif self.wishes.planner == IMPROVABLE and not any(
             other.running for other in self.improvements
         ):
@@ -223,11 +238,14 @@ class Planning:
 
     # -- feedback -------------------------------------------------------------
     def move_late(self, guide: Guide, lateness: Lateness) -> None:
-        """Swap-ins that are late again and again begin earlier from now on."""
+        """Swap-ins that are late again and again begin earlier from now on.
+
+        Only now and then, like :meth:`adopt`.
+        """
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
         late = guide.feedback.take(noticeable(problem, lateness.late_seconds()))
-        if not late:
+        if not late or not guide.may_change:
             return
         problem = with_measured_link(
             problem,
@@ -240,6 +258,7 @@ class Planning:
             guide.feedback.settle(late)
             return
         self._tell(f'{len(late)} swap-ins were late: they begin earlier')
+        guide.count_change()
         bound = lower_bound(problem, self._room(guide)).seconds
         self.follow(
             guide, problem, dataclasses.replace(moved, lower_bound_seconds=bound)
@@ -281,7 +300,8 @@ class Planning:
         problem = guide.problem
         assert problem is not None
         self._tell(f'arena: {format_bytes(excess)} more than the limit')
-        guide.wants_arena = not guide.spare_bytes  # once more, not twice
+        if guide.spare_bytes:  # once more, not twice
+            guide.refuse_arena('its allocations have exceeded the limit twice')
         guide.spare_bytes += excess + self.wishes.limit_bytes // SPARE_SHARE
         guide.timings.clear()
         plan = self.make_plan(guide, problem)
@@ -331,10 +351,8 @@ class Planning:
             optional=self._device.moves_in,
         )
         if not fits:
-            guide.wants_arena = False
-            self._tell(
-                f'no arena: none fits the limit for {MOST_SLOWDOWN:.0%} more time'
-            )
+            guide.wants_arena, guide.refusal = False, TOO_SLOW
+            self._tell(f'no arena: {TOO_SLOW}')
         elif plan.memory_limit_bytes < room_bytes:
             self._tell(
                 f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '

@@ -799,6 +799,7 @@ class Session(chainer.FunctionHook):
         watch, lateness = instruments.stopwatch, instruments.lateness
         log, instruments.log = instruments.log, None
         self._finish_trace(guide)
+        at_places = instruments.placing or not (self.wishes.arena and guide.wants_arena)
         instruments.stop_following()
         if log is not None:
             guide.logs.append(log.finish())
@@ -806,6 +807,7 @@ class Session(chainer.FunctionHook):
             guide.logs.clear()
         if not self._whole:
             return
+        guide.rested += at_places
         planning = self._planning
         if watch is not None:
             self.device.synchronize()
@@ -982,7 +984,7 @@ class Session(chainer.FunctionHook):
             placed = self._instruments.place(guide.arena)
             self._history.begin_placing()
             if not placed:
-                guide.arena, guide.wants_arena = None, False
+                guide.refuse_arena('no memory for it beside what the pool keeps')
                 self._tell('no memory for the arena beside what the pool keeps')
         elif guide.wants_log and may_log:
             self._instruments.log_allocations()

@@ -36,7 +36,7 @@ def run_python(code, *options, missing=(), **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, **environment},
     )
     assert result.returncode == 0, result.stdout

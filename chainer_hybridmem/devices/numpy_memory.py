@@ -20,9 +20,9 @@ Note: [slabs]
     fifth of an iteration, and the C library's heap keeps freed ones in pieces.
     Large blocks are therefore cut from two slabs, each as large as the limit: the
     arena for those with a planned place, the side slab for all others, with best fit.
-    Addresses cost nothing, pages are kept: before one more is touched than the limit
-    allows, pages of holes, the largest first, go back to the system, so that physical
-    memory follows the load, not its history.
+    Addresses cost nothing (:mod:`.addresses`), pages are kept: before one more is
+    touched than the limit allows, pages of holes, the largest first, go back to the
+    system, so that physical memory follows the load, not its history.
 
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
@@ -51,7 +51,7 @@ import llvmlite.binding
 import numpy
 from numba import types
 
-from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices import addresses, slab
 from chainer_hybridmem.devices.slab import add, load, store
 from chainer_hybridmem.errors import without_frames
 from chainer_hybridmem.jit import callback, compiled
@@ -91,7 +91,7 @@ _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _RECLAIM_TRIES = 8
 _IN_HEAP, _IN_SIDE, _MAPPED, _IN_ARENA = 0, 1, 2, 3  # where a block lies
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
-_MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, 'MAP_NORESERVE', 0)
+_MAPPED_FLAGS, _RESERVED_FLAGS = addresses.MAPPED, addresses.RESERVED
 _PASSING, _FINAL, _LASTING = 0, 1, 2  # see Counter.refuse
 _ID_BITS = 40  # of an id; the counter's number is above them
 
@@ -254,9 +254,13 @@ def _drop_slab(counter: int, field: int) -> None:
 
 @_native(types.void(_i64, _i64, _i64))
 def _make_slab(counter: int, field: int, nbytes: int) -> None:
-    """Reserves addresses for a slab; memory comes as it is touched."""
+    """Reserves addresses for a slab; memory comes as it is touched.
+
+    Blocks that are mapped by themselves are accounted for, as NumPy's are: one that
+    is larger than the machine is an error and not the end of the process.
+    """
     if load(counter + field + slab.BASE) == 0:
-        base = _c_mmap(0, nbytes, _PROTECTION, _MAP_FLAGS, -1, 0)
+        base = _c_mmap(0, nbytes, _PROTECTION, _RESERVED_FLAGS, -1, 0)
         if base != -1:
             _c_madvise(base, nbytes, _MADV_HUGEPAGE)
             slab.begin(counter + field, base, nbytes)
@@ -296,7 +300,7 @@ def _find_space(counter: int, total: int) -> int:
     if base != 0:
         _served(counter, _ARENA, base, _IN_ARENA)
         return base
-    base = _c_mmap(0, total, _PROTECTION, _MAP_FLAGS, -1, 0)
+    base = _c_mmap(0, total, _PROTECTION, _MAPPED_FLAGS, -1, 0)
     if base == -1:
         return 0
     if total >= _HUGE_BYTES:
@@ -761,13 +765,18 @@ def _make_harmless() -> None:
 
 
 def _forget_parent() -> None:
-    """A forked child has no copy threads: it goes back to NumPy's handler."""
+    """A forked child has no copy threads: it goes back to NumPy's handler.
+
+    Arrays stay where they are. The pages of holes go: else the parent would get
+    new ones for what it writes there, beyond its limit.
+    """
     if installed():
         _set_handler(ctypes.py_object())
     for reference in _counters.values():
         counter = reference()
         if counter is not None:
             counter._set(_LIMITED, 0)
+            _release_holes(counter._address, 0)
 
 
 atexit.register(_make_harmless)

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from chainer_hybridmem.devices.addresses import RESERVED
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.plan import Tier
@@ -324,8 +325,7 @@ class RamBlock(MemoryBlock):
     def __init__(self, nbytes: int) -> None:
         check_available(nbytes)
         self.nbytes = nbytes
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, nbytes, flags=flags)
+        self._memory = mmap.mmap(-1, nbytes, flags=RESERVED)
         if nbytes >= _HUGE_BYTES and hasattr(mmap, 'MADV_HUGEPAGE'):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._export = ctypes.c_char.from_buffer(self._memory)

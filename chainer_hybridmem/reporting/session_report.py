@@ -104,6 +104,8 @@ def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [('footprint, measured', _bytes(s['footprint_bytes']))]
+    if s['no_arena'] is not None:
+        rows.append(('arena', s['no_arena']))
     if s['arena_bytes'] is not None:
         rows.append(
             (

@@ -29,7 +29,7 @@ def start(*arguments):
         arguments,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
         env={**os.environ, 'PYTHONPATH': path},
     )

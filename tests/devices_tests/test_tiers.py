@@ -233,7 +233,7 @@ device.install(lambda nbytes: None)
 copy, transfer = device.swap_out(device.allocate(1 << 23), None)
 device.wait(transfer)
 print(device.disk_bytes, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

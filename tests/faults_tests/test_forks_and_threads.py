@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import mmap
 import os
 import pickle
 import signal
@@ -28,17 +29,28 @@ from chainer_hybridmem.session import Session, active_session
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
 
 
+NEARLY_ALL = int(0.9 * os.sysconf('SC_PHYS_PAGES') * mmap.PAGESIZE)  # of the machine
+
+
 def in_child(function: Callable[[], Any]) -> int:
-    """Runs a function in a forked child, which must end within a minute."""
+    """Runs a function in a forked child, which must end within some minutes."""
+    return end_of(start_child(function))
+
+
+def start_child(function: Callable[[], Any]) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            signal.alarm(60)
+            signal.alarm(300)
             function()
             code = 0
         finally:
             os._exit(code)
+    return pid
+
+
+def end_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -102,22 +114,96 @@ class Pictures(chainer.dataset.DatasetMixin):
         return self.pictures[i // 8, i % 8], self.labels[i // 8, i % 8]
 
 
-def test_workers_of_an_iterator_come_and_go() -> None:
-    snapshots, run = faulty.in_core(), faulty.Run()
-    with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **faulty.PLAN) as session:
-        for i in range(2):
-            run.iterate(i)
-        iterator = chainer.iterators.MultiprocessIterator(
-            Pictures(run), 8, shuffle=False, n_processes=2, n_prefetch=1
-        )
+def train_with_workers(run: faulty.Run) -> None:
+    """Two iterations without workers, then six with theirs."""
+    for i in range(2):
+        run.iterate(i)
+    iterator = chainer.iterators.MultiprocessIterator(
+        Pictures(run), 8, shuffle=False, n_processes=2, n_prefetch=1
+    )
+    try:
         for i in range(8):
             batch = chainer.dataset.concat_examples(next(iterator))
             if i >= 2:
                 run.pictures[i], run.labels[i] = batch
                 run.iterate(i)
+    finally:
         iterator.finalize()
+
+
+@pytest.mark.parametrize(
+    'limit',
+    [faulty.LIMIT, NEARLY_ALL, 2 * NEARLY_ALL],
+    ids=['small', 'nearly all of the machine', 'more than the machine'],
+)
+def test_workers_of_an_iterator_come_and_go(limit: int) -> None:
+    snapshots, run = faulty.in_core(), faulty.Run()
+    with chainer_hybridmem.optimize(run.model, limit, **faulty.PLAN) as session:
+        train_with_workers(run)
         assert active_session() is session
     run.snapshot().assert_same(snapshots[8])
+
+
+def test_workers_of_an_iterator_while_memory_is_profiled() -> None:
+    snapshots, run = faulty.in_core(), faulty.Run()
+    with chainer_hybridmem.profile_memory(run.model) as profiler:
+        train_with_workers(run)
+    run.snapshot().assert_same(snapshots[8])
+    assert profiler.summary()['peak_bytes'] > 0
+
+
+def test_children_keep_what_the_session_has_allocated() -> None:
+    """In an arena and beside it, whatever the parent writes there meanwhile."""
+    run = faulty.Run()
+    with chainer_hybridmem.optimize(
+        run.model, NEARLY_ALL, planner='swap-all', link_bandwidth=1e9
+    ) as session:
+        data = np.arange(1 << 17)  # larger than what the C library serves
+        for i in range(7):
+            run.iterate(i)
+        assert session.statistics()['arena_bytes']
+        loss = run.model(run.pictures[7], run.labels[7])  # some is in the arena
+        expected = run.snapshot()
+        values = data.copy()
+        reading, writing = os.pipe()
+
+        def child() -> None:
+            os.read(reading, 1)
+            assert (data == values).all()
+            run.snapshot().assert_same(expected)
+
+        pid = start_child(child)
+        data += 1
+        values += 1
+        run.model.cleargrads()
+        loss.backward()
+        del loss
+        run.optimizer.update()
+        run.iterate(8)
+        os.write(writing, b'.')
+        assert end_of(pid) == 0
+        os.close(reading), os.close(writing)
+
+
+def test_a_child_keeps_no_free_memory() -> None:
+    """Else the parent would have it twice once it writes there."""
+    with chainer_hybridmem.profile_memory():
+        kept, freed = np.ones(1 << 22), np.ones(1 << 22)
+        kept_too = np.ones(1 << 22)
+        del freed
+        held_bytes = resident_bytes()
+
+        def child() -> None:
+            assert resident_bytes() < held_bytes - (24 << 20)
+            assert (kept + kept_too == 2).all()
+
+        assert in_child(child) == 0
+        assert resident_bytes() > held_bytes - (8 << 20)
+
+
+def resident_bytes() -> int:
+    with open('/proc/self/statm', encoding='ascii') as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 LOOKS = {

@@ -159,9 +159,9 @@ def test_it_keeps_to_its_time() -> None:
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = (3 * least + most) // 4
     make_plan(problem, limit, 'hybrid')  # compiles
-    started = time.perf_counter()
+    started = time.process_time()  # of this process, not of others beside it
     plan = make_plan(problem, limit, 'exact', time_limit=1e-3)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     assert not plan.options['proved']
     assert plan.lower_bound_seconds <= plan.predicted_seconds
 

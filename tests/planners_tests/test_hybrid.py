@@ -114,11 +114,11 @@ def test_a_time_budget_is_kept() -> None:
     problem = make_problem(toys.random_graph(3, 120))
     limit = (least_memory(problem)[0] * 3 + problem.in_core_peak_bytes) // 4
     make_plan(problem, limit, 'hybrid', steps=10)  # compiles; finds the bound
-    started = time.perf_counter()
+    started = time.process_time()  # of this process, not of others beside it
     plan = make_plan(
         problem, limit, 'hybrid', steps=10**8, tolerance=0.0, time_budget=1.0
     )
-    assert time.perf_counter() - started < 6
+    assert time.process_time() - started < 6
     assert plan.predicted_peak_bytes <= limit
 
 

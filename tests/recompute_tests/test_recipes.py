@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import networks
@@ -13,6 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from own_time import own_time
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Search
@@ -197,11 +197,12 @@ def test_seconds_are_of_the_form_used(data, monkeypatch):
     def slow_at_first(function: Any, x: Any) -> Any:
         calls.append(function)
         if len(calls) == 1:
-            time.sleep(0.3)
+            clocks.sleep(0.3)
         return original(function, x)
 
     monkeypatch.setattr(passes, '_max_pooling', slow_at_first)
-    _, session = networks.train(networks.Everything, data, memory_limit=LIMIT)
+    with own_time() as clocks:
+        _, session = networks.train(networks.Everything, data, memory_limit=LIMIT)
     profile = session.profile
     (recipe,) = [
         r

@@ -23,7 +23,7 @@ from chainer_hybridmem.plan import Action
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PROCESSES = 2
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 900
 
 
 def find_mpiexec() -> str | None:

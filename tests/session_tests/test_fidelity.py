@@ -6,9 +6,9 @@ import statistics
 
 import networks
 import pytest
+from own_time import own_time
 
-TOLERANCE = 0.15  # of the measured time; machines that test are busy
-ATTEMPTS = 3  # other users of the machine
+TOLERANCE = 0.15  # of the measured time
 
 
 def test_the_forecast_is_close_to_what_is_measured() -> None:
@@ -17,8 +17,7 @@ def test_the_forecast_is_close_to_what_is_measured() -> None:
         networks.Everything, networks.batches(5), memory_limit='1GB'
     )
     peak = reference.statistics()['in_core_peak_bytes']
-    errors = []
-    for _ in range(ATTEMPTS):
+    with own_time():  # or other users of the machine decide, too
         _, session = networks.train(
             networks.Everything,
             networks.batches(9),
@@ -26,12 +25,10 @@ def test_the_forecast_is_close_to_what_is_measured() -> None:
             planner='swap-all',
             link_bandwidth='4MB/s',
         )
-        figures = session.statistics()
-        measured = statistics.median(session.iteration_times())
-        errors.append(figures['predicted_seconds'] / measured - 1)
-        assert figures['predicted_peak_bytes'] == pytest.approx(
-            figures['guided_peak_bytes'], rel=0.01
-        )
-        if abs(errors[-1]) <= TOLERANCE:
-            return
-    pytest.fail(f'The forecasts were off by {errors}; {TOLERANCE} is tolerated.')
+    figures = session.statistics()
+    measured = statistics.median(session.iteration_times())
+    assert figures['predicted_seconds'] == pytest.approx(measured, rel=TOLERANCE)
+    assert measured > 0.1  # 4 MB/s
+    assert figures['predicted_peak_bytes'] == pytest.approx(
+        figures['guided_peak_bytes'], rel=0.01
+    )

@@ -52,7 +52,7 @@ def child(limit, folder):
     """Trains; prints how much more was resident than before at most."""
     placing.MOST_SLOWDOWN = math.inf  # else times decide whether there is an arena
     networks.train(Deep, batches(8, 100), memory_limit='1GB')
-    data = batches(9, 16_000)
+    data = batches(12, 16_000)  # the arena stands after 10 at the latest
     before = resident('VmRSS')
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')

@@ -24,7 +24,7 @@ def train(wait=False, **options):
         plans.append(session and session.plan)
         if wait and i == ITERATIONS - 4:
             for search in session._planning.improvements:
-                search.wait(120)
+                search.wait(600)
 
     if options:
         options['memory_limit'] = LIMIT

@@ -1,0 +1,203 @@
+"""Whatever times are measured, plans come to rest and the arena comes to stand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+
+import hostile
+import networks
+import pytest
+
+from chainer_hybridmem import placing, planning
+from chainer_hybridmem.guide import LONGEST_REST, Guide
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.recording.lateness import Lateness
+
+LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
+ITERATIONS = 30
+LEARNING = 3  # iterations before there is a plan
+SETTLING = 7  # guided ones at most until the arena stands; see docs/memory.md
+LAYING = 2  # iterations without an arena after a change
+
+
+@pytest.fixture
+def any_arena(monkeypatch):
+    """An arena may slow a plan down: times do not decide whether there is one."""
+    monkeypatch.setattr(placing, 'MOST_SLOWDOWN', math.inf)
+
+
+class Watched:
+    """What a session has done, iteration by iteration."""
+
+    def __init__(self, data, **options):
+        self.placing, self.missing, self.plans = [], [], []
+        self.outcome, self.session = networks.train(
+            networks.Everything,
+            data,
+            after=self._after,
+            **{'memory_limit': LIMIT, 'link_bandwidth': '200MB/s', **options},
+        )
+
+    def _after(self, session, i):
+        self.placing.append(session._instruments.placing)
+        self.missing.append(session.statistics()['no_arena'])
+        self.plans.append(session.plan)
+
+    @property
+    def changes(self):
+        """Iterations that have followed other actions than the one before."""
+        pairs = itertools.pairwise(self.plans)
+        return [
+            i + 1
+            for i, (old, new) in enumerate(pairs)
+            if old is not None and (old.maps, old.replays) != (new.maps, new.replays)
+        ]
+
+    def check(self):
+        """The arena comes soon, and goes seldom and for a moment only."""
+        first = self.placing.index(True)
+        assert first <= LEARNING + SETTLING
+        later = self.placing[first:]
+        runs = [(on, len(list(same))) for on, same in itertools.groupby(later)]
+        assert all(on or n <= LAYING for on, n in runs)
+        changes = [i for i in self.changes if i > first]
+        distances = [b - a - LAYING for a, b in itertools.pairwise(changes)]
+        # The first one may be for new times, which come once.
+        assert all(d >= min(2**n, LONGEST_REST) for n, d in enumerate(distances[1:], 1))
+        assert len(changes) <= 2 + math.log2(ITERATIONS)
+
+
+OPTIONS = {
+    'feedback': {'planner': 'swap-all-unscheduled', 'feedback': True},
+    'capuchin': {'planner': 'capuchin'},
+    'hybrid': {},
+}
+
+
+@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('name', OPTIONS)
+def test_under_a_hostile_clock(any_arena, data, in_core, name, seed):
+    """Every measurement is drawn by chance."""
+    chance = random.Random(seed)
+    clock = hostile.Clock(chance, 1e-3)
+    with hostile.repeatable_copies(chance, 0.5, clock):
+        watched = Watched(data, **OPTIONS[name])
+    networks.assert_same(in_core, watched.outcome)
+    watched.check()
+
+
+def test_swap_ins_that_are_always_late(any_arena, data, monkeypatch):
+    """Each move leaves one that is late by a moment."""
+    monkeypatch.setattr(
+        Lateness,
+        'late_seconds',
+        lambda self: dict.fromkeys(list(self.copy_seconds('swap-in'))[-1:], 1e-3),
+    )
+    watched = Watched(data, **OPTIONS['feedback'])
+    assert len(watched.changes) > 2
+    watched.check()
+
+
+class Restless:
+    """In place of a search in the background: finds another plan at every look."""
+
+    running = True
+
+    def __init__(self, problem, limit_bytes, plan):
+        self.problem = problem
+        self.looks = 0
+        self._plans = [
+            make_plan(problem, limit_bytes, name)
+            for name in ('swap-all', 'swap-all-unscheduled')
+        ]
+
+    def start(self):
+        pass
+
+    def close(self):
+        pass
+
+    def better(self, plan):
+        self.looks += 1
+        return dataclasses.replace(self._plans[self.looks % 2], options=plan.options)
+
+
+def test_a_search_that_finds_better_plans_for_ever(
+    any_arena, data, in_core, monkeypatch
+):
+    monkeypatch.setattr(planning, 'Improvement', Restless)
+    watched = Watched(data, improve=True)
+    networks.assert_same(in_core, watched.outcome)
+    assert len(watched.changes) > 2
+    watched.check()
+
+
+# -- what an arena waits for ---------------------------------------------------
+def test_the_report_says_what_the_arena_waits_for(any_arena, data):
+    watched = Watched(data[:12])
+    assert watched.missing[:3] == ['waits for a plan'] * 3
+    laying = 'waits for two iterations in a row that follow the plan; {} logged'
+    assert watched.missing[3:5] == [laying.format(0), laying.format(1)]
+    assert watched.missing[-1] is None
+    report = watched.session.report().splitlines()
+    assert not any(row.startswith('arena  ') for row in report)
+    watched = Watched(data[:4])
+    report = watched.session.report().splitlines()
+    assert any(row.split(maxsplit=1) == ['arena', laying.format(0)] for row in report)
+
+
+def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
+    def refuse(self, arena):
+        return False
+
+    monkeypatch.setattr('chainer_hybridmem.devices.host.HostDevice.set_places', refuse)
+    watched = Watched(data[:9])
+    reason = 'none: no memory for it beside what the pool keeps'
+    assert watched.missing[-1] == reason
+    assert reason in watched.session.report()
+    assert Watched(data[:6], arena=False).missing[-1] is None
+
+
+def refusing(monkeypatch, calls):
+    """For these calls of the planner no arena fits; returns how many there were."""
+    made = []
+    plan_with_arena = planning.plan_with_arena
+
+    def refuse(*args, **kwargs):
+        plan, fits = plan_with_arena(*args, **kwargs)
+        made.append(fits)
+        return plan, fits and len(made) not in calls
+
+    monkeypatch.setattr(planning, 'plan_with_arena', refuse)
+    return made
+
+
+def test_a_plan_that_is_not_followed_takes_no_arena_away(any_arena, data, monkeypatch):
+    made = refusing(monkeypatch, calls=(2,))
+    monkeypatch.setattr(planning, 'LEAST_GAIN', math.inf)  # nothing is better
+    watched = Watched(data[:12], verify=3)  # timed once the arena stands
+    assert len(made) == 2 and watched.missing[-1] is None
+    assert watched.session._guide.wants_arena
+
+
+def test_an_arena_that_was_too_slow_gets_another_chance(any_arena, data, monkeypatch):
+    made = refusing(monkeypatch, calls=(1,))
+    monkeypatch.setattr(planning, 'LEAST_GAIN', math.inf)
+    watched = Watched(data[:12])
+    assert len(made) == 2
+    assert watched.missing[4] == f'none: {planning.TOO_SLOW}'
+    assert watched.missing[-1] is None
+
+
+def test_changes_for_the_sake_of_time_get_rarer():
+    guide = Guide([])
+    allowed = []
+    for i in range(400):
+        guide.rested += 1
+        if guide.may_change:
+            guide.count_change()
+            allowed.append(i + 1)
+    assert allowed[:8] == [1, 3, 7, 15, 31, 63, 127, 127 + LONGEST_REST]
