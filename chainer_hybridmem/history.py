@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.plan import Action, Plan, Tier
@@ -27,7 +27,7 @@ class History:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._placed_before = device.place_figures()
+        self._placed_before = PlaceFigures(0, 0, 0)
         self.entries: list[Entry] = []
 
     def begin_placing(self) -> None:
