@@ -991,7 +991,7 @@ class Session(chainer.FunctionHook):
     @property
     def iterations(self) -> int:
         """Finished ones."""
-        return len(self._history.entries)
+        return self._history.iterations
 
     @property
     def plan(self) -> Plan | None:
@@ -1043,7 +1043,7 @@ class Session(chainer.FunctionHook):
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.
 
-        Of all guided iterations, as long as there is none.
+        Of all guided iterations, as long as there is none; of the newest 1000 at most.
         """
         return [entry['seconds'] for entry in self._history.guided(self.plan)]
 
@@ -1052,8 +1052,10 @@ class Session(chainer.FunctionHook):
 
         Returns:
             dict: Bytes as int, seconds as float, None where nothing is known
-            yet. Medians are over guided iterations. ``overhead`` is measured,
-            ``gap`` is predicted: the plan's time over the proven bound, minus 1.
+            yet. Medians are over the newest 1000 guided iterations, of the present
+            plan if there are some; peaks and numbers of iterations are over all.
+            ``overhead`` is measured, ``gap`` is predicted: the plan's time over the
+            proven bound, minus 1.
         """
         figures = self._history.statistics(
             self.wishes, self.state, self._planned_guide(), self.deviations
