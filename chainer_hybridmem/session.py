@@ -58,6 +58,7 @@ from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
 from chainer_hybridmem.splitting.trials import Trials
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -1079,7 +1080,8 @@ class Session(chainer.FunctionHook):
 
     def _tell(self, message: str) -> None:
         if self._progress is not None:
-            print(f'hybridmem: {message}', file=self._progress, flush=True)
+            line = printable(f'hybridmem: {message}')
+            print(line, file=self._progress, flush=True)
 
 
 class _Origin:
