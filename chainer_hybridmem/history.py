@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.guide import Guide
 from chainer_hybridmem.plan import Action, Plan, Tier
@@ -13,24 +13,33 @@ from chainer_hybridmem.planning import Wishes
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
+NEWEST = 1000  # iterations that medians are made of
+_MAXIMA = ('peak_bytes', 'footprint_bytes', 'host_bytes', 'disk_bytes')
 
 
 class History:
-    """One entry per finished iteration.
+    """One entry per finished iteration: the newest as they are, all of them summed up.
 
     Args:
         device (Device): Counts memory.
 
     Attributes:
-        entries (list of dict): Figures of each iteration.
         untrusted (set of str): Functions that are never run again.
+        entries (list of dict): Figures of the newest iterations, of :data:`NEWEST` or
+            more once there are so many.
+        iterations (int): How many there have been.
+        guided_iterations (int): How many of them have followed a plan.
+        verified_iterations (int): How many of them were checked.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._placed_before = device.place_figures()
+        self._placed_before = PlaceFigures(0, 0, 0)
         self.entries: list[Entry] = []
         self.untrusted: set[str] = set()
+        self._guided: list[Entry] = []  # the newest
+        self._maxima: list[Entry] = []  # of all, one for each plan and kind
+        self.iterations = self.guided_iterations = self.verified_iterations = 0
 
     def begin_placing(self) -> None:
         """Places are set now: what has been before does not count."""
@@ -83,14 +92,37 @@ class History:
             'placed': placed.placed - before.placed,
             'unplaced': sum(placed[1:]) - sum(before[1:]),
         }
-        self.entries.append(entry)
+        self._count(entry)
         return entry
 
+    def _count(self, entry: Entry) -> None:
+        self.iterations += 1
+        self.guided_iterations += bool(entry['guided'])
+        self.verified_iterations += bool(entry['verified'])
+        self.entries.append(entry)
+        if entry['guided']:
+            self._guided.append(entry)
+        _raise_maxima(self._maxima, entry)
+        for entries in (self.entries, self._guided):
+            if len(entries) == 2 * NEWEST:
+                del entries[:NEWEST]
+                self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Maxima of plans that the newest iterations do not know are made one."""
+        known = {id(entry['plan']) for entry in (*self.entries, *self._guided)}
+        maxima, self._maxima = self._maxima, []
+        for entry in maxima:
+            if id(entry['plan']) not in known:
+                entry['plan'] = None
+            _raise_maxima(self._maxima, entry)
+
     def guided(self, plan: Plan | None) -> list[Entry]:
-        """Iterations that have followed a plan; any plan, as long as there is none."""
-        guided = [e for e in self.entries if e['guided']]
-        guided = [e for e in guided if not e['verified']] or guided
-        return [e for e in guided if e['plan'] is plan] or guided
+        """The newest iterations that have followed a plan.
+
+        They are of any plan, as long as there is none of this one.
+        """
+        return _of_plan(self._guided[-NEWEST:], plan)
 
     def statistics(
         self, wishes: Wishes, state: str, guide: Guide | None, differed: int
@@ -104,8 +136,8 @@ class History:
             differed: Iterations that nobody knew.
         """
         plan = guide.plan if guide is not None else None
-        guided = self.guided(plan)
-        recent = guided or self.entries
+        recent = self.guided(plan) or self.entries[-NEWEST:]
+        guided = _of_plan([e for e in self._maxima if e['guided']], plan)
 
         def median(name: str) -> float | None:
             if not recent:
@@ -119,28 +151,22 @@ class History:
         return {
             'state': state,
             'planner': wishes.planner,
-            'iterations': len(self.entries),
-            'guided_iterations': sum(bool(e['guided']) for e in self.entries),
-            'verified_iterations': sum(bool(e['verified']) for e in self.entries),
+            'iterations': self.iterations,
+            'guided_iterations': self.guided_iterations,
+            'verified_iterations': self.verified_iterations,
             'deviations': differed,
             'limit_bytes': wishes.limit_bytes,
-            'peak_bytes': int(max((e['peak_bytes'] for e in self.entries), default=0)),
+            'peak_bytes': _most(self._maxima, 'peak_bytes'),
             'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
             'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
-            'footprint_bytes': int(
-                max((e['footprint_bytes'] for e in self.entries), default=0)
-            ),
+            'footprint_bytes': _most(self._maxima, 'footprint_bytes'),
             'arena_bytes': arena.slab_bytes if arena else None,
             'side_bytes': arena.side_bytes if arena else None,
             'no_arena': _no_arena(guide) if wishes.arena else None,
             'placed': _as_int(median('placed')),
             'unplaced': _as_int(median('unplaced')),
-            'host_bytes': int(
-                max((e['host_bytes'] for e in guided or self.entries), default=0)
-            ),
-            'disk_bytes': int(
-                max((e['disk_bytes'] for e in guided or self.entries), default=0)
-            ),
+            'host_bytes': _most(guided or self._maxima, 'host_bytes'),
+            'disk_bytes': _most(guided or self._maxima, 'disk_bytes'),
             'host_limit_bytes': wishes.host_limit_bytes,
             **{
                 f'predicted_{name}_bytes': plan.tier_bytes(problem.profile, tier)
@@ -168,14 +194,33 @@ class History:
             'recompute': plan.count(Action.RECOMPUTE) if plan else None,
             'planning_seconds': plan.planning_seconds if plan else None,
             'simulations': plan.simulations if plan else None,
-            'guided_peak_bytes': (
-                int(max(e['peak_bytes'] for e in guided)) if guided else None
-            ),
+            'guided_peak_bytes': _most(guided, 'peak_bytes') if guided else None,
         }
 
 
 def _no_arena(guide: Guide | None) -> str | None:
     return 'waits for a plan' if guide is None else guide.no_arena
+
+
+def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:
+    """Those of a plan, or all; without the checked ones where there are others."""
+    guided = [e for e in guided if not e['verified']] or guided
+    return [e for e in guided if e['plan'] is plan] or guided
+
+
+def _raise_maxima(maxima: list[Entry], entry: Entry) -> None:
+    """The largest figures of each plan and kind of iteration are kept."""
+    for most in maxima:
+        kinds = ('guided', 'verified')
+        if most['plan'] is entry['plan'] and all(most[k] == entry[k] for k in kinds):
+            most.update({name: max(most[name], entry[name]) for name in _MAXIMA})
+            return
+    names = ('plan', 'guided', 'verified', *_MAXIMA)
+    maxima.append({name: entry[name] for name in names})
+
+
+def _most(entries: list[Entry], name: str) -> int:
+    return int(max((entry[name] for entry in entries), default=0))
 
 
 def _as_int(value: float | None) -> int | None:

@@ -64,6 +64,7 @@ from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
 from chainer_hybridmem.splitting.trials import Trials
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
@@ -1074,7 +1075,7 @@ class Session(chainer.FunctionHook):
     @property
     def iterations(self) -> int:
         """Finished ones."""
-        return len(self._history.entries)
+        return self._history.iterations
 
     @property
     def plan(self) -> Plan | None:
@@ -1126,7 +1127,7 @@ class Session(chainer.FunctionHook):
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.
 
-        Of all guided iterations, as long as there is none.
+        Of all guided iterations, as long as there is none; of the newest 1000 at most.
         """
         return [entry['seconds'] for entry in self._history.guided(self.plan)]
 
@@ -1135,8 +1136,10 @@ class Session(chainer.FunctionHook):
 
         Returns:
             dict: Bytes as int, seconds as float, None where nothing is known
-            yet. Medians are over guided iterations. ``overhead`` is measured,
-            ``gap`` is predicted: the plan's time over the proven bound, minus 1.
+            yet. Medians are over the newest 1000 guided iterations, of the present
+            plan if there are some; peaks and numbers of iterations are over all.
+            ``overhead`` is measured, ``gap`` is predicted: the plan's time over the
+            proven bound, minus 1.
         """
         figures = self._history.statistics(
             self.wishes, self.state, self._planned_guide(), self.deviations
@@ -1160,7 +1163,8 @@ class Session(chainer.FunctionHook):
 
     def _tell(self, message: str) -> None:
         if self._progress is not None:
-            print(f'hybridmem: {message}', file=self._progress, flush=True)
+            line = printable(f'hybridmem: {message}')
+            print(line, file=self._progress, flush=True)
 
 
 class _Origin:

@@ -7,7 +7,7 @@ Only :func:`main` turns errors into exit codes:
 1     it cannot be done; one line on standard error says why
 2     the command line cannot be understood
 130   interrupted with Ctrl-C
-141   whoever read standard output has stopped reading
+141   nothing reads standard output: its reader has gone, or it was closed
 ====  =====================================================================
 """
 
@@ -18,6 +18,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from chainer_hybridmem import __version__
 from chainer_hybridmem.commands.base import Command
@@ -32,10 +33,12 @@ from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.terminal import printable
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
 
 PROGRAM = 'hybridmem'
+NOBODY_READS = 141  # standard output
 COMMANDS: tuple[type[Command], ...] = (
     ProfileCommand,
     EstimateCommand,
@@ -64,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             after ``--help`` and ``--version``.
     """
     args = make_parser().parse_args(argv)
+    unread = sys.stdout is None
+    _replace_closed_streams()
     try:
         status: int = args.command.run(args)
         sys.stdout.flush()
@@ -73,18 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail('interrupted', 130)
     except BrokenPipeError:
         _abandon_broken_stdout()
-        return 141
+        return NOBODY_READS
     except MemoryError as error:
         return _fail(f'this machine is out of memory: {error or "no details"}')
     except OSError as error:
         _abandon_broken_stdout()
         return _fail(str(error))
-    return status
+    return status or (NOBODY_READS if unread else 0)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM,
         description='Train Chainer models whose feature maps do not fit the memory.',
         allow_abbrev=False,
@@ -107,10 +112,25 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Quotes arguments, which may be names of files, as they can be printed."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _fail(message: str, status: int = 1) -> int:
-    line = ' '.join(message.split())
+    line = printable(' '.join(message.split()))
     print(f'{PROGRAM}: error: {line}', file=sys.stderr)
     return status
+
+
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that was closed before it began."""
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(nowhere, 'w', encoding='utf-8'))
 
 
 def _abandon_broken_stdout() -> None:

@@ -22,6 +22,7 @@ from chainer_hybridmem.errors import (
     OptionError,
     PlanError,
 )
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -469,7 +470,7 @@ def publish(table: str, figures: Any, json_path: str | None) -> None:
     if json_path == STDOUT:
         print(as_json(figures), end='')
         return
-    print(table)
+    print(printable(table, lines=True))
     if json_path is not None:
         library.write_text(json_path, as_json(figures))
 

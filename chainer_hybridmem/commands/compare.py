@@ -13,6 +13,7 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
 from chainer_hybridmem.reporting import canvas, comparison_plot
 from chainer_hybridmem.reporting.comparison import comparison, summary
+from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
@@ -113,7 +114,7 @@ class Case(NamedTuple):
     limit: base.Limit
 
     def __str__(self) -> str:
-        return f'{self.path}: {self.limit.describe(self.problem)}'
+        return printable(f'{self.path}: {self.limit.describe(self.problem)}')
 
 
 def several(text: str) -> int:

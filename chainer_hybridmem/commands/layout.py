@@ -10,6 +10,7 @@ from chainer_hybridmem import files, library
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def comparison(
     )
     every = {**COLUMNS, **(columns or {})}
     rows = [[cell(replay) for cell in every.values()] for replay in replays]
-    lines = [title, '', table(list(every), rows)]
+    lines = [printable(title), '', table(list(every), rows)]
     layouts = [r.layout for r in replays if r.layout is not None]
     if layouts:
         least = min(layouts, key=lambda layout: layout.footprint_bytes)

@@ -10,6 +10,7 @@ from typing import Any
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 ITERATIONS = 10
@@ -67,7 +68,8 @@ class ProfileCommand(base.Command):
             named_values(title, values(summary)), {**network, **summary}, args.json
         )
         if recorded.reason is not None:
-            print(f'hybridmem: note: {recorded.reason}', file=sys.stderr)
+            note = printable(f'hybridmem: note: {recorded.reason}')
+            print(note, file=sys.stderr)
         return 0
 
 

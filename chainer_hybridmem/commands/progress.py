@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
+from chainer_hybridmem.terminal import printable
+
 EVERY_SECONDS = 5.0
 
 
@@ -29,4 +31,4 @@ class Progress:
         if now - self._printed_at >= EVERY_SECONDS:
             self._printed_at = now
             line = f'hybridmem: {self._done} of {self._total}: {what}'
-            print(line, file=self._stream, flush=True)
+            print(printable(line), file=self._stream, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_seconds
 
 
@@ -34,5 +35,5 @@ class ShowCommand(base.Command):
         line = f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}'
         if measured is not None:
             line += f', {format_seconds(measured.total_seconds)} measured'
-        print(line)
+        print(printable(line))
         return 0

@@ -7,6 +7,7 @@ import json
 
 from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 
@@ -64,7 +65,7 @@ class TraceCommand(base.Command):
             return 0
         library.write_text(output, json.dumps(trace))
         print(
-            f'{output}: {len(trace["traceEvents"])} events, '
+            f'{printable(output)}: {len(trace["traceEvents"])} events, '
             f'{format_seconds(timeline.total_seconds)} predicted, bound '
             f'{format_bound(plan.lower_bound_seconds, plan.gap)}, peak '
             f'{format_bytes(timeline.peak_bytes)}; open it at https://ui.perfetto.dev'
@@ -77,7 +78,7 @@ class TraceCommand(base.Command):
         if args.snapshot is not None:
             entries = len(snapshot['device_traces'][0])
             print(
-                f'{args.snapshot}: {entries} entries; open it at '
+                f'{printable(args.snapshot)}: {entries} entries; open it at '
                 f'https://pytorch.org/memory_viz'
             )
         return 0

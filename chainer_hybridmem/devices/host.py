@@ -9,6 +9,7 @@ objects) is not seen.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import time
@@ -88,7 +89,6 @@ class HostDevice(StoringDevice):
         _check_options(limit_bytes, link_bandwidth, link_latency_seconds)
         _check_host_options(host_limit_bytes, swap_dir, disk_bandwidth)
         self.limit_bytes = limit_bytes
-        self._counter = numpy_memory.Counter(limit_bytes, self._call_reclaim)
         self._reclaim: Callable[[int], None] | None = None
         self._installed = False
         self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
@@ -102,7 +102,15 @@ class HostDevice(StoringDevice):
             for name in ('hybridmem-d2h', 'hybridmem-h2d')
         )
         self._stall_seconds = 0.0
-        self._table = Table(self._counter.table_address)
+
+    @functools.cached_property
+    def _counter(self) -> numpy_memory.Counter:
+        """Made when it is needed: it takes memory that outlives the device."""
+        return numpy_memory.Counter(self.limit_bytes, self._call_reclaim)
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        return Table(self._counter.table_address)
 
     # -- life ---------------------------------------------------------------
     def install(self, reclaim: Callable[[int], None]) -> None:
@@ -143,6 +151,8 @@ class HostDevice(StoringDevice):
         self._h2d.close()
         self._store.close()
         self._adopted.clear()
+        if '_counter' in vars(self):
+            self._counter.close()
 
     def adopt(self, arrays: Iterable[Array]) -> None:
         for array in arrays:

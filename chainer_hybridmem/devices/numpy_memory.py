@@ -27,6 +27,8 @@ Note: [slabs]
 Note: [immortal handler]
     An array may outlive every Python object, so the handler's structure, its
     counters and the name of its capsule live in C memory that is never freed.
+    Each array holds a reference to the capsule: once there is none but our own, no
+    array is left, and the next counter takes the memory over.
     At exit the compiled code goes away before the last arrays do: an ``atexit``
     function points the structure to C functions instead, with NULL as their
     first argument. ``labs(NULL)`` returns NULL: as ``free`` it leaks, as
@@ -43,6 +45,7 @@ import functools
 import mmap
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +90,13 @@ _TABLE = _ARENA + slab.SLAB_BYTES
 _REFUSED_ID = _TABLE + slab.TABLE_BYTES  # see Counter.refuse
 _REFUSAL = _REFUSED_ID + 8
 _FIELDS = (_REFUSAL + 8) // 8
+_KEPT = (  # when memory is taken over
+    _NEXT_ID,
+    _LOG,
+    _LOG_CAPACITY,
+    _SIDE + slab.HOLES,
+    _ARENA + slab.HOLES,
+)
 _LARGE_BYTES = 1 << 16  # from this size on blocks come from the slab
 _RECLAIM_TRIES = 8
 _IN_HEAP, _IN_SIDE, _MAPPED, _IN_ARENA = 0, 1, 2, 3  # where a block lies
@@ -504,7 +514,64 @@ class _Handler(ctypes.Structure):
 
 
 _libc = ctypes.PyDLL(None)
-_handlers: list[_Handler] = []
+
+
+class _Memory:
+    """What arrays may still need of a counter; see Note: [immortal handler].
+
+    Attributes:
+        address (int): Of the counter's words.
+        number (int): Of this memory; ids begin with it.
+        handler (_Handler): Whose functions get the address.
+        capsule: What NumPy takes a handler from.
+        owner (weakref): The counter that reads and writes the words.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.address = slab.immortal(8 * _FIELDS)
+        self.number = number
+        self.words = (ctypes.c_int64 * _FIELDS).from_address(self.address)
+        self.words[_NEXT_ID // 8] = (number << _ID_BITS) + 1  # never used twice
+        self.words[_LOG_CAPACITY // 8] = _FIRST_LOG_ENTRIES
+        self.words[_LOG // 8] = slab.immortal(16 * _FIRST_LOG_ENTRIES)
+        for place in (_SIDE, _ARENA):
+            holes = slab.immortal(slab.HOLE_BYTES * slab.MOST_HOLES)
+            self.words[(place + slab.HOLES) // 8] = holes
+        self.handler = _make_handler(self.address)
+        self.capsule = _make_capsule(self.handler)
+        self.owner: weakref.ref[Counter] | None = None
+        self._unused = sys.getrefcount(self.capsule)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no array, context or open counter is left that needs it."""
+        return sys.getrefcount(self.capsule) == self._unused
+
+    def renew(self) -> None:
+        """Everything as in the beginning, but ids go on."""
+        for place in (_SIDE, _ARENA):
+            _drop_slab(self.address, place)
+        kept = {field: self.words[field // 8] for field in _KEPT}
+        ctypes.memset(self.address, 0, 8 * _FIELDS)
+        for field, value in kept.items():
+            self.words[field // 8] = value
+
+
+_memories: list[_Memory] = []
+
+
+def _take_memory() -> _Memory:
+    """Memory that no array needs any more, or new memory."""
+    for memory in _memories:
+        if memory.idle:
+            former = memory.owner() if memory.owner is not None else None
+            if former is not None:
+                former._keep_figures()
+            memory.renew()
+            return memory
+    memory = _Memory(len(_memories))
+    _memories.append(memory)
+    return memory
 
 
 class Counter:
@@ -522,23 +589,28 @@ class Counter:
     def __init__(self, limit_bytes: int, reclaim: Callable[[int], None]) -> None:
         self.error: BaseException | None = None
         self._reclaim = reclaim
-        address = slab.immortal(8 * _FIELDS)
-        self._words = (ctypes.c_int64 * _FIELDS).from_address(address)
-        self._address = address
+        memory = _take_memory()
+        self._words: ctypes.Array[ctypes.c_int64] = memory.words
+        self._address = memory.address
         self._set(_LIMIT, limit_bytes)
-        self._number = len(_handlers)
-        self._set(_NEXT_ID, (self._number << _ID_BITS) + 1)  # never used twice
-        self._set(_LOG_CAPACITY, _FIRST_LOG_ENTRIES)
-        self._set(_LOG, slab.immortal(16 * _FIRST_LOG_ENTRIES))
-        for place in (_SIDE, _ARENA):
-            self._set(
-                place + slab.HOLES, slab.immortal(slab.HOLE_BYTES * slab.MOST_HOLES)
-            )
+        self._number = memory.number
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
         self._previous: Any = None
-        self._capsule = _make_capsule(_make_handler(address))
-        _counters[address] = weakref.ref(self)
+        self._capsule: Any = memory.capsule
+        memory.owner = _counters[memory.address] = weakref.ref(self)
+
+    def close(self) -> None:
+        """The last array that this counter has counted frees its memory for others.
+
+        Until then, and afterwards, the figures can be read.
+        """
+        self._capsule = None
+
+    def _keep_figures(self) -> None:
+        """Another counter gets the memory: the last figures are kept elsewhere."""
+        self._words = type(self._words).from_buffer_copy(self._words)
+        self._address = ctypes.addressof(self._words)
 
     def _get(self, field: int) -> int:
         return self._words[field // 8]
@@ -725,7 +797,6 @@ def _make_handler(counter: int) -> _Handler:
     allocator.calloc = _on_calloc.address
     allocator.realloc = _on_realloc.address
     allocator.free = _on_free.address
-    _handlers.append(handler)
     return handler
 
 
@@ -757,8 +828,8 @@ def _make_harmless() -> None:
     if installed():
         _set_handler(ctypes.py_object())  # NULL: NumPy's own
     leak = ctypes.cast(_libc.labs, ctypes.c_void_p).value
-    for handler in _handlers:
-        allocator = handler.allocator
+    for memory in _memories:
+        allocator = memory.handler.allocator
         allocator.ctx = None
         allocator.free = allocator.calloc = allocator.realloc = leak
         allocator.malloc = ctypes.cast(_libc.realloc, ctypes.c_void_p).value

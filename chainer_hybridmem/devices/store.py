@@ -385,9 +385,9 @@ _files: weakref.WeakSet[SwapFile] = weakref.WeakSet()
 class SwapFile:
     """One temporary file that only this process can reach.
 
-    It is removed from its folder while open, so that nothing stays behind
-    whatever happens to the process, and its space is taken when it grows, so
-    that a full disk is found before a copy starts.
+    It is made when it gets something to hold, and removed from its folder while
+    open, so that nothing stays behind whatever happens to the process. Its space is
+    taken when it grows, so that a full disk is found before a copy starts.
 
     Args:
         swap_dir: Folder for the file.
@@ -398,17 +398,8 @@ class SwapFile:
 
     def __init__(self, swap_dir: str) -> None:
         self._dir = swap_dir
-        try:
-            if not swap_dir:
-                raise TypeError('it is empty')  # would be the current folder
-            self._fd, path = tempfile.mkstemp(prefix='hybridmem-', dir=swap_dir)
-        except (OSError, TypeError) as error:
-            reason = getattr(error, 'strerror', None) or error
-            raise SwapStoreError(
-                f'swap_dir {swap_dir!r} cannot be used: {reason}. Give a folder '
-                'that exists and that this user may write to.'
-            ) from error
-        os.unlink(path)
+        os.close(_make_file(swap_dir))  # or it cannot be
+        self._fd = -1
         _files.add(self)
         self.nbytes = 0
         self._free = FreeList()
@@ -464,13 +455,15 @@ class SwapFile:
 
     def close(self) -> None:
         """Closes the file, which frees its space."""
-        if self._open:
-            self._open = False
-            self.nbytes = 0
+        self._open = False
+        self.nbytes = 0
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1  # the number may be somebody else's soon
 
     def _grow(self, end: int) -> None:
+        if self._open and self._fd < 0:
+            self._fd = _make_file(self._dir)
         try:
             os.posix_fallocate(self._fd, self.nbytes, end - self.nbytes)
         except OSError as error:
@@ -483,6 +476,26 @@ class SwapFile:
                 'give another swap_dir, or raise the memory limit so that less '
                 'is swapped.'
             ) from error
+
+
+def _make_file(swap_dir: str) -> int:
+    """Opens a file without a name in a folder.
+
+    Raises:
+        SwapStoreError: If no file can be made there.
+    """
+    try:
+        if not swap_dir:
+            raise TypeError('it is empty')  # would be the current folder
+        fd, path = tempfile.mkstemp(prefix='hybridmem-', dir=swap_dir)
+    except (OSError, TypeError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise SwapStoreError(
+            f'swap_dir {swap_dir!r} cannot be used: {reason}. Give a folder '
+            'that exists and that this user may write to.'
+        ) from error
+    os.unlink(path)
+    return fd
 
 
 def _leave_files() -> None:

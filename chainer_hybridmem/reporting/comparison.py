@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 Row = dict[str, Any]
@@ -46,7 +47,7 @@ def comparison(rows: Sequence[Row]) -> str:
         column = headers.index(DISK)
         for line in (headers, *cells):
             del line[column]
-    return '\n'.join([table(headers, cells), *reasons])
+    return '\n'.join([table(headers, cells), *map(printable, reasons)])
 
 
 def by_case(rows: Sequence[Row]) -> dict[Case, list[Row]]:

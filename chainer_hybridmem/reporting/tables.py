@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chainer_hybridmem.terminal import printable
+
 UNKNOWN = '-'
 
 
@@ -25,6 +27,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) 
     in-core      0
     swap-all    23
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [
         max(len(cell) for cell in column) for column in zip(headers, *rows, strict=True)
     ]
@@ -44,6 +47,8 @@ def named_values(title: str, values: Sequence[tuple[str, str]]) -> str:
     peak      1.5 GiB
     overhead  +3.0%
     """
+    title = printable(title)
+    values = [(printable(name), printable(value)) for name, value in values]
     width = max((len(name) for name, _ in values), default=0)
     lines = [f'{name:<{width}}  {value}'.rstrip() for name, value in values]
     return '\n'.join([title, '-' * len(title), *lines])

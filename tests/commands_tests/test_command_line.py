@@ -1,6 +1,7 @@
 """What all commands share: exit codes, one-line errors, broken pipes, imports."""
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import toys
 
 import chainer_hybridmem
-from chainer_hybridmem import __version__, commands
+from chainer_hybridmem import __version__, commands, library
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.planners import make_plan
 
 HALF = ('--memory-limit', '50%')
 READERS = [
@@ -276,3 +279,90 @@ def test_positive():
     for text in ('0', '-2', '1.5', 'x', ''):
         with pytest.raises(argparse.ArgumentTypeError, match='above zero'):
             base.positive(text)
+
+
+EVIL = 'a\x1b[2J\u202eb\x9b\u2066c\u2028d\re\nf'
+EVIL_FILE = 'x\x1b[31m\u202e\udc80\n'
+
+
+def clean(text):
+    """Whether nothing in it steers a terminal."""
+    return all(line.isprintable() for line in text.split('\n'))
+
+
+@pytest.fixture
+def evil(folder):
+    """A profile of a stranger and a plan for it, in files with names like that."""
+    profile = toys.chain()
+    storages = [
+        dataclasses.replace(storage, label=EVIL + storage.label)
+        for storage in profile.storages
+    ]
+    operations = [
+        dataclasses.replace(op, label=EVIL + op.label) for op in profile.operations
+    ]
+    profile = dataclasses.replace(
+        profile, storages=tuple(storages), operations=tuple(operations)
+    )
+    plan = make_plan(profile, '45MiB')
+    paths = EVIL_FILE + 'p.json', EVIL_FILE + 'plan.json'
+    for value, path in zip((profile, plan), paths, strict=True):
+        library.save(value, path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    'command',
+    [
+        'plan PROFILE --memory-limit 45MiB --maps',
+        'plan PROFILE --memory-limit 1B',
+        'compare PROFILE PROFILE --memory-limit 45MiB 1B',
+        'layout PROFILE --plan PLAN',
+        'layout PROFILE.csv',
+        'trace PROFILE PLAN -o PROFILE.trace.json --snapshot PROFILE.pickle',
+        'show PROFILE PLAN -o PROFILE.png',
+        'plan PLAN --memory-limit 45MiB',
+        'plan PROFILE.missing --memory-limit 45MiB',
+        'plan PROFILE --memory-limit 45MiB PROFILE',
+        'plan PROFILE --memory-limit 45MiB --maps --json -',
+    ],
+)
+def test_names_of_strangers_do_not_steer_the_terminal(
+    command, evil, hybridmem, monkeypatch
+):
+    monkeypatch.setattr('chainer_hybridmem.commands.progress.EVERY_SECONDS', 0)
+    profile, plan = evil
+    words = [
+        w.replace('PROFILE', profile).replace('PLAN', plan) for w in command.split()
+    ]
+    _, out, err = hybridmem(*words)
+    assert (out or err) and clean(out) and clean(err), out + err
+    if words[-1] == '-':
+        assert any(EVIL in row['label'] for row in json.loads(out)['feature_maps'])
+
+
+def redirected(redirection, *arguments):
+    words = ['"$@"', redirection]
+    return start(
+        'bash', '-c', ' '.join(words), 'bash', sys.executable, '-m',
+        'chainer_hybridmem', *arguments,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ('compare', '--list-profiles'),
+        ('plan', 'p.json', '--memory-limit', '45MiB', '-o', 'plan.json'),
+    ],
+)
+def test_standard_output_is_closed(arguments, folder, profile):
+    """The work is done, nothing is complained about, and the status tells."""
+    result = redirected('>&-', *arguments)
+    assert (result.returncode, result.stderr) == (141, '')
+    assert not arguments[3:] or (folder / 'plan.json').exists()
+
+
+def test_standard_error_is_closed(folder, profile):
+    result = redirected('2>&-', 'plan', 'missing.json', *HALF)
+    assert (result.returncode, result.stdout, result.stderr) == (1, '', '')

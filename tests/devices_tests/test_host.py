@@ -319,6 +319,7 @@ def test_worker_does_not_keep_a_finished_copy_alive(host):
 _EXIT = """
 import threading, weakref
 import numpy
+from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.devices.host import HostDevice
 device = HostDevice(1 << 26)
 device.install(lambda nbytes: None)
@@ -424,3 +425,70 @@ def test_a_block_larger_than_the_machine_is_refused_without_a_limit(open_host):
     open_host(1 << 60)
     with pytest.raises(MemoryError):
         numpy.empty(2 * os.sysconf('SC_PHYS_PAGES') * mmap.PAGESIZE, 'u1')
+
+
+def _memories():
+    return len(numpy_memory._memories)
+
+
+def test_a_device_that_is_never_installed_leaves_nothing(tmp_path):
+    before = _memories(), set(os.listdir('/proc/self/fd'))
+    devices = [HostDevice(_MIB, swap_dir=str(tmp_path)) for _ in range(5)]
+    assert (_memories(), set(os.listdir('/proc/self/fd'))) == before
+    assert not list(tmp_path.iterdir())
+    for device in devices:
+        device.close()
+
+
+def _use_once(limit_bytes=_MIB):
+    """A device that has had its time, and an array that it has counted."""
+    device = HostDevice(limit_bytes)
+    device.install(_nothing)
+    array = device.allocate(100_000)
+    device.uninstall()
+    device.close()
+    return device, array
+
+
+def test_devices_one_after_the_other_share_their_memory():
+    _use_once()
+    before = _memories()
+    for _ in range(5):
+        _use_once()
+    assert _memories() == before
+
+
+def test_memory_is_not_shared_while_an_array_needs_it():
+    first, array = _use_once()
+    before = first.allocation_id(array)
+    second, other = _use_once()
+    assert first.allocation_id(array) == before != second.allocation_id(other)
+    assert (first.used_bytes, second.used_bytes) == (100_000, 100_000)
+    del array
+    assert (first.used_bytes, second.used_bytes) == (0, 100_000)
+
+
+def test_a_device_keeps_its_figures_when_its_memory_is_taken_over():
+    first, array = _use_once()
+    del array
+    address, peak = first._counter._address, first.peak_bytes
+    others = [_use_once(2 * _MIB) for _ in range(_memories())]
+    assert first._counter._address != address
+    assert first.peak_bytes == peak >= 100_000
+    first.peak_bytes = 7  # its own business now
+    assert all(device.peak_bytes >= 100_000 for device, _ in others)
+
+
+def test_what_was_set_for_one_device_is_not_left_to_the_next():
+    first, array = _use_once()
+    counter = first._counter
+    counter.poison_freed(True)
+    counter.refuse(1000, lasting=True)
+    first.start_events()
+    number = counter._number
+    del array
+    used = dict(_use_once() for _ in range(_memories()))
+    device = next(device for device in used if device._counter._number == number)
+    assert not device._counter.refuses
+    assert (device.event_count, device.used_bytes) == (0, 100_000)
+    assert device.allocation_id(used[device]) & 0xFFFF > 1, 'ids are never used twice'

@@ -219,6 +219,7 @@ def test_the_disk_that_is_full_is_one_error(tiers, monkeypatch):
 
 def test_the_file_is_private(tmp_path):
     file = SwapFile(str(tmp_path))
+    file.make_block(8)
     status = os.fstat(file._fd)
     assert stat.S_IMODE(status.st_mode) == stat.S_IRUSR | stat.S_IWUSR
     assert status.st_nlink == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import gc
+import os
 import signal
 
 import chainer
@@ -321,3 +323,29 @@ def test_everything_fits_keeps_everything(model):
     assert figures['swap'] == figures['recompute'] == 0
     assert figures['swapped_bytes'] == 0
     assert 'not yet' not in session.report()
+
+
+def left_behind():
+    """Memory of counters, and files that are open."""
+    return len(numpy_memory._memories), len(os.listdir('/proc/self/fd'))
+
+
+def test_a_session_that_is_never_entered_leaves_nothing(model, tmp_path):
+    before = left_behind()
+    for _ in range(5):
+        hybridmem.optimize(model, LIMIT, swap_dir=str(tmp_path))
+    assert left_behind() == before
+
+
+def test_sessions_one_after_the_other_leave_nothing(tmp_path):
+    before = None
+    for _ in range(4):
+        model = L.Linear(3, 4)
+        with hybridmem.optimize(model, LIMIT, swap_dir=str(tmp_path)):
+            for _ in range(4):
+                model.cleargrads()
+                F.sum(F.relu(model(np.ones((2, 3), np.float32)))).backward()
+        del model
+        gc.collect()
+        before = before or left_behind()
+    assert left_behind() == before

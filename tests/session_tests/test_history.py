@@ -1,0 +1,118 @@
+"""What a session remembers of very many iterations."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import toys
+
+from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
+from chainer_hybridmem.execution.executor import Counters
+from chainer_hybridmem.history import History
+from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.planners import make_plan
+
+NEWEST = 1000  # as the docstrings say
+
+
+class Device:
+    """Whose figures are set by hand."""
+
+    host_bytes = disk_bytes = peak_bytes = 0
+
+    def place_figures(self) -> PlaceFigures:
+        return PlaceFigures(0, 0, 0)
+
+    def pool_figures(self) -> PoolFigures:
+        return PoolFigures(0, 0, 0, 0, 0)
+
+    def take_stall_seconds(self) -> float:
+        return 0.0
+
+
+class Long:
+    """A history, and everything that was ever added to it."""
+
+    def __init__(self) -> None:
+        self.device: Any = Device()
+        self.history = History(self.device)
+        self.added: list[dict[str, Any]] = []
+
+    def add(self, plan: Plan | None, guided: bool, verified: bool = False) -> None:
+        rng = random.Random(len(self.added))
+        for name in ('host_bytes', 'disk_bytes', 'peak_bytes'):
+            setattr(self.device, name, rng.randrange(10**6))
+        splitter: Any = SimpleNamespace(used={}, inexact=0)
+        entry = self.history.add(
+            rng.random(), Counters(), plan, guided, 0, splitter, verified
+        )
+        self.added.append(dict(entry))
+
+    def figures(self, plan: Plan | None) -> dict[str, Any]:
+        guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None)
+        wishes: Any = SimpleNamespace(planner='', limit_bytes=0, host_limit_bytes=None)
+        return self.history.statistics(wishes, '', guide, 0)
+
+    def check(self, plan: Plan) -> None:
+        """Numbers and maxima are over all, medians over the newest."""
+        figures, added = self.figures(plan), self.added
+        guided = [e for e in added if e['guided']]
+        guided = [e for e in guided if not e['verified']] or guided
+        ours = [e for e in guided if e['plan'] is plan] or guided or added
+        assert figures['iterations'] == len(added)
+        assert figures['guided_iterations'] == sum(bool(e['guided']) for e in added)
+        assert figures['verified_iterations'] == sum(bool(e['verified']) for e in added)
+        assert figures['peak_bytes'] == max(e['peak_bytes'] for e in added)
+        assert figures['footprint_bytes'] == max(e['footprint_bytes'] for e in added)
+        for name in ('host_bytes', 'disk_bytes'):
+            assert figures[name] == max(e[name] for e in ours)
+        assert figures['guided_peak_bytes'] == max(e['peak_bytes'] for e in ours)
+        seconds = [e['seconds'] for e in ours]
+        assert figures['iteration_seconds'] == statistics.median(seconds[-NEWEST:])
+
+
+@pytest.fixture
+def plans() -> list[Plan]:
+    profile = toys.chain()
+    return [make_plan(profile, limit) for limit in ('45MiB', '50MiB')]
+
+
+def test_a_long_run_is_remembered_in_little_memory(plans: list[Plan]) -> None:
+    long = Long()
+    for _ in range(3):
+        long.add(None, guided=False)
+    for _ in range(3):
+        long.add(plans[0], guided=True, verified=True)
+        long.check(plans[0])
+    for i in range(4 * NEWEST):
+        long.add(plans[0], guided=True)
+        if i % 500 == 0:
+            long.check(plans[0])
+    assert NEWEST <= len(long.history.entries) <= 2 * NEWEST
+    assert len(long.history.guided(plans[0])) == NEWEST
+    assert long.history.entries[-1]['seconds'] == long.added[-1]['seconds']
+
+
+def test_guided_iterations_are_not_forgotten_over_others(plans: list[Plan]) -> None:
+    long = Long()
+    for i in range(5):
+        long.add(plans[i % 2], guided=True)
+    for _ in range(3 * NEWEST):
+        long.add(None, guided=False)
+    for plan in plans:
+        long.check(plan)
+
+
+def test_plans_that_nothing_follows_any_more_are_let_go(plans: list[Plan]) -> None:
+    long = Long()
+    for _ in range(5):
+        long.add(plans[0], guided=True)
+    for _ in range(3 * NEWEST):
+        long.add(plans[1], guided=True)
+    long.check(plans[1])
+    assert all(e['plan'] is not plans[0] for e in long.history.entries)
+    assert all(e['plan'] is not plans[0] for e in long.history._maxima)
