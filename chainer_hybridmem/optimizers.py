@@ -1,7 +1,8 @@
 """What the first update of an optimizer will allocate, found out on small arrays.
 
-Any optimizer: its update rules are copied, and the copies get a small parameter. States
-grow with the parameter, and so do temporary arrays on the host; a GPU updates in place.
+Chainer's update rules are copied, and the copies get a small parameter. States grow
+with the parameter, and so do temporary arrays on the host; a GPU updates in place. Rules
+of the program are not tried: they may have effects, such as drawing random numbers.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def coming(model: chainer.Link, on_host: bool) -> Coming:
     for parameter in model.params(include_uninit=False):
         rule = parameter.update_rule
         if rule is None or not rule.enabled or id(parameter) in seen:
+            continue
+        if type(rule).__module__.partition('.')[0] != 'chainer':
             continue
         seen.add(id(parameter))
         array = parameter.array
