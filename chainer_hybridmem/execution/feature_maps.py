@@ -189,7 +189,7 @@ class LiveMap:
         """
         if self.state is not State.RESIDENT or self._valid:
             return 0  # feature maps never change: an old copy is still right
-        if self._resident_array() is None:
+        if self._resident_root() is None:
             return 0
         if self.copy is None:
             try:
