@@ -82,8 +82,9 @@ def test_the_resident_set_stays_inside_the_limit(tmp_path):
     plain = run(0, tmp_path)
     assert plain['bytes'] > LIMIT + 2 * LIBRARIES  # or nothing is shown here
     limited = run(LIMIT, tmp_path)
-    assert limited['bytes'] <= LIMIT + LIBRARIES
+    assert limited['bytes'] <= LIMIT + LIBRARIES, limited
     assert limited['footprint_bytes'] <= LIMIT
+    assert limited['no_arena'] is None, limited
     assert limited['arena_bytes'] + limited['side_bytes'] <= LIMIT
     assert limited['swap'] + limited['recompute'] > 0
 
