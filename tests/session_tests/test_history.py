@@ -54,7 +54,9 @@ class Long:
 
     def figures(self, plan: Plan | None) -> dict[str, Any]:
         guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None)
-        wishes: Any = SimpleNamespace(planner='', limit_bytes=0, host_limit_bytes=None)
+        wishes: Any = SimpleNamespace(
+            planner='', limit_bytes=0, host_limit_bytes=None, arena=False
+        )
         return self.history.statistics(wishes, '', guide, 0)
 
     def check(self, plan: Plan) -> None:
