@@ -1,8 +1,8 @@
 """What the first update of an optimizer will allocate, found out on small arrays.
 
 Chainer's update rules are copied, and the copies get a small parameter. States grow
-with the parameter, and so do temporary arrays on the host; a GPU updates in place. Rules
-of the program are not tried: they may have effects, such as drawing random numbers.
+with the parameter, and so do temporary arrays on the host; a GPU updates in place.
+Rules of the program are not tried: they may have effects, such as random numbers.
 """
 
 from __future__ import annotations
