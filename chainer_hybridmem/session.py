@@ -1159,9 +1159,9 @@ class _ThreadGuard(chainer.FunctionHook):
         if session is None or not session._open or thread is session._thread:
             return
         raise SessionError(
-            f'The graph of {graph.function_name(function)} was made inside of a session '
-            f'in {_name(session._thread)}, and its backward runs in {_name(thread)}: '
-            f'run both in the thread that has entered the session.'
+            f'The graph of {graph.function_name(function)} was made inside of a '
+            f'session in {_name(session._thread)}, and its backward runs in '
+            f'{_name(thread)}: run both in the thread that has entered the session.'
         )
 
 
