@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import os
@@ -17,6 +18,7 @@ from typing import Any, TextIO
 import chainer
 
 from chainer_hybridmem import graph
+from chainer_hybridmem.compiling import told
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import measure_link
@@ -286,6 +288,7 @@ class Session(chainer.FunctionHook):
         self._open = self._ended = False
         self._thread: threading.Thread | None = None  # that has entered it
         self._guard = _ThreadGuard(self)
+        self._told = contextlib.ExitStack()
         self._updates = 0  # of parameters, when it was entered
         self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
             weakref.WeakKeyDictionary()
@@ -340,6 +343,8 @@ class Session(chainer.FunctionHook):
             raise
         _active.session = self
         self._open = True
+        if self._progress is not None:
+            self._told.enter_context(told(self._tell))
         if self._cache is not None:
             _uncounted(self._load, self._cache)
 
@@ -409,6 +414,7 @@ class Session(chainer.FunctionHook):
         """Chainer does not know of the session any more."""
         self._open = False
         _active.session = None
+        self._told.close()
         self._splitter.__exit__()
         self._link_hook.__exit__(None, None, None)
         super().__exit__(None, None, None)

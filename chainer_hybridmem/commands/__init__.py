@@ -32,6 +32,7 @@ from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
+from chainer_hybridmem.compiling import told
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.terminal import printable
 
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unread = sys.stdout is None
     _replace_closed_streams()
     try:
-        status: int = args.command.run(args)
+        with told(_tell):
+            status: int = args.command.run(args)
         sys.stdout.flush()
     except HybridMemoryError as error:
         return _fail(str(error))
@@ -117,6 +119,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
+
+
+def _tell(message: str) -> None:
+    print(f'{PROGRAM}: {message}', file=sys.stderr, flush=True)
 
 
 def _fail(message: str, status: int = 1) -> int:

@@ -356,8 +356,10 @@ def redirected(redirection, *arguments):
         ('plan', 'p.json', '--memory-limit', '45MiB', '-o', 'plan.json'),
     ],
 )
-def test_standard_output_is_closed(arguments, folder, profile):
+def test_standard_output_is_closed(arguments, folder, profile, hybridmem):
     """The work is done, nothing is complained about, and the status tells."""
+    hybridmem(*arguments)  # compiles
+    (folder / 'plan.json').unlink(missing_ok=True)
     result = redirected('>&-', *arguments)
     assert (result.returncode, result.stderr) == (141, '')
     assert not arguments[3:] or (folder / 'plan.json').exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import io
 import os
 import signal
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem import compiling
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
@@ -373,3 +375,13 @@ def test_a_session_that_is_entered_twice_goes_on(model):
         loss.backward()
         session.finish_iteration()
     assert session.iterations == 1
+
+
+def test_a_session_tells_who_waits_for_a_compiler(model):
+    told = io.StringIO()
+    with hybridmem.optimize(model, LIMIT, progress=told):
+        compiling._tellers[-1]('compiling')
+    assert told.getvalue() == 'hybridmem: compiling\n'
+    assert not compiling._tellers
+    with hybridmem.optimize(model, LIMIT):
+        assert not compiling._tellers
