@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = make_parser().parse_args(argv)
     unread = sys.stdout is None
-    _replace_closed_streams()
+    _prepare_streams()
     try:
         with told(_tell):
             status: int = args.command.run(args)
@@ -131,12 +132,17 @@ def _fail(message: str, status: int = 1) -> int:
     return status
 
 
-def _replace_closed_streams() -> None:
-    """Python has None for a stream that was closed before it began."""
+def _prepare_streams() -> None:
+    """Python has None for a stream that was closed before it began.
+
+    What the encoding of standard output does not have is escaped, as on standard error.
+    """
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, os.fdopen(nowhere, 'w', encoding='utf-8'))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')
 
 
 def _abandon_broken_stdout() -> None:
