@@ -21,9 +21,19 @@ compat.install()
 
 if TYPE_CHECKING:
     from chainer_hybridmem.errors import (
+        FormatError,
+        HostFullError,
         HybridMemoryError,
         InfeasibleError,
+        OptionError,
         OutOfMemoryError,
+        PlanError,
+        PlannerError,
+        ProfileMismatchError,
+        SessionError,
+        SwapStoreError,
+        UnknownNameError,
+        VerificationError,
     )
     from chainer_hybridmem.extension import HybridMemory
     from chainer_hybridmem.inference import record_inference
@@ -37,11 +47,21 @@ if TYPE_CHECKING:
 
 __version__ = '0.1.0'
 __all__ = [
+    'FormatError',
+    'HostFullError',
     'HybridMemory',
     'HybridMemoryError',
     'InfeasibleError',
+    'OptionError',
     'OutOfMemoryError',
+    'PlanError',
+    'PlannerError',
+    'ProfileMismatchError',
     'Session',
+    'SessionError',
+    'SwapStoreError',
+    'UnknownNameError',
+    'VerificationError',
     'load_plan',
     'load_profile',
     'make_plan',
@@ -54,11 +74,21 @@ __all__ = [
 ]
 
 _HOMES = {
+    'FormatError': 'errors',
+    'HostFullError': 'errors',
     'HybridMemory': 'extension',
     'HybridMemoryError': 'errors',
     'InfeasibleError': 'errors',
+    'OptionError': 'errors',
     'OutOfMemoryError': 'errors',
+    'PlanError': 'errors',
+    'PlannerError': 'errors',
+    'ProfileMismatchError': 'errors',
     'Session': 'session',
+    'SessionError': 'errors',
+    'SwapStoreError': 'errors',
+    'UnknownNameError': 'errors',
+    'VerificationError': 'errors',
     'load_plan': 'library',
     'load_profile': 'library',
     'make_plan': 'planners',

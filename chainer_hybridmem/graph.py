@@ -23,6 +23,7 @@ Note: [attributes that are away]
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -44,7 +45,8 @@ from chainer_hybridmem.splitting import forward_again
 # Attributes of function nodes that belong to Chainer, not to the function.
 FRAMEWORK = frozenset(
     {'inputs', 'outputs', '_retained_output_data', '_function', '_weak_function'}
-    | {'_chainerx_retained_inputs', '_chainerx_retained_outputs', '_local_hooks'}
+    | {'_chainerx_retained_inputs', '_chainerx_retained_outputs'}
+    | {'_local_function_hooks'}
 )
 
 
@@ -133,6 +135,14 @@ def communicates(function: Any) -> bool:
         type(part).__module__.partition('.')[0] == 'chainermn'
         for part in (own, *vars(own).values())
     )
+
+
+def add_local_hook(function: Any, hook: chainer.FunctionHook) -> None:
+    """Calls a hook in the backward of a function, in whatever thread that is."""
+    hooks = function._local_function_hooks
+    if hooks is None:
+        hooks = function._local_function_hooks = collections.OrderedDict()
+    hooks[hook.name] = hook
 
 
 def backward_runs() -> bool:

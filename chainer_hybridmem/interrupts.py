@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, cast
 
+_JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
@@ -39,6 +41,26 @@ class HeldBack:
         if self._pending is not None:
             self._former(number, frame)
         self._pending = frame
+
+
+def start_whole(thread: threading.Thread, give_up: Callable[[], object]) -> None:
+    """Starts a thread as a whole: Ctrl-C would leave one that nobody knows of.
+
+    Args:
+        thread: The thread.
+        give_up: Makes it end by itself; called if it cannot be said to have started.
+
+    Raises:
+        RuntimeError: If the system gives no thread.
+    """
+    with HeldBack():
+        try:
+            thread.start()
+        except BaseException:  # the second Ctrl-C comes out: it may run all the same
+            give_up()
+            with contextlib.suppress(RuntimeError):
+                thread.join(_JOIN_SECONDS)
+            raise
 
 
 def held_back(function: Function) -> Function:

@@ -14,10 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 from numba.core.ccallback import CFunc
 from numba.core.cpu import CPUTargetOptions
 from numba.core.sigutils import normalize_signature
 
+from chainer_hybridmem.compiling import Stopwatch
+
+_ours: set[Callable[..., Any]] = set()
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
@@ -46,6 +50,7 @@ def compiled(
     """
 
     def decorate(function: Function) -> Function:
+        _ours.add(function)
         options = {'nogil': nogil, 'forceinline': inline}
         if not counted and hasattr(CPUTargetOptions, '_nrt'):
             options['_nrt'] = False
@@ -62,6 +67,25 @@ def compiled(
         return cast(Function, dispatcher)
 
     return decorate
+
+
+class _Listener(event.Listener):
+    """Is told when numba compiles; what it finds in its cache does not count."""
+
+    def __init__(self) -> None:
+        self._stopwatch = Stopwatch()
+
+    def on_start(self, event: Any) -> None:
+        if event.data['dispatcher'].py_func in _ours:
+            self._stopwatch.begin()
+
+    def on_end(self, event: Any) -> None:
+        if event.data['dispatcher'].py_func in _ours:
+            self._stopwatch.end()
+
+
+_listener = _Listener()
+event.register('numba:compile', _listener)
 
 
 def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:

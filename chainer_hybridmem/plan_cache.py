@@ -7,9 +7,10 @@ has been edited since may not be repeatable any more.
 
 Note: [trust]
     Whether a map can be made again with the same bits is what the profile says, and
-    nothing but another profile could contradict it. So only files are read that belong
-    to this user and that nobody else may write, and each is checked as a whole before
-    anything of it is used.
+    nothing but another profile could contradict it. So the folder must be this user's
+    or root's, and not everybody's to write in; a group may, since many systems give
+    each user one. Only files are read that belong to this user and that nobody else
+    may write, and each is checked as a whole before anything of it is used.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
 SUFFIX = '.guide.gz'
 MAIN = '__main__'
+ROOT = 0  # who could do anything anyway
 MOST_TOLD = 300  # characters of a reason
 _ATTRIBUTE = re.compile(r'(?!__)[^\W\d]\w*(\.\d{1,6})?')
 _CONFIG = (  # of Chainer, with which a replay might give other bits
@@ -67,7 +69,8 @@ def open_folder(cache_dir: Folder) -> str:
     """The folder for kept plans; it is made if only the last part of it is missing.
 
     Raises:
-        OptionError: If it cannot be a folder, with the value.
+        OptionError: If it cannot be a folder, or others could put plans there, with
+            the value.
     """
     if not isinstance(cache_dir, str | os.PathLike) or not str(cache_dir):
         raise OptionError(
@@ -85,7 +88,25 @@ def open_folder(cache_dir: Folder) -> str:
         ) from error
     if not os.path.isdir(folder):
         raise OptionError(f'cache_dir is {cache_dir!r}, which is no folder.')
+    _check_trust(folder)
     return folder
+
+
+def _check_trust(folder: str) -> None:
+    """Refuses a folder that is another user's or everybody's; see [trust]."""
+    status = os.stat(folder)
+    mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
+    if status.st_uid not in (user, ROOT):
+        raise OptionError(
+            f'cache_dir is {folder!r}, which belongs to user {status.st_uid} (mode '
+            f'{mode:o}): plans in it could be from there; give user {user} a folder '
+            f'of its own.'
+        )
+    if mode & stat.S_IWOTH:
+        raise OptionError(
+            f'cache_dir is {folder!r}, where every user may put plans (mode {mode:o}): '
+            f'end that with chmod o-w, or name a new folder in it.'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,15 +211,16 @@ class PlanCache:
         return guides
 
     def _paths(self) -> list[str]:
-        """Files for the present circumstances, the newest one first."""
+        """This user's files for the present circumstances, the newest one first."""
         begin = _digest(self._circumstances())
         found = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith(begin) and entry.name.endswith(SUFFIX):
                     with contextlib.suppress(OSError):
-                        age = entry.stat(follow_symlinks=False).st_mtime_ns
-                        found.append((-age, entry.path))
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_uid == os.geteuid():
+                            found.append((-status.st_mtime_ns, entry.path))
         return [path for _, path in sorted(found)]
 
     def _read(self, path: str) -> Guide:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -16,6 +18,7 @@ from typing import Any, TextIO
 import chainer
 
 from chainer_hybridmem import graph
+from chainer_hybridmem.compiling import told
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import measure_link
@@ -286,7 +289,11 @@ class Session(chainer.FunctionHook):
         self._measured: Measured | None = None
         self._links: tuple[Link, Link | None] | None = None  # RAM, disk
         self._host_user: Guide | None = None  # whose copies the host holds
-        self._open = False
+        self._open = self._ended = False
+        self._thread: threading.Thread | None = None  # that has entered it
+        self._guard = _ThreadGuard(self)
+        self._told = contextlib.ExitStack()
+        self._updates = 0  # of parameters, when it was entered
         self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
             weakref.WeakKeyDictionary()
         )  # of forward functions
@@ -300,6 +307,7 @@ class Session(chainer.FunctionHook):
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
+        self._check_can_begin()
         try:
             with HeldBack():
                 self._begin()
@@ -308,12 +316,26 @@ class Session(chainer.FunctionHook):
             self.__exit__()  # if it was held back until the session had begun
             raise
 
-    def _begin(self) -> None:
+    def _check_can_begin(self) -> None:
+        if self._ended:
+            raise SessionError(
+                'This session has ended and cannot be entered again; make another one '
+                'with optimize().'
+            )
         if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '
                 'before starting another one.'
             )
+        if self._open:
+            raise SessionError(
+                f'This session is active in {_name(self._thread)}; make one with '
+                f'optimize() for each thread.'
+            )
+
+    def _begin(self) -> None:
+        self._thread = threading.current_thread()
+        self._updates = _count_updates(self.model)
         self.device.adopt(array for _, array in permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
         try:
@@ -325,6 +347,8 @@ class Session(chainer.FunctionHook):
             raise
         _active.session = self
         self._open = True
+        if self._progress is not None:
+            self._told.enter_context(told(self._tell))
         if self._cache is not None:
             _uncounted(self._load, self._cache)
 
@@ -351,7 +375,13 @@ class Session(chainer.FunctionHook):
     ) -> None:
         if not self._open:
             return
+        if threading.current_thread() is not self._thread:
+            raise SessionError(
+                f'This session was entered in {_name(self._thread)} and is left in '
+                f'{_name(threading.current_thread())}; leave it where it was entered.'
+            )
         self._forget()
+        self._ended = True
         try:
             self._planning.stop_improving()
             message = self._explain(error)
@@ -364,6 +394,7 @@ class Session(chainer.FunctionHook):
         try:
             if error is None:
                 self._finish_statistics()
+                self._warn_if_unseen()
                 self._executor.close()
         finally:
             try:
@@ -373,10 +404,24 @@ class Session(chainer.FunctionHook):
         if message is not None:
             raise message from error
 
+    def _warn_if_unseen(self) -> None:
+        """Chainer calls hooks in the thread that has entered the session only."""
+        count = _count_updates(self.model) - self._updates
+        if self.iterations or self._started or count <= 0:
+            return
+        message = (
+            f'parameters were updated {count} times in this session, but no iteration '
+            f'was seen in {_name(self._thread)}, which entered it: what other threads '
+            f'train is not managed; enter the session in the thread that trains.'
+        )
+        self._tell(message)
+        warnings.warn(f'hybridmem: {message}', stacklevel=4)
+
     def _forget(self) -> None:
         """Chainer does not know of the session any more."""
         self._open = False
         _active.session = None
+        self._told.close()
         self._splitter.__exit__()
         self._link_hook.__exit__(None, None, None)
         super().__exit__(None, None, None)
@@ -488,6 +533,7 @@ class Session(chainer.FunctionHook):
             self._splitter.prepare(function)
             self._executor.restore_maps(function)
             return
+        graph.add_local_hook(function, self._guard)
         if self._depth and graph.backward_runs():
             self._nested_forward(function)
             self._splitter.prepare(function)
@@ -1182,6 +1228,32 @@ class _Origin:
         )
 
 
+class _ThreadGuard(chainer.FunctionHook):
+    """Refuses a backward in another thread: the session's hooks do not run there."""
+
+    name = 'hybridmem-thread'
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.ref(session)  # a graph may outlive it
+
+    def backward_preprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """Before a backward function.
+
+        Raises:
+            SessionError: In another thread than the session's.
+        """
+        session, thread = self._session(), threading.current_thread()
+        if session is None or not session._open or thread is session._thread:
+            return
+        raise SessionError(
+            f'The graph of {graph.function_name(function)} was made inside of a '
+            f'session in {_name(session._thread)}, and its backward runs in '
+            f'{_name(thread)}: run both in the thread that has entered the session.'
+        )
+
+
 class _LinkPath(chainer.LinkHook):
     """Knows the path of the link that runs now."""
 
@@ -1202,6 +1274,16 @@ class _LinkPath(chainer.LinkHook):
     def forward_postprocess(self, args: Any) -> None:
         if self._stack:
             self._stack.pop()
+
+
+def _name(thread: threading.Thread | None) -> str:
+    return 'no thread' if thread is None else f'thread {thread.name!r}'
+
+
+def _count_updates(model: chainer.Link) -> int:
+    """How often parameters have been updated, all together."""
+    rules = (parameter.update_rule for parameter in model.params())
+    return sum(rule.t for rule in rules if rule is not None)
 
 
 def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from chainer_hybridmem import jit
+from chainer_hybridmem import compiling, jit
+
+
+@pytest.fixture
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> compiling.Stopwatch:
+    """As at the beginning of a process that is told of everything."""
+    fresh = compiling.Stopwatch()
+    monkeypatch.setattr(jit._listener, '_stopwatch', fresh)
+    monkeypatch.setattr(compiling, 'LEAST_SECONDS', 0.0)
+    return fresh
+
+
+def test_who_waits_for_a_compiler_is_told_once(stopwatch: Any) -> None:
+    outer: list[str] = []
+    inner: list[str] = []
+    with compiling.told(outer.append), compiling.told(inner.append):
+        for i in range(2):
+
+            @jit.compiled()
+            def add(x: int) -> int:
+                return x + i  # noqa: B023
+
+            assert not inner or i
+            assert add(2) == 2 + i
+            assert len(inner) == 1 and inner[0].startswith('compiling')
+            add(3)
+    assert len(inner) == 1 and not outer
+
+
+def test_what_does_not_take_long_is_not_told(
+    stopwatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    clock = iter([0.0, 0.0, 0.3, 5.0, 5.0, 5.1, 6.0, 6.0, 6.3])
+    time = types.SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr(compiling, 'time', time)
+    monkeypatch.setattr(compiling, 'LEAST_SECONDS', 0.5)
+    with compiling.told(told.append):
+        for _ in range(2):  # for 0.3 and 0.1 seconds
+            stopwatch.begin()
+            stopwatch.end()
+        assert not told
+        stopwatch.begin()
+        stopwatch.begin()  # for it, after 0.3 more
+        assert told
+
+
+def test_nobody_is_told_of_what_others_compile(stopwatch: Any) -> None:
+    told: list[str] = []
+    with compiling.told(told.append):
+        assert jit.numba.njit(lambda x: x + 1)(2) == 3
+    assert not told
 
 
 def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(

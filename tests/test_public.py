@@ -76,6 +76,18 @@ def every_error() -> list[type[Exception]]:
 
 
 @pytest.mark.parametrize('error', every_error())
+def test_errors_are_public(error: type[Exception]) -> None:
+    assert error.__name__ in hybridmem.__all__
+    assert getattr(hybridmem, error.__name__) is error
+
+
+def test_errors_need_no_chainer() -> None:
+    names = ', '.join(error.__name__ for error in every_error())
+    code = f'import sys; from chainer_hybridmem import {names}; '
+    assert run(code + "print('chainer' in sys.modules)") == 'False'
+
+
+@pytest.mark.parametrize('error', every_error())
 def test_errors_have_one_root_and_pickle(error: type[Exception]) -> None:
     assert issubclass(error, hybridmem.HybridMemoryError)
     again = pickle.loads(pickle.dumps(error('what happened')))

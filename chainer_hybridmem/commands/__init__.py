@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
+from chainer_hybridmem.compiling import told
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.terminal import printable
 
@@ -68,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = make_parser().parse_args(argv)
     unread = sys.stdout is None
-    _replace_closed_streams()
+    _prepare_streams()
     try:
-        status: int = args.command.run(args)
+        with told(_tell):
+            status: int = args.command.run(args)
         sys.stdout.flush()
     except HybridMemoryError as error:
         return _fail(str(error))
@@ -119,18 +122,27 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def _tell(message: str) -> None:
+    print(f'{PROGRAM}: {message}', file=sys.stderr, flush=True)
+
+
 def _fail(message: str, status: int = 1) -> int:
     line = printable(' '.join(message.split()))
     print(f'{PROGRAM}: error: {line}', file=sys.stderr)
     return status
 
 
-def _replace_closed_streams() -> None:
-    """Python has None for a stream that was closed before it began."""
+def _prepare_streams() -> None:
+    """Python has None for a stream that was closed before it began.
+
+    What the encoding of standard output does not have is escaped, as on standard error.
+    """
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, os.fdopen(nowhere, 'w', encoding='utf-8'))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')
 
 
 def _abandon_broken_stdout() -> None:

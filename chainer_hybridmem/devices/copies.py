@@ -17,6 +17,7 @@ from collections.abc import Callable
 from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
 from chainer_hybridmem.devices.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.plan import Tier
 
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
@@ -185,18 +186,18 @@ class CopyThread:
                 f'copied any more.'
             )
         if self._thread is None or not self._thread.is_alive():
-            self._jobs = queue.SimpleQueue()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
             thread = threading.Thread(
-                target=self._run, args=(self._jobs,), name=self._name, daemon=True
+                target=self._run, args=(jobs,), name=self._name, daemon=True
             )
+            self._jobs, self._thread = jobs, thread
             try:
-                thread.start()
+                start_whole(thread, lambda: jobs.put(None))
             except RuntimeError as error:
                 raise SwapStoreError(
                     f'the thread {self._name}, which copies feature maps, cannot be '
                     f'started ({error}). Allow this process more threads.'
                 ) from error
-            self._thread = thread
         return self._thread
 
     def drain(self) -> None:
@@ -209,7 +210,8 @@ class CopyThread:
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join()
+            if self._thread.ident is not None:  # it has started
+                self._thread.join()
             self._thread = None
             self._jobs = queue.SimpleQueue()  # a thread that has died left some
 

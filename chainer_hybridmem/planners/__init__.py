@@ -133,7 +133,13 @@ def check_options(planner: str, options: dict[str, Any]) -> dict[str, Any]:
             f'Planner {planner!r} has no option {option!r}; '
             f'it has {", ".join(known) or "none"}.{hint}'
         )
-    return {option: checked(option, value) for option, value in options.items()}
+    plain = {option: checked(option, value) for option, value in options.items()}
+    if planner == 'manual' and 'actions' in plain:
+        from chainer_hybridmem.planners.manual import check_actions
+
+        chosen = check_actions(plain['actions'])
+        plain['actions'] = {pattern: what.value for pattern, what in chosen.items()}
+    return plain
 
 
 def make_plan(

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 
+from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import Candidate, Search
 from chainer_hybridmem.planners.bound import lower_bound
@@ -72,7 +73,7 @@ class Improvement:
     def start(self) -> None:
         """Begins to search, if the system gives a thread for it."""
         with contextlib.suppress(RuntimeError):
-            self._thread.start()
+            start_whole(self._thread, self._stop.set)
 
     @property
     def running(self) -> bool:

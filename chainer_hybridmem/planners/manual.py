@@ -40,7 +40,7 @@ def manual(
         OptionError: If a pattern names nothing, an action is none, or a map that
             cannot be made again is to be recomputed.
     """
-    chosen = check_actions(actions or {})
+    chosen = check_actions(actions)
     search = Search(problem, limit_bytes, barrier=False)
     action = search.fill(KEEP)
     for pattern, what in chosen.items():
@@ -53,11 +53,13 @@ def manual(
 
 
 def check_actions(actions: Any) -> dict[str, Action]:
-    """The mapping with actions for their names.
+    """The mapping with actions for their names; None is an empty one.
 
     Raises:
         OptionError: If it is no mapping, or an action has no such name.
     """
+    if actions is None:
+        return {}
     if not isinstance(actions, Mapping):
         raise OptionError(
             f'actions is {actions!r}; a mapping from patterns to actions is needed, '

@@ -356,8 +356,10 @@ def redirected(redirection, *arguments):
         ('plan', 'p.json', '--memory-limit', '45MiB', '-o', 'plan.json'),
     ],
 )
-def test_standard_output_is_closed(arguments, folder, profile):
+def test_standard_output_is_closed(arguments, folder, profile, hybridmem):
     """The work is done, nothing is complained about, and the status tells."""
+    hybridmem(*arguments)  # compiles
+    (folder / 'plan.json').unlink(missing_ok=True)
     result = redirected('>&-', *arguments)
     assert (result.returncode, result.stderr) == (141, '')
     assert not arguments[3:] or (folder / 'plan.json').exists()
@@ -366,3 +368,16 @@ def test_standard_output_is_closed(arguments, folder, profile):
 def test_standard_error_is_closed(folder, profile):
     result = redirected('2>&-', 'plan', 'missing.json', *HALF)
     assert (result.returncode, result.stdout, result.stderr) == (1, '', '')
+
+
+def test_letters_that_the_terminal_does_not_have(folder, profile, monkeypatch):
+    storages = [
+        dataclasses.replace(storage, label='Gr\u00f6\u00dfe')
+        for storage in profile.storages
+    ]
+    library.save(dataclasses.replace(profile, storages=tuple(storages)), 'g.json')
+    monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
+    arguments = ('plan', 'g.json', '--memory-limit', '45MiB', '--maps')
+    result = python('-m', 'chainer_hybridmem', *arguments)
+    assert result.returncode == 0, result.stderr
+    assert r'Gr\xf6\xdfe' in result.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import mmap
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import faulty
@@ -24,6 +25,7 @@ import chainer_hybridmem
 # isort: split
 import chainer
 
+from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.session import Session, active_session
 
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
@@ -289,6 +291,87 @@ def test_two_sessions_in_two_threads() -> None:
         runs, sorted(sessions, key=lambda s: s.limit_bytes), strict=False
     ):
         faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+def in_thread(function: Callable[[], Any]) -> BaseException | None:
+    """Runs a function in another thread; returns what it has raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(faulty.without_frames(error))
+
+    thread = threading.Thread(target=run, name='another')
+    thread.start()
+    thread.join()
+    return errors[0] if errors else None
+
+
+@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.parametrize('stage', faulty.STAGES)
+def test_a_backward_in_another_thread_is_refused(plan: str, stage: str) -> None:
+    """It is an iteration that was broken off; the next ones go on."""
+    at, options = faulty.STAGES[stage]
+
+    @contextlib.contextmanager
+    def inject(session: Session) -> Iterator[None]:
+        backward = chainer.Variable.backward
+
+        def elsewhere(variable: Any, *args: Any) -> None:
+            chainer.Variable.backward = backward
+            error = in_thread(lambda: backward(variable, *args))
+            assert type(error) is SessionError
+            assert "in thread 'MainThread'" in str(error)
+            assert "in thread 'another'" in str(error)
+            raise error
+
+        chainer.Variable.backward = elsewhere
+        try:
+            yield
+        finally:
+            chainer.Variable.backward = backward
+
+    case = faulty.stay_in_session(at, inject, **{**options, **PLANS[plan]})
+    assert type(case.inside) is SessionError
+
+
+def test_a_graph_that_outlives_its_session_belongs_to_no_thread() -> None:
+    run = faulty.Run()
+    with chainer_hybridmem.optimize(run.model, 2 * faulty.LIMIT):
+        loss = run.model(run.pictures[0], run.labels[0])
+    run.model.cleargrads()
+    assert in_thread(loss.backward) is None
+    loss = None
+    run.optimizer.update()
+    before = faulty.in_core()[1].arrays
+    for name, array in run.learnt().items():
+        assert array.tobytes() == before[name].tobytes(), name
+
+
+def test_a_session_is_left_where_it_was_entered() -> None:
+    run = faulty.Run()
+    with chainer_hybridmem.optimize(run.model, faulty.LIMIT) as session:
+        run.iterate(0)
+        for way in (lambda: session.__exit__(None, None, None), session.__enter__):
+            error = in_thread(way)
+            assert type(error) is SessionError, way
+            assert "in thread 'MainThread'" in str(error)
+            assert active_session() is session
+        run.iterate(1)
+        session.finish_iteration()
+        assert session.iterations == 2
+    faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+def test_training_in_another_thread_is_told() -> None:
+    run, told = faulty.Run(), io.StringIO()
+    with pytest.warns(UserWarning, match='no iteration was seen') as warned:
+        with chainer_hybridmem.optimize(run.model, faulty.LIMIT, progress=told):
+            assert in_thread(lambda: run.iterate(0)) is None
+    assert "'MainThread', which entered it" in told.getvalue()
+    assert warned[0].filename == __file__
 
 
 def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -163,6 +164,62 @@ def test_ctrl_c_while_a_session_ends(ended: bool) -> None:
     for injection in chosen_places(counting):
         case = begin_and_end(Interruption(), injection, ended)
         assert injection.happened and (case.error or injection.ignored), injection.place
+
+
+class WhileStarting:
+    """Ctrl-C when a thread of ours runs, and who has started it does not know yet."""
+
+    def __init__(self, signals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happened = False
+        self._signals = signals
+        self._monkeypatch = monkeypatch
+
+    @contextlib.contextmanager
+    def __call__(self, session: Session) -> Iterator[None]:
+        begin = threading._start_new_thread  # type: ignore[attr-defined]
+
+        def interrupted(function: Any, *args: Any) -> Any:
+            number = begin(function, *args)
+            thread = function.__self__
+            if thread.name.startswith('hybridmem') and not self.happened:
+                self.happened = True
+                assert thread._started.wait(10)
+                for _ in range(self._signals):
+                    signal.raise_signal(signal.SIGINT)
+            return number
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(threading, '_start_new_thread', interrupted)
+            yield
+
+
+@pytest.mark.parametrize('signals', [1, 2])
+@pytest.mark.parametrize(
+    'at, options',
+    [(0, faulty.PLAN), (0, faulty.CROSSING), (5, {'improve': True})],
+    ids=['copies', 'crossing', 'improvement'],
+)
+def test_ctrl_c_while_a_thread_starts(
+    signals: int, at: int, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread is left that nobody knows of."""
+    injection = WhileStarting(signals, monkeypatch)
+
+    @contextlib.contextmanager
+    def inject(session: Session) -> Iterator[None]:
+        with injection(session):
+            yield
+
+    case = faulty.leave_session(at, inject, **options)
+    assert injection.happened
+    assert interrupted_by(case.error)
+
+
+def interrupted_by(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is the error or what led to it."""
+    while error is not None and type(error) is not KeyboardInterrupt:
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:

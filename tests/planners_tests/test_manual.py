@@ -10,7 +10,7 @@ import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.plan import Action
-from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners import check_options, make_plan
 
 MIB = toys.MIB
 LIMIT = '1GiB'
@@ -51,6 +51,21 @@ def test_the_plan_says_what_it_was_told(profile):
     assert plan.options == {'actions': told}
     assert json.loads(plan.to_json())['options']['actions'] == told
     assert plan.count(Action.KEEP) == 1
+
+
+@pytest.mark.parametrize('wrong', [3, 0, '', [], False, 'swap', [('*', 'swap')]])
+def test_actions_are_a_mapping(wrong, profile):
+    with pytest.raises(OptionError, match='a mapping from patterns to actions'):
+        actions(profile, wrong)
+    with pytest.raises(OptionError, match='a mapping from patterns to actions'):
+        check_options('manual', {'actions': wrong})
+
+
+def test_actions_are_checked_before_anything_is_recorded():
+    with pytest.raises(OptionError, match="'\\*' is 'swop'"):
+        check_options('manual', {'actions': {'*': 'swop'}})
+    chosen = check_options('manual', {'actions': {'*': 'swap'}})
+    assert chosen == {'actions': {'*': 'swap'}}
 
 
 def test_what_does_not_fit_is_refused(profile):

@@ -481,13 +481,66 @@ def test_operations_of_another_profile(change, reason, folder):
     refused(folder, reason)
 
 
+def owned_by_another(look: Any) -> Any:
+    """What the system tells of a file, but that its owner is another user."""
+
+    def changed(*args: Any, **options: Any) -> Any:
+        status = look(*args, **options)
+        return os.stat_result((*status[:4], status.st_uid + 1, *status[5:]))
+
+    return changed
+
+
+def test_files_of_another_user_are_ignored(folder, monkeypatch):
+    log = io.StringIO()
+    session = chainer_hybridmem.optimize(
+        Net(), LIMIT, PLANNER, cache_dir=folder, progress=log
+    )
+    assert len(session._cache.load()) == 1
+    user = os.geteuid()
+    monkeypatch.setattr(os, 'geteuid', lambda: user + 1)
+    log.truncate(0)
+    assert session._cache.load() == [] and not log.getvalue()
+
+
+@pytest.mark.parametrize('mode', [0o777, 0o1777, 0o702, 0o707])
+def test_a_folder_that_everybody_may_write_in_is_refused(mode, tmp_path):
+    tmp_path.chmod(mode)
+    with pytest.raises(
+        OptionError, match=rf'{tmp_path}.*\(mode {mode:o}\): .*chmod o-w'
+    ):
+        chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
+    with pytest.raises(OptionError, match='chmod'):
+        chainer_hybridmem.HybridMemory(LIMIT, cache_dir=tmp_path)
+    chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path / 'in_it')
+
+
+@pytest.mark.parametrize('mode', [0o700, 0o755, 0o775, 0o2770])
+def test_a_folder_that_its_group_may_write_in_is_used(mode, tmp_path):
+    tmp_path.chmod(mode)
+    chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    mine = os.stat(tmp_path).st_uid
+    monkeypatch.setattr(os, 'stat', owned_by_another(os.stat))
+    with pytest.raises(OptionError, match=f'belongs to user {mine + 1} .mode 700.'):
+        chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
+
+
+def test_a_folder_of_root_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
+    monkeypatch.setattr('chainer_hybridmem.plan_cache.ROOT', os.stat(tmp_path).st_uid)
+    chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
+
+
 @pytest.mark.parametrize('kind', ['link', 'pipe', 'folder', 'writable', 'foreign'])
 def test_files_that_are_not_this_users_alone(kind, folder, monkeypatch):
     path = only_file(folder)
     if kind == 'writable':
         path.chmod(0o620)
     elif kind == 'foreign':
-        monkeypatch.setattr(os, 'geteuid', lambda: path.stat().st_uid + 1)
+        monkeypatch.setattr(os, 'fstat', owned_by_another(os.fstat))
     else:
         path.rename(folder / 'moved')
         if kind == 'link':

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import io
 import os
 import signal
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem import compiling
 from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
@@ -349,3 +351,37 @@ def test_sessions_one_after_the_other_leave_nothing(tmp_path):
         gc.collect()
         before = before or left_behind()
     assert left_behind() == before
+
+
+def test_a_session_that_has_ended_is_not_entered_again(model):
+    session = hybridmem.optimize(model, LIMIT)
+    for _ in range(2):
+        if session._ended:
+            with pytest.raises(SessionError, match='has ended .* make another one'):
+                session.__enter__()
+        else:
+            with session:
+                pass
+        assert_nothing_installed()
+
+
+def test_a_session_that_is_entered_twice_goes_on(model):
+    with hybridmem.optimize(model, LIMIT) as session:
+        with pytest.raises(SessionError, match='already active in this thread'):
+            session.__enter__()
+        assert numpy_memory.installed()
+        loss = model(*networks.batches(1)[0])
+        model.cleargrads()
+        loss.backward()
+        session.finish_iteration()
+    assert session.iterations == 1
+
+
+def test_a_session_tells_who_waits_for_a_compiler(model):
+    told = io.StringIO()
+    with hybridmem.optimize(model, LIMIT, progress=told):
+        compiling._tellers[-1]('compiling')
+    assert told.getvalue() == 'hybridmem: compiling\n'
+    assert not compiling._tellers
+    with hybridmem.optimize(model, LIMIT):
+        assert not compiling._tellers

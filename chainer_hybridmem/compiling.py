@@ -1,0 +1,56 @@
+"""Tells people who wait that functions are compiled, as on the first run on a machine.
+
+This module imports no compiler: :mod:`.jit` tells it when one is at work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LEAST_SECONDS = 0.5  # of compiling; what takes less is not worth a line
+MESSAGE = (
+    'compiling, which takes a minute or so on the first run after an installation; '
+    'later runs find the result'
+)
+_tellers: list[Callable[[str], None]] = []  # the last one is told
+
+
+@contextmanager
+def told(tell: Callable[[str], None]) -> Iterator[None]:
+    """A context in which a long compilation is told, in one line.
+
+    Args:
+        tell: Takes the line.
+    """
+    _tellers.append(tell)
+    try:
+        yield
+    finally:
+        _tellers.remove(tell)
+
+
+class Stopwatch:
+    """How long this process has been compiling; tells it once if that is long."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._began = self._seconds = 0.0
+        self._told = False
+
+    def begin(self) -> None:
+        """A function is about to be compiled, perhaps for one that is being so."""
+        if not self._depth:
+            self._began = time.perf_counter()
+        self._depth += 1
+        seconds = self._seconds + time.perf_counter() - self._began
+        if seconds >= LEAST_SECONDS and _tellers and not self._told:
+            self._told = True
+            _tellers[-1](MESSAGE)
+
+    def end(self) -> None:
+        """It is compiled."""
+        self._depth -= 1
+        if not self._depth:
+            self._seconds += time.perf_counter() - self._began
