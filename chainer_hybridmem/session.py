@@ -533,7 +533,6 @@ class Session(chainer.FunctionHook):
             self._splitter.prepare(function)
             self._executor.restore_maps(function)
             return
-        graph.add_local_hook(function, self._guard)
         if self._depth and graph.backward_runs():
             self._nested_forward(function)
             self._splitter.prepare(function)
@@ -654,6 +653,8 @@ class Session(chainer.FunctionHook):
         if graph.is_unfinished(function):
             return
         self._executor.complete(k, function)
+        if self._executor.maps_of(function):  # which another thread would miss
+            graph.add_local_hook(function, self._guard)
         if self._instruments.recorder is not None and k >= 0:
             self._instruments.recorder.forward_complete(k, function)
 
