@@ -233,6 +233,7 @@ class Regime(chainer.FunctionHook):
         """Finds out how a function's products can be made again."""
         assert last.inputs is not None
         if not trust.may_replay(function):
+            self.counts['untrusted'] += 1
             return
         device, executor = self.device, self._executor
         owns, identify = device.owns, device.allocation_id

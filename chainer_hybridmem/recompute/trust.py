@@ -32,7 +32,7 @@ _CALLS_THE_PROGRAM = (Forget,)
 # Their values never run code of the program.
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, slice, type, type(None), type(Ellipsis)),
-    *(np.generic, np.dtype, np.ndarray, types.BuiltinFunctionType),
+    *(np.generic, np.dtype, np.ndarray, types.BuiltinFunctionType, types.ModuleType),
 )
 _declared: weakref.WeakSet[type] = weakref.WeakSet()
 
