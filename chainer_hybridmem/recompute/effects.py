@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ from chainer_hybridmem.devices.bits import fingerprint
 
 MOST_DEPTH = 12  # of attributes of attributes
 MOST_VALUES = 10_000  # looked at for one function or model
+_NOT_FOLLOWED = (
+    *(type, types.ModuleType, types.FunctionType),
+    *(chainer.Variable, chainer.variable.VariableNode),
+)
 _GENERATORS = (np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 
 
@@ -83,8 +88,10 @@ def _inside(
     elif isinstance(value, dict):
         yield f'{name}, keys', [str(key) for key in value]
         parts = value.items()
-    elif isinstance(value, (chainer.Variable, chainer.variable.VariableNode, type)):
+    elif isinstance(value, _NOT_FOLLOWED):
         return
+    elif isinstance(value, types.MethodType):
+        yield from _reached(name, value.__self__, seen, depth)
     elif hasattr(value, '__dict__') and not callable(getattr(value, '__get__', None)):
         private = graph.FRAMEWORK
         parts = [part for part in vars(value).items() if part[0] not in private]

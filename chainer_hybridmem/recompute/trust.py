@@ -31,8 +31,9 @@ _PACKAGE = 'chainer'
 _CALLS_THE_PROGRAM = (Forget,)
 # Their values never run code of the program.
 _PLAIN = (
-    *(bool, int, float, complex, str, bytes, slice, type, type(None), type(Ellipsis)),
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range),
     *(np.generic, np.dtype, np.ndarray, types.BuiltinFunctionType, types.ModuleType),
+    *(type, weakref.ref),
 )
 _declared: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -136,4 +137,4 @@ def _is_harmless(value: Any) -> bool:
     if callable(value):
         module = getattr(value, '__module__', None) or ''
         return module.partition('.')[0] in (_PACKAGE, 'numpy', 'cupy')
-    return _is_of_chainer(type(value)) or isinstance(value, weakref.ref)
+    return _is_of_chainer(type(value))

@@ -15,7 +15,7 @@ import chainer
 import chainer.functions as F
 
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
-from chainer_hybridmem.recompute import trust
+from chainer_hybridmem.recompute import effects, trust
 
 ITERATIONS = 9
 PLANNERS = ['checkpoint-speed', 'in-core']
@@ -190,9 +190,7 @@ def test_a_wrong_declaration_is_found_in_the_trial(program, what, data):
     class Wrong(program):
         def forward(self, x, t):
             h = F.sigmoid(self.conv(x))
-            function = Declared(self.factor)
-            function.link = self
-            (h,) = function.apply((h,))
+            (h,) = Declared(self.factor).apply((h,))
             return F.softmax_cross_entropy(self.last(F.tanh(F.sigmoid(h))), t)
 
     with pytest.raises(SessionError, match=f'again has changed .*{what}'):
@@ -255,10 +253,22 @@ def test_chainers_settings_are_those_of_forward(planner, data):
         F.normalization.batch_normalization.BatchNormalization(2e-5, None, None, 0.9),
         F.array.get_item.GetItem((slice(None), ..., 3)),
         F.math.basic_math.PowVarConst(2),
+        F.array.split_axis.SplitAxis(2, 1),
+        F.math.tensordot.TensorDot(2),
+        F.loss.hinge.Hinge(),
+        F.rnn.tree_lstm.TreeLSTM(),
     ],
 )
 def test_chainers_own_functions_are_trusted(function):
-    assert trust.may_replay(function)
+    old_style = isinstance(function, chainer.Function)
+    assert trust.may_replay(function.node if old_style else function)
+
+
+def test_modules_are_not_looked_into():
+    function = F.array.split_axis.SplitAxis(2, 1)
+    function.forward((np.zeros((4, 4), 'f'),))
+    reached = effects.surroundings([('SplitAxis', function)])
+    assert 'SplitAxis/axis' in reached and len(reached) < 20
 
 
 def test_what_calls_the_program_is_not():
