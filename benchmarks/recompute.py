@@ -131,7 +131,7 @@ class Forms:
             inputs = tuple(
                 made[n] if n in made else graph.node_array(n) for n in function.inputs
             )
-            outputs = graph.pristine(copy).forward(inputs)
+            outputs = copy.copied().forward(inputs)
             made = {function.outputs[0](): outputs[0]}
         return outputs
 

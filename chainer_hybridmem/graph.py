@@ -386,6 +386,10 @@ class Pristine:
     function: Any
     settings: dict[str, Any]
 
+    def copied(self) -> Any:
+        """Another copy, which may run."""
+        return _copy(self.function)
+
 
 _settings: dict[str, Any] = {}  # the last ones, which most functions share
 
@@ -448,7 +452,7 @@ def replay(
     Returns:
         Output arrays and the object with the attributes.
     """
-    clone = _copy(before.function)
+    clone = before.copied()
     settings = {**before.settings, 'in_recomputing': True, 'enable_backprop': False}
     owner = target(clone)
     if owner is not clone:
