@@ -347,31 +347,30 @@ class LiveMap:
         False where that is not certain. A copy under way has it as well.
         """
         arrays: dict[int, Array] = {}
-        places: dict[int, set[object]] = {}
+        places: dict[int, set[object]] = {}  # of the graph, that refer to each array
         for slot in self.slots:
             array = slot.get()
             if array is not None:
                 arrays[id(array)] = array
                 places.setdefault(id(array), set()).add(slot.place)
-        array = None
-        views: dict[int, int] = {}
+        array = None  # every reference counts
         roots: dict[int, Root] = {}
+        known: dict[int, int] = {}  # references to each root
         for key in arrays:
-            roots[key] = self._device.root(arrays[key])
-            if roots[key] is not arrays[key]:
+            root = self._device.root(arrays[key])
+            if id(root) not in roots:
+                roots[id(root)] = root
+                known[id(root)] = int(self._transfer is not None)
+            if root is arrays[key]:
+                known[id(root)] += 1 + len(places[key])  # 1: in `arrays`
+            else:
+                known[id(root)] += 1  # of the view
                 if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
                     return False
-                views[id(roots[key])] = views.get(id(roots[key]), 0) + 1
-        for key in roots:
-            identity = id(roots[key])
-            same = sum(id(other) == identity for other in roots.values())
-            expected = _REFERENCES - 1 + same + views.get(identity, 0)
-            expected += self._transfer is not None
-            if identity in arrays:
-                expected += 1 + len(places[identity])
-            if sys.getrefcount(roots[key]) != expected:
-                return False
-        return True
+        root = None
+        return all(
+            sys.getrefcount(roots[key]) == _REFERENCES + known[key] for key in roots
+        )
 
     @property
     def watched(self) -> bool:
