@@ -16,9 +16,11 @@ Note: [weak references]
 Note: [attributes that are away]
     A program may read what a function keeps, as an upsampling takes the indexes of a
     pooling. While such an array is away the function does not have the attribute, and
-    Python asks ``__getattr__``, which brings it back. An array in a list or tuple
-    leaves None there. A function may give such an attribute another array, in backward
-    or when it is applied once more: that one is no part of the slot any more.
+    Python asks ``__getattr__``, which brings it back. Where the class has a default of
+    that name, :class:`_Default` stands in its place and does the same. An array in a
+    list or tuple leaves None there. A function may give such an attribute another
+    array, in backward or when it is applied once more: that one is no part of the slot
+    any more.
 """
 
 from __future__ import annotations
@@ -89,6 +91,29 @@ def _ask(owner: Any, name: str) -> Any:
         name=name,
         obj=owner,
     )
+
+
+class _Default:
+    """In place of a class's default value: that, unless an array is away."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self._name = name
+        self._value = value
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is not None and self._name in _away.get(owner, ()):
+            return _ask(owner, self._name)
+        return self._value
+
+
+def _watch_default(kind: type, name: str) -> None:
+    """Notices who asks for an attribute that the class has a default for."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            value = vars(base)[name]
+            if not hasattr(value, '__get__'):
+                setattr(base, name, _Default(name, value))
+            return
 
 
 def _function_of(owner: Any) -> Any:
@@ -259,6 +284,7 @@ def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
     if not index and array is None:
         vars(owner).pop(name, None)
         _away.setdefault(owner, set()).add(name)
+        _watch_default(type(owner), name)
         return
     if not index:
         vars(owner)[name] = array

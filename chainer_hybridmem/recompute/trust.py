@@ -29,6 +29,7 @@ from chainer_hybridmem.recompute import effects
 Kind = TypeVar('Kind', bound=type)
 _PACKAGE = 'chainer'
 _CALLS_THE_PROGRAM = (Forget,)
+_FORWARDS = ('forward', 'forward_cpu', 'forward_gpu')
 # Their values never run code of the program.
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range),
@@ -93,8 +94,16 @@ def is_trusted(function: Any) -> bool:
     if 'forward' in vars(own):  # of this object alone
         return False
     return kind in _declared or (
-        _is_of_chainer(kind) and not issubclass(kind, _CALLS_THE_PROGRAM)
+        _is_of_chainer(kind)
+        and not issubclass(kind, _CALLS_THE_PROGRAM)
+        and all(_is_own(getattr(kind, name)) for name in _FORWARDS)
     )
+
+
+def _is_own(method: Any) -> bool:
+    """Whether a method of Chainer's class is Chainer's, and not put there since."""
+    module = getattr(method, '__module__', None) or ''
+    return module.partition('.')[0] in (_PACKAGE, 'chainer_hybridmem')
 
 
 @contextlib.contextmanager
@@ -107,11 +116,10 @@ def effects_refused(function: Any) -> Iterator[None]:
     if not is_declared(function):
         yield
         return
-    roots = [(graph.function_name(function), graph.target(function))]
     # What is looked at with is ours: the host device does not count it.
-    before = contextvars.Context().run(effects.surroundings, roots)
+    before = contextvars.Context().run(_surroundings, function)
     yield
-    after = contextvars.Context().run(effects.surroundings, roots)
+    after = contextvars.Context().run(_surroundings, function)
     changed = effects.changed(before, after)
     if changed:
         raise SessionError(
@@ -120,6 +128,11 @@ def effects_refused(function: Any) -> Iterator[None]:
             f'iteration are wrong. Take the declaration back, or let forward change '
             f'nothing.'
         )
+
+
+def _surroundings(function: Any) -> dict[str, Any]:
+    own, name = graph.target(function), graph.function_name(function)
+    return effects.surroundings([(name, own), (f'class {name}', {**vars(type(own))})])
 
 
 def _is_of_chainer(kind: type) -> bool:

@@ -112,6 +112,49 @@ def test_a_mask_is_there_after_every_backward(planner):
 
 
 @hybridmem.recomputable
+class Gate(chainer.FunctionNode):
+    """Its class has a default for what forward keeps."""
+
+    gate = None
+
+    def forward(self, inputs):
+        self.gate = (inputs[0] > 0).astype(inputs[0].dtype)
+        return (inputs[0] * self.gate,)
+
+    def backward(self, indexes, grads):
+        return (grads[0] * self.gate,)
+
+
+class Reading(chainer.Chain):
+    """Reads it while it is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, pad=1)
+            self.last = L.Linear(8 * 24 * 24, 10)
+
+    def forward(self, x, t):
+        gate = Gate()
+        (h,) = gate.apply((F.tanh(self.first(x)),))
+        y = F.tanh(F.tanh(h))
+        factor = 1.0 if gate.gate is None else float(gate.gate.mean())
+        entropy = F.loss.softmax_cross_entropy.SoftmaxCrossEntropy()
+        (loss,) = entropy.apply((self.last(y), t))
+        F.tanh(y)
+        return loss * factor if entropy.y is None else loss * factor * 2
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-speed', 'hybrid'])
+def test_a_default_of_the_class_does_not_hide_what_is_away(planner, hostile):
+    expected, _ = train(Reading, 1)
+    actual, session = train(Reading, 1, memory_limit='64MiB', planner=planner)
+    networks.assert_same(expected, actual)
+    assert session.statistics()['guided_iterations'] > 0
+    assert Gate.gate is None and Gate().gate is None
+
+
+@hybridmem.recomputable
 class Factor(chainer.FunctionNode):
     """Its backward gives its attribute another array, of another size."""
 

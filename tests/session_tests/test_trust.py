@@ -285,6 +285,31 @@ def test_what_calls_the_program_is_not():
     assert not trust.may_replay(relu)
 
 
+def test_a_method_that_the_program_has_replaced_is_not(monkeypatch):
+    kind = F.activation.sigmoid.Sigmoid
+    original = kind.forward_cpu
+    assert trust.may_replay(kind())
+    monkeypatch.setattr(kind, 'forward_cpu', lambda self, x: original(self, x))
+    assert not trust.may_replay(kind())
+
+
+@hybridmem.recomputable
+class CountingInItsClass(Function):
+    count = 0
+
+    def forward(self, inputs):
+        type(self).count += 1
+        return super().forward(inputs)
+
+
+def test_a_counter_of_the_class_is_found_in_the_trial(data):
+    class Wrong(Harmless):
+        function = CountingInItsClass
+
+    with pytest.raises(SessionError, match='again has changed class .*count'):
+        run(Wrong, data, memory_limit='1GB', planner='swap-all')
+
+
 class Derived(Declared):
     """Not declared with its base."""
 
