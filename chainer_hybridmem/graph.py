@@ -13,6 +13,11 @@ Note: [weak references]
     Slots hold their owners weakly: whoever keeps a function node keeps the
     whole graph, and with it every feature map.
 
+Note: [other arrays]
+    The program may give a variable another array (``h.array = …``), which Chainer then
+    puts into the node that retains it. That array is no part of a slot any more. While
+    the former one is away, Chainer would take the node for one that retains nothing.
+
 Note: [attributes that are away]
     A program may read what a function keeps, as an upsampling takes the indexes of a
     pooling. While such an array is away the function does not have the attribute, and
@@ -38,6 +43,7 @@ from typing import Any
 import chainer
 from chainer import _backprop_utils
 from chainer.graph_optimizations.static_graph import StaticScheduleFunction
+from chainer.variable import VariableNode
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.errors import SessionError
@@ -185,6 +191,41 @@ def is_unfinished(function: Any) -> bool:
     return function is None or function.inputs is None
 
 
+@dataclasses.dataclass(slots=True)
+class _Content:
+    """What a session has found in a node, or has put there; see [other arrays].
+
+    Attributes:
+        array (weakref or None): None while it is away.
+    """
+
+    array: weakref.ref[Any] | None
+
+
+_contents: weakref.WeakKeyDictionary[Any, _Content] = weakref.WeakKeyDictionary()
+
+
+def _content_of(node: Any) -> _Content:
+    """Of a node that retains an array now: a new one if that is another array."""
+    if vars(VariableNode)['_update_data_info'] is not _take_over:
+        VariableNode._update_data_info = _take_over
+    content = _contents.get(node)
+    if content is None or content.array is None or content.array() is not node._data:
+        content = _contents[node] = _Content(weakref.ref(node._data))
+    return content
+
+
+def _take_over(node: Any, array: Array | None) -> None:
+    """``VariableNode._update_data_info``: a variable has another array."""
+    content = _contents.get(node)
+    if content is not None and content.array is None and node._data is None:
+        node._data = array
+    _chainers_update(node, array)
+
+
+_chainers_update = VariableNode._update_data_info
+
+
 class SlotRef:
     """A live slot: its owner (weakly), and how the array looks at its storage.
 
@@ -193,13 +234,16 @@ class SlotRef:
         view (View): Layout of the array in its allocation.
     """
 
-    __slots__ = ('_array', '_owner', 'slot', 'view')
+    __slots__ = ('_array', '_content', '_owner', 'slot', 'view')
 
     def __init__(self, slot: Slot, owner: Any, view: View) -> None:
         self.slot = slot
         self.view = view
         self._owner = weakref.ref(owner)
         self._array: weakref.ref[Any] | None = None  # of an attribute that is there
+        self._content: _Content | None = None  # of a node
+        if slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT) and owner._data is not None:
+            self._content = _content_of(owner)
         if slot.kind is SlotKind.ATTRIBUTE:
             self._array = weakref.ref(read_attribute(owner, str(slot.key)))
 
@@ -241,8 +285,10 @@ class SlotRef:
             if not self.replaced():
                 _put_attribute(owner, str(key), array)
                 self._array = None if array is None else weakref.ref(array)
-        else:
+        elif not self.replaced():
             owner._data = array  # Note: [private data]
+            if self._content is not None:
+                self._content.array = None if array is None else weakref.ref(array)
 
     def get(self) -> Array | None:
         """The array in the slot; None if it is cleared or its owner dead."""
@@ -256,17 +302,26 @@ class SlotRef:
         if kind is SlotKind.ATTRIBUTE:
             array = _present_attribute(owner, str(key))
             return None if self.replaced() else array
-        return owner._data
+        return None if self.replaced() else owner._data
 
     def replaced(self) -> bool:
-        """Whether the owner has another array; see [attributes that are away]."""
+        """Whether the owner has another array; see [other arrays]."""
         owner = self._owner()
-        if owner is None or self.slot.kind is not SlotKind.ATTRIBUTE:
+        if owner is None or self.slot.kind is SlotKind.RETAINED:
             return False
+        if self.slot.kind is not SlotKind.ATTRIBUTE:
+            return self._content is not None and self._has_other(owner, self._content)
         array = _present_attribute(owner, str(self.slot.key))
         if self._array is None:
             return array is not None
         return array is None or array is not self._array()
+
+    @staticmethod
+    def _has_other(node: Any, content: _Content) -> bool:
+        if _contents.get(node) is not content:
+            return True
+        known = None if content.array is None else content.array()
+        return node._data is not None and node._data is not known
 
     def alive(self) -> bool:
         """Whether the owner is still part of a graph."""

@@ -188,8 +188,9 @@ def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
 
 def is_parameter(node: Any) -> bool:
     """Whether a reference of the graph is that of a parameter's own node."""
-    variable = getattr(node, 'get_variable_or_none', lambda: None)()
-    return isinstance(variable, chainer.Parameter)
+    if not isinstance(node, chainer.variable.VariableNode):
+        return False
+    return isinstance(node.get_variable_or_none(), chainer.Parameter)
 
 
 def _come_home(holder: Any) -> None:

@@ -642,9 +642,14 @@ class Executor:
         return self._by_function.get(function) or []
 
     def rewritten(self, allocation: int) -> bool:
-        """Whether the program has written into a map that it has let go of since."""
+        """Whether the program has changed a map whose memory does not tell it.
+
+        It has let go of that since, or has given the variable another array.
+        """
         live = self._by_allocation.get(allocation)
-        return live is not None and live.rewritten
+        if live is None:
+            return False
+        return live.rewritten or any(s.node and s.replaced() for s in live.slots)
 
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""

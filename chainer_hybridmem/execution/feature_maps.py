@@ -322,7 +322,8 @@ class LiveMap:
             held, final = self._held(), self._final
             if held is None:
                 self._arrived(root)
-                return not final or self.prints() == final
+                now = self.prints().items() if final else ()
+                return all(final.get(view, value) == value for view, value in now)
             self._return(held)
         return True
 

@@ -11,7 +11,7 @@ import chainer
 import chainer.functions as F
 
 from chainer_hybridmem import graph
-from chainer_hybridmem.errors import SessionError, SwapStoreError
+from chainer_hybridmem.errors import SessionError, SwapStoreError, VerificationError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.profile import Slot, SlotKind
 
@@ -72,6 +72,22 @@ class Both(AfterForward):
         y.array[...] = -y.array
 
 
+class AnotherArray(Writing):
+    """Writes nothing: the variable gets another array, and chainer passes it on."""
+
+    def afterwards(self, h, y):
+        h.array = h.array * np.float32(0.5)
+
+
+class AnotherArrayForTheNode(Writing):
+    def amid(self, h, y):
+        h.data = h.data * np.float32(0.5)
+
+    def afterwards(self, h, y):
+        y.node.data = y.array * np.float32(0.5)
+
+
+REPLACED = [AnotherArray, AnotherArrayForTheNode]
 PROGRAMS = [AfterForward, BetweenFunctions, OneElement, ThroughAView, Both]
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed']
 
@@ -88,6 +104,31 @@ def test_what_the_program_writes_is_what_backward_reads(
     )
     networks.assert_same(expected, result)
     assert session.statistics()['guided_iterations'] > 5
+
+
+@pytest.mark.parametrize('program', REPLACED)
+@pytest.mark.parametrize('begins_at', [0, LATE])
+@pytest.mark.parametrize('planner', [*PLANNERS, 'checkpoint-sqrt'])
+def test_another_array_is_what_backward_reads(
+    program, begins_at, planner, data, hostile
+):
+    """Or there is one clear error, where a map was to be recomputed from it."""
+
+    class Late(program):
+        pass
+
+    Late.begins_at = begins_at
+    expected = networks.train(Late, data)[0]
+    limit = '1GB' if planner in networks.BLIND else 1_700_000
+    options = {'memory_limit': limit, 'planner': planner, 'verify': True}
+    try:
+        result, _ = networks.train(Late, data, **options)
+    except (SessionError, VerificationError) as error:
+        assert planner.startswith('checkpoint')
+        told = 'has been changed in place', 'not as forward has made it'
+        assert any(part in str(error) for part in told)
+    else:
+        networks.assert_same(expected, result)
 
 
 @pytest.mark.parametrize('program', PROGRAMS)
