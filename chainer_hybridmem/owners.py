@@ -78,10 +78,17 @@ class Owner:
 
     def unwatch(self) -> None:
         """The array is there to stay."""
-        away = self._holder.__dict__.get(_AWAY, {})
-        if away.pop(self.label, None) is not None and not away:
-            self._holder.__class__ = type(self._holder).__bases__[0]
-            del self._holder.__dict__[_AWAY]
+        away = self._holder.__dict__.get(_AWAY)
+        if away is None:
+            return
+        away.pop(self.label, None)
+        if away:
+            return
+        # An interrupt may have come between any two of these lines.
+        kind = type(self._holder)
+        if _AWAY in vars(kind):
+            self._holder.__class__ = kind.__bases__[0]
+        self._holder.__dict__.pop(_AWAY, None)
 
 
 class ParameterOwner(Owner):
@@ -217,7 +224,7 @@ def _away_class(kind: type, field: str) -> type:
 
         return method
 
-    names: dict[str, Any] = {field: property(fetch, store)}
+    names: dict[str, Any] = {field: property(fetch, store), _AWAY: None}
     for name in ('__copy__', '__deepcopy__', '__reduce_ex__'):
         if hasattr(kind, name):
             names[name] = copied(name)

@@ -84,9 +84,9 @@ class PersistentMap(LiveMap):
             assert self._transfer is not None
             with contextlib.suppress(SwapStoreError):  # the array is still here
                 self._device.wait(self._transfer)
-            self._transfer = None
-            self.state = State.RESIDENT
             self._owner.unwatch()
+            self.state = State.RESIDENT
+            self._transfer = None
 
     def start_swap_in(self) -> int:
         """See :class:`LiveMap`.
