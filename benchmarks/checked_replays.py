@@ -21,7 +21,7 @@ import common
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.execution import feature_maps
 
-PLANNERS = {'hybrid': 0.55, 'superneurons': 0.55, 'checkpoint-speed': 1.0}
+PLANNERS = {'hybrid': 0.65, 'superneurons': 0.65, 'checkpoint-speed': 1.0}
 WARM_UP = 3  # iterations before the first plan
 
 
