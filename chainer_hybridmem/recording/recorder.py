@@ -9,7 +9,6 @@ before the next one: what Chainer and the user do in between belongs to it.
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import time
 import weakref
@@ -89,7 +88,7 @@ class Recorder:
             releasable after its last use.
 
     Attributes:
-        untrusted (Counter): Names of functions that may not be run again.
+        untrusted (set of str): Names of functions that may not be run again.
         spans (list): Functions tried in parts: raw events from when they begin to when
             they end, and what was found out, storages missing.
     """
@@ -120,7 +119,7 @@ class Recorder:
         )
         self._chains: list[tuple[Any, list[Any]]] = []
         self._walker: Any = Walker(device) if trial else None
-        self.untrusted: collections.Counter[str] = collections.Counter()
+        self.untrusted: set[str] = set()
         self.spans: list[tuple[int, int, Sequence[Split]]] = []
         device.start_events()
         self.initial_bytes = device.used_bytes
@@ -212,7 +211,8 @@ class Recorder:
             return array
 
         if not trust.may_replay(function):
-            self.untrusted[graph.function_name(function)] += 1
+            self.untrusted.add(graph.function_name(function))
+            self._forget_chains()
             return
         for functions in passes.candidates(function):
             if not all(other in self._positions for other in functions):
