@@ -22,10 +22,12 @@ Note: [attributes that are away]
     A program may read what a function keeps, as an upsampling takes the indexes of a
     pooling. While such an array is away the function does not have the attribute, and
     Python asks ``__getattr__``, which brings it back. Where the class has a default of
-    that name, :class:`_Default` stands in its place and does the same. An array in a
-    list or tuple leaves None there. A function may give such an attribute another
-    array, in backward or when it is applied once more: that one is no part of the slot
-    any more.
+    that name, :class:`_Default` stands in its place and does the same. A list or tuple
+    is away while any of its arrays is; who else has it keeps them. A class that answers
+    for its attributes itself would not ask: what it keeps stays. A function may give
+    such an attribute another array, in backward or when it is applied once more: that
+    one is no part of the slot any more. ``VariableNode.data`` brings back what a node
+    retains, except for the loops of backward, which read it before any hook runs.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import inspect
 import sys
 import types
 import weakref
@@ -41,7 +44,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
-from chainer import _backprop_utils
+from chainer import _backprop, _backprop_utils
 from chainer.graph_optimizations.static_graph import StaticScheduleFunction
 from chainer.variable import VariableNode
 
@@ -58,12 +61,29 @@ FRAMEWORK = frozenset(
 )
 
 
-# Of the functions of which attributes are away: their names.
-_away: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-# What brings them back: (function, names).
-_watchers: weakref.WeakKeyDictionary[
-    Any, weakref.WeakMethod[Callable[[Any, tuple[str, ...]], None]]
-] = weakref.WeakKeyDictionary()
+BringBack = weakref.WeakMethod[Callable[[Any, tuple[str, ...]], None]]
+
+
+@dataclasses.dataclass(slots=True)
+class _Elements:
+    """A list or tuple that is away, because some of its arrays are.
+
+    Attributes:
+        values (list or tuple): With None in place of these.
+        missing (set of int): Their indexes.
+    """
+
+    values: Any
+    missing: set[int]
+
+
+# What is away of functions, by attribute; None for a single array.
+_away: weakref.WeakKeyDictionary[Any, dict[str, _Elements | None]] = (
+    weakref.WeakKeyDictionary()
+)
+# What brings back attributes of a function, or what a node retains (no names).
+_watchers: weakref.WeakKeyDictionary[Any, BringBack] = weakref.WeakKeyDictionary()
+_RETAINED = '_retained_output_data'
 
 
 def target(function: Any) -> Any:
@@ -71,25 +91,54 @@ def target(function: Any) -> Any:
     return vars(function).get('_function') or function
 
 
-def watch(owner: Any, bring_back: Callable[[Any, tuple[str, ...]], None]) -> None:
+def watch(owner: Any, bring_back: BringBack) -> None:
     """See [attributes that are away].
 
     Args:
-        owner: The object with the attributes.
-        bring_back: A method: restores attributes of a function; referred to weakly.
+        owner: A function, the wrapped old-style function, or a node.
+        bring_back: Restores attributes of a function by name, or what a node retains.
     """
     if vars(chainer.FunctionNode).get('__getattr__') is not _ask:
         for kind in (chainer.FunctionNode, chainer.Function):
             kind.__getattr__ = _ask
-    _watchers[owner] = weakref.WeakMethod(bring_back)
+        VariableNode.data = VariableNode.data.getter(_node_data)
+    _watchers[owner] = bring_back
+
+
+def _bring_back(owner: Any, *names: str) -> None:
+    bring_back = _watchers[owner]() if owner in _watchers else None
+    if bring_back is not None:
+        node = isinstance(owner, VariableNode)
+        bring_back(owner if node else _function_of(owner), names)
+
+
+def _node_data(node: Any) -> Array | None:
+    """``VariableNode.data``."""
+    if node._data is None:
+        content = _contents.get(node)
+        away = content is not None and content.array is None
+        if away and not _is_loop(sys._getframe(1)):
+            _bring_back(node)
+    return node._data
+
+
+def _is_loop(frame: types.FrameType | None) -> bool:
+    """Whether Chainer goes through the functions of a graph there."""
+    while frame is not None and frame.f_code.co_name == '<listcomp>':
+        frame = frame.f_back
+    return frame is not None and frame.f_code in _LOOPS
+
+
+_LOOPS = (
+    _backprop._backprop_to_all.__code__,
+    chainer.function_node._backprop.__code__,
+)
 
 
 def _ask(owner: Any, name: str) -> Any:
     """``__getattr__`` of functions."""
     if not name.startswith('__') and name in _away.get(owner, ()):
-        bring_back = _watchers[owner]() if owner in _watchers else None
-        if bring_back is not None:
-            bring_back(_function_of(owner), (name,))
+        _bring_back(owner, name)
         if name in vars(owner):
             return vars(owner)[name]
     raise AttributeError(
@@ -232,9 +281,11 @@ class SlotRef:
     Attributes:
         slot (Slot): Its name in the profile.
         view (View): Layout of the array in its allocation.
+        attribute (str or None): Where a function has it, ``'name'`` or
+            ``'name.index'``; None for a node.
     """
 
-    __slots__ = ('_array', '_content', '_owner', 'slot', 'view')
+    __slots__ = ('_array', '_content', '_owner', 'attribute', 'slot', 'view')
 
     def __init__(self, slot: Slot, owner: Any, view: View) -> None:
         self.slot = slot
@@ -242,10 +293,15 @@ class SlotRef:
         self._owner = weakref.ref(owner)
         self._array: weakref.ref[Any] | None = None  # of an attribute that is there
         self._content: _Content | None = None  # of a node
-        if slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT) and owner._data is not None:
-            self._content = _content_of(owner)
-        if slot.kind is SlotKind.ATTRIBUTE:
-            self._array = weakref.ref(read_attribute(owner, str(slot.key)))
+        self.attribute: str | None = None
+        if slot.kind is SlotKind.RETAINED:
+            self.attribute = f'{_RETAINED}.{slot.key}'
+        elif slot.kind is SlotKind.ATTRIBUTE:
+            self.attribute = str(slot.key)
+        if self.attribute is None:
+            self._content = None if owner._data is None else _content_of(owner)
+        else:
+            self._array = weakref.ref(read_attribute(owner, self.attribute))
 
     @property
     def node(self) -> Any:
@@ -275,46 +331,47 @@ class SlotRef:
         owner = self._owner()
         if owner is None:
             return
-        kind, key = self.slot.kind, self.slot.key
-        if kind is SlotKind.RETAINED:
-            retained = list(owner._retained_output_data or ())
-            if isinstance(key, int) and key < len(retained):
-                retained[key] = array
-                owner._retained_output_data = tuple(retained)
-        elif kind is SlotKind.ATTRIBUTE:
-            if not self.replaced():
-                _put_attribute(owner, str(key), array)
-                self._array = None if array is None else weakref.ref(array)
-        elif not self.replaced():
+        if self.replaced():
+            return
+        array_or_none = None if array is None else weakref.ref(array)
+        if self.attribute is None:
             owner._data = array  # Note: [private data]
             if self._content is not None:
-                self._content.array = None if array is None else weakref.ref(array)
+                self._content.array = array_or_none
+        elif array is not None or not self.shared():
+            _put_attribute(owner, self.attribute, array)
+            self._array = array_or_none
 
     def get(self) -> Array | None:
         """The array in the slot; None if it is cleared or its owner dead."""
         owner = self._owner()
         if owner is None:
             return None
-        kind, key = self.slot.kind, self.slot.key
-        if kind is SlotKind.RETAINED:
-            retained: tuple[Array, ...] = owner._retained_output_data or ()
-            return retained[int(key)] if int(key) < len(retained) else None
-        if kind is SlotKind.ATTRIBUTE:
-            array = _present_attribute(owner, str(key))
-            return None if self.replaced() else array
-        return None if self.replaced() else owner._data
+        if self.replaced():
+            return None
+        if self.attribute is None:
+            return owner._data
+        return _present_attribute(owner, self.attribute)
 
     def replaced(self) -> bool:
         """Whether the owner has another array; see [other arrays]."""
         owner = self._owner()
-        if owner is None or self.slot.kind is SlotKind.RETAINED:
+        if owner is None:
             return False
-        if self.slot.kind is not SlotKind.ATTRIBUTE:
+        if self.attribute is None:
             return self._content is not None and self._has_other(owner, self._content)
-        array = _present_attribute(owner, str(self.slot.key))
+        array = _present_attribute(owner, self.attribute)
         if self._array is None:
             return array is not None
         return array is None or array is not self._array()
+
+    def shared(self) -> bool:
+        """Whether others have the list or tuple that the array is in."""
+        owner = self._owner()
+        if owner is None or self.attribute is None:
+            return False
+        name, _, index = self.attribute.partition('.')
+        return bool(index) and _is_shared(vars(owner), name)
 
     @staticmethod
     def _has_other(node: Any, content: _Content) -> bool:
@@ -336,18 +393,50 @@ class SlotRef:
 
 def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
     name, _, index = key.partition('.')
-    if not index and array is None:
-        vars(owner).pop(name, None)
-        _away.setdefault(owner, set()).add(name)
-        _watch_default(type(owner), name)
-        return
-    if not index:
+    if index:
+        _put_element(owner, name, int(index), array)
+    elif array is not None:
         vars(owner)[name] = array
-        _away.get(owner, set()).discard(name)
-        return
-    values = list(owner.__dict__[name])
-    values[int(index)] = array
-    owner.__dict__[name] = type(owner.__dict__[name])(values)
+        _away.get(owner, {}).pop(name, None)
+    else:
+        vars(owner).pop(name, None)
+        _take_away(owner, name, None)
+
+
+def _take_away(owner: Any, name: str, elements: _Elements | None) -> None:
+    _away.setdefault(owner, {})[name] = elements
+    _watch_default(type(owner), name)
+
+
+def _put_element(owner: Any, name: str, index: int, array: Array | None) -> None:
+    """Of a list or tuple."""
+    attributes = vars(owner)
+    elements = None if name in attributes else _away.get(owner, {}).get(name)
+    if elements is None:
+        elements = _Elements(attributes[name], set())
+    if type(elements.values) is list:
+        elements.values[index] = array
+    else:
+        values = elements.values
+        elements.values = (*values[:index], array, *values[index + 1 :])
+    if array is None:
+        elements.missing.add(index)
+        _take_away(owner, name, elements)
+        attributes.pop(name, None)
+    else:
+        elements.missing.discard(index)
+        if not elements.missing:
+            attributes[name] = elements.values
+            _away.get(owner, {}).pop(name, None)
+
+
+def _is_shared(attributes: dict[str, Any], name: str) -> bool:
+    """Whether others have a list or tuple, too."""
+    return name in attributes and sys.getrefcount(attributes[name]) > _ALONE
+
+
+_attributes: dict[str, Any] = {'name': []}
+_ALONE = sys.getrefcount(_attributes['name'])
 
 
 def read_attribute(owner: Any, key: str) -> Any:
@@ -363,8 +452,31 @@ def _present_attribute(owner: Any, key: str) -> Any:
     value = vars(owner).get(name)
     if not index:
         return value
-    elements = value if isinstance(value, (list, tuple)) else ()
-    return elements[int(index)] if int(index) < len(elements) else None
+    elements = None if name in vars(owner) else _away.get(owner, {}).get(name)
+    if elements is not None:
+        value = elements.values
+    values = value if isinstance(value, (list, tuple)) else ()
+    return values[int(index)] if int(index) < len(values) else None
+
+
+def _answers_itself(kind: type, name: str) -> bool:
+    """Whether a class would not ask us for an attribute that is away."""
+    answers = _answers.setdefault(kind, {})
+    if name not in answers:
+        answers[name] = _looks_itself(kind, name)
+    return answers[name]
+
+
+_answers: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
+
+
+def _looks_itself(kind: type, name: str) -> bool:
+    if getattr(kind, '__getattr__', _ask) is not _ask:
+        return True
+    if getattr(kind, '__getattribute__', None) is not object.__getattribute__:
+        return True
+    value = inspect.getattr_static(kind, name, None)
+    return type(value) is not _Default and hasattr(value, '__get__')
 
 
 def attribute_arrays(
@@ -401,7 +513,7 @@ def find_slots(
                 inputs[index],
                 inputs[index]._data,
             )
-    retained = function._retained_output_data or ()
+    retained = vars(function).get(_RETAINED) or ()
     for position, index in enumerate(function._output_indexes_to_retain or ()):
         if position >= len(retained):
             break
@@ -411,8 +523,12 @@ def find_slots(
         node = function.outputs[index]()
         if node is not None and owns(node._data):
             yield Slot(operation, SlotKind.OUTPUT, index), node, node._data
-    for key, array in attribute_arrays(function, owns):
-        yield Slot(operation, SlotKind.ATTRIBUTE, key), target(function), array
+    owner = target(function)
+    for key, array in list(attribute_arrays(function, owns)):  # which holds them
+        name, _, index = key.partition('.')
+        shared = index and _is_shared(vars(owner), name)
+        if not shared and not _answers_itself(type(owner), name):
+            yield Slot(operation, SlotKind.ATTRIBUTE, key), owner, array
 
 
 def product(slot: Slot, function: Any, outputs: Any, made: Any) -> Array:
@@ -508,8 +624,12 @@ def _copy(function: Any) -> Any:
     wrapped = vars(function).get('_function')
     if wrapped is not None:
         result._function = copy.copy(wrapped)
+    attributes = vars(target(result))
     for name in _away.get(target(function), ()):
-        vars(target(result))[name] = None
+        attributes.setdefault(name, None)
+    for name, value in attributes.items():
+        if type(value) is list:  # replays do not write into the function's
+            attributes[name] = list(value)
     return result
 
 

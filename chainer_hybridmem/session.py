@@ -629,14 +629,14 @@ class Session(chainer.FunctionHook):
             updated = self._executor.is_updated(function)
             origin.guide.outlives(self._slots(origin, function), updated)
 
-    def _note_asked(self, function: Any) -> None:
-        """The program reads what a function keeps: later ones must not drop it."""
+    def _note_asked(self, function: Any, slots: list[Slot]) -> None:
+        """The program reads what the graph keeps: later iterations must not drop it."""
         origin = self._origins.get(function)
         if origin is None:
             return
         guide = self._guide if origin is self._origin else origin.guide
         if guide is not None:
-            guide.outlives(self._slots(origin, function), updated=False)
+            guide.outlives(slots, updated=False)
 
     def _slots(self, origin: _Origin, function: Any) -> list[Slot]:
         """Where a function of an iteration has its feature maps."""

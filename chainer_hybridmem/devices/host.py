@@ -320,6 +320,9 @@ class HostDevice(StoringDevice):
         memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
         return numpy.frombuffer(memory, numpy.uint8)
 
+    def same_contents(self, copy: HostCopy, root: Root) -> bool:
+        return _space(copy, self.root_bytes(root)).has(_address(root))
+
     def fill(self, copy: HostCopy, memory: Array) -> None:
         _space(copy, memory.nbytes).fill(_address(memory))
 

@@ -262,6 +262,14 @@ class Device(abc.ABC):
         """The bytes at an address as an array, where the host can read the memory."""
         raise NotImplementedError
 
+    def same_contents(self, copy: HostCopy, root: Root) -> bool:
+        """Whether a host copy has what is in memory, where the host can read both.
+
+        Raises:
+            SwapStoreError: If the copy cannot be read.
+        """
+        raise NotImplementedError
+
     def fill(self, copy: HostCopy, memory: Array) -> None:
         """Writes memory into a host copy at once, where the host can read it.
 

@@ -24,6 +24,9 @@ from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 _HUGE_BYTES = 1 << 22
+_COMPARED_BYTES = 1 << 20  # of a file at a time
+_compare = ctypes.CDLL(None).memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 NO_LIMIT = 1 << 62
 
 
@@ -45,6 +48,16 @@ class Block(abc.ABC):
     @abc.abstractmethod
     def read(self, offset: int, address: int, nbytes: int) -> None:
         """Copies from the block to memory at ``address``."""
+
+    def equals(self, offset: int, address: int, nbytes: int) -> bool:
+        """Whether the block has the same bytes as memory at ``address``."""
+        buffer = (ctypes.c_char * min(nbytes, _COMPARED_BYTES))()
+        for start in range(0, nbytes, _COMPARED_BYTES):
+            size = min(nbytes - start, _COMPARED_BYTES)
+            self.read(offset + start, ctypes.addressof(buffer), size)
+            if _compare(ctypes.addressof(buffer), address + start, size):
+                return False
+        return True
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -148,6 +161,20 @@ class Space(HostCopy):
     def address(self) -> int:
         """Of the first byte, for stores in memory."""
         return self.block.address + self.offset
+
+    def has(self, address: int) -> bool:
+        """Whether it has what is in memory.
+
+        Raises:
+            SwapStoreError: If it cannot be read.
+        """
+        try:
+            return self.block.equals(self.offset, address, self.nbytes)
+        except OSError as error:
+            raise SwapStoreError(
+                f'{self.nbytes} bytes of a feature map cannot be read from the swap '
+                f'store: {error}. Check the disk behind swap_dir.'
+            ) from error
 
     def fill(self, address: int) -> None:
         """Writes memory into it at once, after any copy that is under way.
@@ -317,6 +344,9 @@ class MemoryBlock(Block):
 
     def read(self, offset: int, address: int, nbytes: int) -> None:
         ctypes.memmove(address, self.address + offset, nbytes)
+
+    def equals(self, offset: int, address: int, nbytes: int) -> bool:
+        return _compare(self.address + offset, address, nbytes) == 0
 
 
 class RamBlock(MemoryBlock):

@@ -138,7 +138,7 @@ class Executor:
         self.counters = Counters()
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
-        self.asked: Callable[[Any], None] | None = None  # see _fetch_attributes
+        self.asked: Callable[[Any, list[Slot]], None] | None = None  # see _fetch
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -188,6 +188,7 @@ class Executor:
         self._outliving: Collection[Slot] = ()
         self._purge_at = PURGED_MAPS
         self.shortage: Shortage | None = None
+        self._bring_back: graph.BringBack = weakref.WeakMethod(self._fetch)
 
     # -- iterations -----------------------------------------------------------
     def begin(
@@ -224,8 +225,14 @@ class Executor:
         for owner in holders:
             storage = -1 if table is None else table.crossing.get(owner.label, -1)
             self._expect(owner, storage)
-        if table is not None and not table.passive:
-            for live in self._candidates():  # their memory will be needed
+        self._clear_older(table)
+
+    def _clear_older(self, table: ActionTable | None) -> None:
+        """Begins to copy out older graphs' maps: a plan will need their memory."""
+        if table is None or table.passive:
+            return
+        for live in self._candidates():
+            if not live.present_slots():
                 self._start_swap_out(live)
 
     @property
@@ -316,6 +323,7 @@ class Executor:
         for live in self._crossing:
             storage = table.crossing.get(live.label, -1)
             self._take_copy(live, former, storage)
+        self._clear_older(table)
         self._catch_up(table, k)
 
     def _adopt(self, live: LiveMap, former: dict[int, HostCopy]) -> None:
@@ -415,7 +423,7 @@ class Executor:
         """Brings back whatever a living graph may still ask for."""
         self._table = None
         for live in list(self._by_allocation.values()):
-            if live.alive() and live.state in (State.AWAY, State.COMING):
+            if live.alive() and live.state is not State.GONE:
                 self._restore(live)
 
     def drop_graphs(self) -> None:
@@ -506,8 +514,7 @@ class Executor:
                 continue
             reference = graph.SlotRef(slot, owner, device.capture(array))
             live.add(reference, device.root(array))
-            if slot.kind is SlotKind.ATTRIBUTE:
-                graph.watch(owner, self._fetch_attributes)
+            graph.watch(owner, self._bring_back)
             if live.storage < 0:  # no plan owns its copy, which is worth nothing now
                 self._close_copy(live)
             live.uses.add(self._serial)
@@ -649,7 +656,7 @@ class Executor:
         live = self._by_allocation.get(allocation)
         if live is None:
             return False
-        return live.rewritten or any(s.node and s.replaced() for s in live.slots)
+        return live.is_rewritten() or any(s.node and s.replaced() for s in live.slots)
 
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
@@ -740,8 +747,6 @@ class Executor:
             self.observer.copy('swap-in', live.storage, live.transfer.span())
 
     def _release(self, live: LiveMap) -> None:
-        if self.verifier is not None:
-            self.verifier.released(live)
         if self._waits(live):
             assert self.observer is not None
             self.observer.wait('swap-out', live.storage, live.release)
@@ -820,11 +825,7 @@ class Executor:
                 f'swaps, such as swap-opt.'
             )
         if before is None or recipe is None or not recipe.exact:
-            raise SessionError(
-                f'A feature map of {graph.function_name(function)} was dropped after '
-                f'its last planned use and cannot be recomputed; run the iteration '
-                f'that uses it twice from the start of the session.'
-            )
+            raise _dropped_too_early(graph.function_name(function))
         self.counters.replays += 1
         functions = [reference and reference() for reference in covered]
         for other in (*functions, function):
@@ -872,20 +873,42 @@ class Executor:
                 f'swap-opt.'
             )
 
-    def _fetch_attributes(self, function: Any, names: tuple[str, ...]) -> None:
-        """The program reads attributes of a function that are away."""
-        self._restore_attributes(function, names)
-        if self.asked is not None:
-            self.asked(function)
+    def _fetch(self, owner: Any, names: tuple[str, ...]) -> None:
+        """The program reads what is away; it may write into it.
+
+        Args:
+            owner: A function or, if there are no names, a node.
+            names: Attributes of the function.
+        """
+        maps, function = [], owner
+        if names:
+            maps = self._maps_with(owner, names)
+        elif owner in self._by_node:
+            maps, function = [self._by_node[owner]], owner.creator_node
+        for live in maps:
+            if not live.present:
+                self._restore(live)
+            live.hand_out()
+        if self.asked is not None and function is not None:
+            self.asked(function, [slot.slot for live in maps for slot in live.slots])
+
+    def _maps_with(self, function: Any, keys: Iterable[str]) -> list[LiveMap]:
+        """What a function has in its attributes."""
+        names = {key.partition('.')[0] for key in keys}
+        return [
+            live
+            for live in (self.maps_of(function) if names else ())
+            if any(
+                reference.function is function
+                and str(reference.attribute).partition('.')[0] in names
+                for reference in live.slots
+            )
+        ]
 
     def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores what a replay reads from a function, where a plan has not."""
-        for live in self.maps_of(function) if attributes else ():
-            if not live.present and any(
-                reference.slot.kind is SlotKind.ATTRIBUTE
-                and reference.slot.key in attributes
-                for reference in live.slots
-            ):
+        for live in self._maps_with(function, attributes):
+            if not live.present:
                 self._restore(live)
 
     def _materialise(self, node: Any) -> Array:
@@ -898,7 +921,7 @@ class Executor:
         if array is not None:
             return array
         live = self._by_node.get(node)
-        if live is not None and live.state in (State.AWAY, State.COMING):
+        if live is not None and live.state is not State.GONE:
             self._restore(live)
             return node._data
         function = node.creator_node
@@ -920,6 +943,7 @@ class Executor:
     # -- passive mode ---------------------------------------------------------
     def _restore(self, live: LiveMap) -> None:
         """Brings a map back now, whatever the plan said."""
+        live.stay()
         if live.state is State.AWAY:
             self.counters.restores += 1
             self._start_swap_in(live)
@@ -943,11 +967,7 @@ class Executor:
                 array = self._made_again(reference, function)
                 self._take_in(live, array, function)
                 return
-        raise SessionError(
-            f'A feature map of {live.nbytes} bytes was dropped after its last '
-            f'planned use and is asked for again; run the iteration that uses it '
-            f'twice from the start of the session.'
-        )
+        raise _dropped_too_early(f'{live.nbytes} bytes')
 
     def _made_again(self, reference: graph.SlotRef, function: Any) -> Array:
         """What belongs into a slot, made by its function."""
@@ -1077,7 +1097,7 @@ class Executor:
         resident = [
             live
             for live in self._by_allocation.values()
-            if live.present and live.alive()
+            if live.state in (State.RESIDENT, State.LEAVING) and live.alive()
         ]
         busy = sum(live.nbytes for live in resident if live in self._busy)
         held = sum(
@@ -1092,3 +1112,12 @@ class Executor:
 def _needed_at(live: LiveMap) -> int:
     """When backward needs a map: the later, the smaller."""
     return max(live.uses, default=-1)
+
+
+def _dropped_too_early(whose: str) -> SessionError:
+    return SessionError(
+        f'A feature map of {whose} is asked for once more after its last planned use, '
+        f'and cannot be made again: it has been dropped. If backward was broken off, '
+        f'run forward again first; if every iteration runs it twice, do so from the '
+        f'start of the session.'
+    )

@@ -8,7 +8,13 @@ Note: [held arrays]
     The program may also write into it and let go of it before backward. So what others
     hold when it leaves has a fingerprint, which is compared when the last of them lets
     go, just before the memory is freed: what has changed is written into the host copy.
+    What has come back is compared with its copy before it leaves again.
     Where the host cannot read the memory (CUDA), this is not done.
+
+Note: [closed doors]
+    From the moment its copy begins, a map is not in the graph: who asks the graph for
+    it calls the copy off (graph, [attributes that are away]). So nobody can get hold of
+    it, and write into it, while it is copied.
 
 Note: [checked replays]
     What is dropped has a fingerprint, and a replay must give the same one. Whatever
@@ -38,7 +44,7 @@ from chainer_hybridmem.devices.protocol import (
 from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
 from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Slot
+from chainer_hybridmem.profile import Slot, SlotKind
 
 Prints = dict[View, int]  # fingerprint of what each view shows
 
@@ -47,7 +53,7 @@ class State(enum.Enum):
     """Where the contents of a feature map are."""
 
     RESIDENT = 'resident'  # on the device, in the graph
-    LEAVING = 'leaving'  # like resident, and being copied to the host
+    LEAVING = 'leaving'  # being copied to the host, not in the graph any more
     AWAY = 'away'  # on the host only
     COMING = 'coming'  # being copied to the device, not in the graph yet
     GONE = 'gone'  # nowhere: to be recomputed
@@ -81,19 +87,20 @@ class LiveMap:
     """
 
     __slots__ = (
-        '__weakref__', '_device', '_final', '_held', '_look', '_root', '_transfer',
-        '_unsaved', '_valid', 'allocation', 'copy', 'nbytes', 'older', 'outlives',
-        'rewritten', 'slots',
-        'state', 'sticks', 'storage', 'tier', 'uses', 'vacated',
+        '__weakref__', '_device', '_final', '_handed_out', '_held', '_look', '_root',
+        '_transfer', '_unsaved', '_valid', 'allocation', 'copy', 'nbytes', 'older',
+        'outlives', 'rewritten', 'slots', 'state', 'sticks', 'storage', 'tier', 'uses',
+        'vacated',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
         self._held: Callable[[], Root | None] = nothing  # see [held arrays]
-        self._root: Root | None = None  # only while it is coming
+        self._root: Root | None = None  # only while it is leaving or coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
         self._final: Prints = {}  # of the contents that must come back
+        self._handed_out: Prints = {}  # of what the program has got through a door
         self._look: object = None  # see Device.last_look
         self._unsaved: SwapStoreError | None = None  # why there are none
         self.allocation = allocation
@@ -110,7 +117,7 @@ class LiveMap:
     @property
     def present(self) -> bool:
         """Whether the graph has it now."""
-        return self.state in (State.RESIDENT, State.LEAVING)
+        return self.state is State.RESIDENT
 
     @property
     def transfer(self) -> Transfer | None:
@@ -122,6 +129,7 @@ class LiveMap:
         self.older = len(self.slots)
         self.storage = -1
         self.outlives = self.sticks = self.rewritten = False
+        self._handed_out = {}
 
     def present_slots(self) -> list[Slot]:
         """Names of the references that the present iteration has made."""
@@ -188,7 +196,7 @@ class LiveMap:
         It stays where it is if the host has no room for it.
         """
         if self.state is not State.RESIDENT or self._valid:
-            return 0  # feature maps never change: an old copy is still right
+            return 0  # release() compares the old copy
         if self._resident_root() is None:
             return 0
         if self.copy is None:
@@ -196,39 +204,87 @@ class LiveMap:
                 self.copy = self._device.host_copy(self.nbytes, self.tier)
             except HostFullError:
                 return 0
-        if self._readable and not self.exclusive():
-            self._final = self.prints()
         self._start_copy()
         return self.nbytes
 
     def _start_copy(self) -> None:
-        root = self._resident_root()
-        self.copy, self._transfer = self._device.swap_out(root, self.copy)
+        self._look_around()
+        self._held = memory_of(self._device, self._resident_array())
+        self._copy_out(self._resident_root())
         self.state = State.LEAVING
+        self._take_out()
+
+    def _copy_out(self, root: Root) -> None:
+        self.copy, self._transfer = self._device.swap_out(root, self.copy)
+        self._root = root
+
+    def _look_around(self) -> None:
+        """Before it leaves: what others hold, they may change."""
+        self.is_rewritten()
+        if self._readable and not self.exclusive():
+            self._final = self.prints()
 
     def release(self) -> None:
         """Waits for the copy to the host and frees the device memory."""
         if self.state is State.RESIDENT and self._valid:
-            self._leave(State.AWAY)
-        elif self.state is State.LEAVING:
-            self._wait_or(State.RESIDENT)
+            if not self._differs_from_copy(self._resident_root()):
+                self._look_around()
+                self._leave(State.AWAY)
+                return
+            self._valid, self.rewritten = False, True
+            self._start_copy()
+        if self.state is State.LEAVING:
+            self._wait_or(self._keep)
             if self._changed_meanwhile():
-                self._start_copy()
-                self._wait_or(State.RESIDENT)
+                self._copy_out(self._root)
+                self._wait_or(self._keep)
             self._valid = True
             self._leave(State.AWAY)
 
+    def _differs_from_copy(self, root: Root | None) -> bool:
+        """Whether memory has not what the copy on the host has."""
+        if root is None or self.copy is None or not self._readable:
+            return False
+        return not self._device.same_contents(self.copy, root)
+
     def _changed_meanwhile(self) -> bool:
-        """Whether the program may have written into it while it was copied."""
-        if not self._readable or (not self._final and self.exclusive()):
+        """Whether others have written into it while it was copied."""
+        now = self._prints_of(self._root) if self._final else self._final
+        if now == self._final:
             return False
-        now = self.prints()
-        if not now:  # no part of the graph has it any more
-            return False
-        changed = now != self._final
-        self.rewritten = self.rewritten or (changed and bool(self._final))
-        self._final = now
-        return changed
+        self._final, self.rewritten = now, True
+        return True
+
+    def stay(self) -> None:
+        """Calls a copy to the host off: the graph has it again."""
+        if self.state is not State.LEAVING:
+            return
+        alone = not self._final
+        with contextlib.suppress(SwapStoreError):
+            self._wait_or(self._keep)
+            self._keep()
+            self._valid = alone
+
+    def _keep(self) -> None:
+        """It has not left."""
+        self._arrived(self._root)
+
+    def hand_out(self) -> None:
+        """The program has the array now, and may write into it."""
+        self._valid = False
+        self.sticks = True
+        if self._readable and not self._handed_out:
+            self._handed_out = self.prints()
+
+    def is_rewritten(self) -> bool:
+        """Whether the program has written into it, as far as one can tell."""
+        before = self._handed_out
+        if before and not self.rewritten:
+            now = self.prints()
+            self.rewritten = any(
+                now.get(view, old) != old for view, old in before.items()
+            )
+        return self.rewritten
 
     def vacate(self) -> None:
         """Moves it to other device memory if the host had no room for it.
@@ -269,10 +325,24 @@ class LiveMap:
             self.release()
         elif self.state is State.COMING:
             self.finish_swap_in()
-        if self.state is State.RESIDENT and (self._valid or not self.sticks):
-            if self._readable and not self._valid and self.uses:
+        if self.state is not State.RESIDENT:
+            return
+        if self._valid and self._comes_back():
+            self.release()
+        elif self._valid:
+            self._leave(State.AWAY)
+        elif not self.sticks:
+            if self._readable and self.uses:
                 self._final = self.prints()  # see [checked replays]
-            self._leave(State.AWAY if self._valid else State.GONE)
+            self._leave(State.GONE)
+
+    def _comes_back(self) -> bool:
+        """Whether anybody may ask for it again, as far as one knows.
+
+        A backward function may write over its attributes, and run twice.
+        """
+        kinds = (slot.slot.kind for slot in self.slots)
+        return bool(self.uses) or self.outlives or SlotKind.ATTRIBUTE in kinds
 
     def start_swap_in(self) -> int:
         """Takes device memory and starts the copy; returns the bytes copied."""
@@ -291,8 +361,12 @@ class LiveMap:
     def finish_swap_in(self) -> None:
         """Waits for the copy to the device and puts it into the graph."""
         if self.state is State.COMING:
-            self._wait_or(State.AWAY)
+            self._wait_or(self._stay_away)
             self._arrived(self._root)
+
+    def _stay_away(self) -> None:
+        self.state = State.AWAY
+        self._root = self._transfer = None
 
     def require_contents(self) -> None:
         """Nothing happens as long as the contents are somewhere, or can be made again.
@@ -306,7 +380,7 @@ class LiveMap:
     def refill(self, root: Root) -> bool:
         """Puts recomputed contents into the graph.
 
-        What the program has written into meanwhile comes back from its copy instead.
+        Where there is a copy on the host, which has been made since, that one counts.
 
         Returns:
             bool: Whether the contents are what they were; see [checked replays].
@@ -315,7 +389,7 @@ class LiveMap:
             SwapStoreError: As :meth:`require_contents`.
         """
         self.require_contents()
-        if self.state is State.AWAY and self.rewritten:
+        if self.state is State.AWAY and self._differs_from_copy(root):
             self.start_swap_in()
             self.finish_swap_in()
         elif self.state in (State.AWAY, State.GONE):
@@ -345,13 +419,15 @@ class LiveMap:
     def exclusive(self) -> bool:
         """Whether only the graph has the memory, as far as references can be counted.
 
-        False where that is not certain. A copy under way has it as well.
+        False where that is not certain.
         """
         arrays: dict[int, Array] = {}
         places: dict[int, set[object]] = {}  # of the graph, that refer to each array
         for slot in self.slots:
             array = slot.get()
             if array is not None:
+                if slot.shared():
+                    return False
                 arrays[id(array)] = array
                 places.setdefault(id(array), set()).add(slot.place)
         array = None  # every reference counts
@@ -361,7 +437,7 @@ class LiveMap:
             root = self._device.root(arrays[key])
             if id(root) not in roots:
                 roots[id(root)] = root
-                known[id(root)] = int(self._transfer is not None)
+                known[id(root)] = 0
             if root is arrays[key]:
                 known[id(root)] += 1 + len(places[key])  # 1: in `arrays`
             else:
@@ -374,11 +450,6 @@ class LiveMap:
         )
 
     @property
-    def watched(self) -> bool:
-        """Whether the program may write into what has begun to leave."""
-        return bool(self._final)
-
-    @property
     def _readable(self) -> bool:
         return not self._device.asynchronous
 
@@ -388,14 +459,13 @@ class LiveMap:
             with contextlib.suppress(SwapStoreError):
                 self._device.wait(self._transfer)
 
-    def _wait_or(self, former: State) -> None:
+    def _wait_or(self, go_back: Callable[[], None]) -> None:
         """Waits for the copy; if it has failed, the contents are where they were."""
         assert self._transfer is not None
         try:
             self._device.wait(self._transfer)
         except SwapStoreError:
-            self.state = former
-            self._root = self._transfer = None
+            go_back()
             raise
 
     def _resident_root(self) -> Root | None:
@@ -424,12 +494,18 @@ class LiveMap:
         return bool(self.slots)
 
     def _leave(self, state: State) -> None:
-        self._held = memory_of(self._device, self._resident_array())
-        self.state = state if self._needed() else State.RESIDENT
-        for slot in self.slots:
-            slot.put(None)
+        if self.state is State.RESIDENT:
+            self._held = memory_of(self._device, self._resident_array())
+            self.state = state if self._needed() else State.RESIDENT
+            self._take_out()
+        else:
+            self.state = state
         self._root = self._transfer = None
         self._watch()
+
+    def _take_out(self) -> None:
+        for slot in self.slots:
+            slot.put(None)
 
     # -- what others do to it while it is away ----------------------------------
     def _watch(self) -> None:
@@ -449,7 +525,7 @@ class LiveMap:
     def _last_look(self, address: int) -> None:
         """The last one who held its memory has let go, and it is about to be freed."""
         self._look = None
-        if self.state in (State.RESIDENT, State.LEAVING) and not self.vacated:
+        if self.state is State.RESIDENT and not self.vacated:
             return
         try:
             self._compare(self._device.memory_at(address, self.nbytes))
@@ -463,13 +539,16 @@ class LiveMap:
 
     def _compare(self, memory: Array) -> None:
         """Takes in what others have written into the memory."""
-        now = {
-            view: uncounted_fingerprint(self._device.restore(memory, view))
-            for view in self._final
-        }
+        now = self._prints_of(memory)
         if now != self._final:
             self._final, self.rewritten = now, True
             self._save(memory)
+
+    def _prints_of(self, memory: Any) -> Prints:
+        return {
+            view: uncounted_fingerprint(self._device.restore(memory, view))
+            for view in self._final
+        }
 
     def _save(self, memory: Array) -> None:
         """Takes in what the program has written."""

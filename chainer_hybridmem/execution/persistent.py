@@ -10,7 +10,6 @@ Note: [nobody misses it]
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -81,12 +80,14 @@ class PersistentMap(LiveMap):
     def stay(self) -> None:
         """Calls a copy off: the array may change from here on."""
         if self.state is State.LEAVING:
-            assert self._transfer is not None
-            with contextlib.suppress(SwapStoreError):  # the array is still here
-                self._device.wait(self._transfer)
+            self._let_finish()
             self._owner.unwatch()
-            self.state = State.RESIDENT
-            self._transfer = None
+            self._keep()
+
+    def _keep(self) -> None:
+        """The owner has it all the time."""
+        self.state = State.RESIDENT
+        self._root = self._transfer = None
 
     def start_swap_in(self) -> int:
         """See :class:`LiveMap`.

@@ -121,17 +121,6 @@ class Verifier:
             if not (known and (self._backward or live.copied)):
                 self._take([live])
 
-    def released(self, live: LiveMap) -> None:
-        """A map that has been copied out is about to be freed.
-
-        Raises:
-            VerificationError: If it has changed meanwhile and the copy has not.
-        """
-        if live.state is not State.LEAVING or live.watched:
-            return
-        if differ(self._prints(live), self._final.get(live, {})):
-            raise self._differs(live, 'it has changed while it was copied out')
-
     def backward_runs(self, maps: Iterable[LiveMap]) -> None:
         """Before a backward function; what still stays is final with the first one."""
         if not self._backward:

@@ -106,7 +106,8 @@ class Recorder:
         self._held: tuple[int, Any, tuple[Array, ...]] | None = None
         self._pristine: Any = None
         self._reading: list[Reading] = []
-        self._readings: list[tuple[_Step, Reading]] = []
+        self._given: list[Reading] = []  # attributes from which the function starts
+        self._readings: list[tuple[_Step, Reading, int]] = []  # see _find_written
         self._watched: list[Any] = []  # weak references to where backward begins
         self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
         self._functions: dict[int, Any] = {}  # weak references; some die at once
@@ -147,9 +148,10 @@ class Recorder:
         if self.trial:
             self._pristine = graph.pristine(function)
             self._reading = [Reading(self.device, x) for x in inputs]
-        self._before = {
-            name for name, _ in graph.attribute_arrays(function, self.device.owns)
-        }
+        given = dict(graph.attribute_arrays(function, self.device.owns))
+        self._before = set(given)
+        if self.trial:
+            self._given = [Reading(self.device, array) for array in given.values()]
 
     def _identify(self, array: Any) -> int:
         device = self.device
@@ -166,6 +168,7 @@ class Recorder:
             return
         step = self._steps[-1]
         step.written.update(r.allocation for r in self._reading if r.changed())
+        self._given = [reading for reading in self._given if not reading.changed()]
         if not step.written:
             self._held = (len(self._steps) - 1, self._pristine, inputs)
 
@@ -229,6 +232,9 @@ class Recorder:
                 step.verdict = verify(
                     before, function, inputs, made, self.device, self._walker
                 )
+            for name in step.verdict.attributes if step.verdict else ():
+                self._given.append(Reading(self.device, made[name]))
+        self._readings += [(step, reading, 0) for reading in self._given]
         self._forget_chains()
 
     def _hold(self, functions: tuple[Any, ...], arrays: dict[Any, Array]) -> None:
@@ -326,7 +332,7 @@ class Recorder:
         readings, self._reading = self._reading, []
         if readings and function.inputs is not None:
             self._readings += [
-                (step, reading)
+                (step, reading, reading.allocation)
                 for node, reading in zip(function.inputs, readings, strict=True)
                 if is_parameter(node)
                 or reading.allocation not in self.executor.permanent
@@ -334,9 +340,9 @@ class Recorder:
 
     def _find_written(self) -> None:
         """What the program has changed in place since a function has read it."""
-        for step, reading in self._readings:
+        for step, reading, allocation in self._readings:  # 0: of an attribute
             if reading.changed() or self.executor.rewritten(reading.allocation):
-                step.written.add(reading.allocation)
+                step.written.add(allocation)
         self._readings.clear()
 
     def _source(self, node: Any) -> int | None:

@@ -156,7 +156,7 @@ def _train(
 
 def _is_documented(message: str, case: Case) -> bool:
     """Whether a session may end so, with this case."""
-    if 'uses it twice' in message:
+    if 'after its last planned use' in message:
         # An iteration that is new to the session may ask for what its plan has dropped.
         return len({step.kind for step in case.steps}) > 1
     options = [o for name, o, _ in case.layers if name == 'written']

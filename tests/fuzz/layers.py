@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import io
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -825,6 +826,54 @@ def written(at: Layer, x: Any, late: bool, through: str, since: int) -> Any:
         else:
             overwrite(array)
     return y * 0.5
+
+
+@chainer_hybridmem.recomputable
+class Keeping(chainer.FunctionNode):
+    """Keeps arrays in a list and in a tuple, and retains what it makes."""
+
+    def forward(self, inputs: Any) -> Any:
+        (x,) = inputs
+        self.saved = [x * 0 + x.dtype.type(0.5), x * 0 + x.dtype.type(0.25)]
+        self.pair = x * 0 + x.dtype.type(0.125), x * 0
+        self.retain_outputs((0,))
+        return (x * x.dtype.type(0.875),)
+
+    def backward(self, indexes: Any, grads: Any) -> Any:
+        (y,) = self.get_retained_outputs()
+        factor = self.saved[0] + self.saved[1] + self.pair[0] + self.pair[1]
+        return (grads[0] * factor + 0 * y,)
+
+
+_REACHED: dict[str, Callable[[Any, Any], Any]] = {
+    'node': lambda function, node: node.data,
+    'variable': lambda function, node: node.get_variable().array,
+    'outputs': lambda function, node: function.get_retained_outputs()[0].array,
+    'list': lambda function, node: function.saved[1],
+    'tuple': lambda function, node: function.pair[0],
+}
+
+
+@kind(draw=lambda r: {'through': r.choice(list(_REACHED)),
+                      'writes': r.random() < 0.6})  # fmt: skip
+def reached(at: Layer, x: Any, through: str, writes: bool) -> Any:
+    """When forward is over, the program reaches into the graph, and may write there."""
+    function = Keeping()
+    (y,) = function.apply((F.tanh(x),))
+    at.state['to reach'] = weakref.ref(function), weakref.ref(y.node), through, writes
+    return F.sigmoid(y)
+
+
+def reach(
+    function: Callable[[], Any], node: Callable[[], Any], through: str, writes: bool
+) -> None:
+    """Does what the layer ``reached`` has been told, if the graph lives."""
+    if function() is None or node() is None:
+        return
+    array = _REACHED[through](function(), node())
+    array.sum()
+    if writes:
+        overwrite(array)
 
 
 def overwrite(array: Any) -> None:

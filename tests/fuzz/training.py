@@ -29,7 +29,7 @@ from chainer_hybridmem.recording import recorder, verification
 from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step
-from .layers import Layer, bring, overwrite
+from .layers import Layer, bring, overwrite, reach
 
 Observation = dict[str, Any]
 CLASSES = 5
@@ -65,6 +65,8 @@ class Network(chainer.Chain):
         for layer in self.layers:
             if 'to write' in layer.state:
                 overwrite(layer.state.pop('to write'))
+            if 'to reach' in layer.state:
+                reach(*layer.state.pop('to reach'))
         return ends
 
 

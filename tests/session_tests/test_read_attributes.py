@@ -125,18 +125,12 @@ class Gate(chainer.FunctionNode):
         return (grads[0] * self.gate,)
 
 
-class Reading(chainer.Chain):
+class Reading(networks.Ends):
     """Reads it while it is away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Convolution2D(3, 8, 3, pad=1)
-            self.last = L.Linear(8 * 24 * 24, 10)
 
     def forward(self, x, t):
         gate = Gate()
-        (h,) = gate.apply((F.tanh(self.first(x)),))
+        (h,) = gate.apply((F.tanh(self.conv(x)),))
         y = F.tanh(F.tanh(h))
         factor = 1.0 if gate.gate is None else float(gate.gate.mean())
         entropy = F.loss.softmax_cross_entropy.SoftmaxCrossEntropy()
@@ -170,17 +164,11 @@ class Factor(chainer.FunctionNode):
         return (grads[0] * self.factor,)
 
 
-class Scaled(chainer.Chain):
+class Scaled(networks.Ends):
     """Its loss may be used twice."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Convolution2D(3, 8, 3, pad=1)
-            self.last = L.Linear(8 * 24 * 24, 10)
-
     def forward(self, x, t):
-        (h,) = Factor().apply((F.tanh(self.first(x)),))
+        (h,) = Factor().apply((F.tanh(self.conv(x)),))
         return F.softmax_cross_entropy(self.last(F.tanh(h)), t)
 
 

@@ -281,9 +281,8 @@ def test_a_copy_under_way_is_no_holder(device):
     device.throttle(1e6)
     node, live = retained(device, np.ones(5000, np.float32))
     live.start_swap_out()
-    assert live.state is State.LEAVING and not live.watched and live.exclusive()
-    kept = node._data
-    assert not live.exclusive()
-    del kept
+    assert live.state is State.LEAVING and node._data is None
+    live.stay()
+    assert live.exclusive()
     live.release()
     assert node._data is None
