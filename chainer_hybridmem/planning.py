@@ -188,6 +188,12 @@ class Planning:
             improvement.close()
         self.improvements.clear()
 
+    def _stop_improving(self, problem: Problem | None) -> None:
+        """Ends the search for a problem that nobody has any more: others may begin."""
+        for improvement in [i for i in self.improvements if i.problem is problem]:
+            improvement.close()
+            self.improvements.remove(improvement)
+
     def make_room(self, guide: Guide, foreign_bytes: int) -> None:
         """Other plans because iterations evict again and again.
 
@@ -382,6 +388,8 @@ class Planning:
             old: What it has followed so far, if that was for other times.
         """
         self._executor.settle()
+        if guide.problem is not problem:
+            self._stop_improving(guide.problem)
         guide.follow(problem, plan)
         self.reserve(guide)
         self._keep(guide)

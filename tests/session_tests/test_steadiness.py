@@ -104,10 +104,9 @@ def test_swap_ins_that_are_always_late(any_arena, data, monkeypatch):
 class Restless:
     """In place of a search in the background: finds another plan at every look."""
 
-    running = True
-
     def __init__(self, problem, limit_bytes, plan):
         self.problem = problem
+        self.running = True
         self.looks = 0
         self._plans = [
             make_plan(problem, limit_bytes, name)
@@ -118,7 +117,7 @@ class Restless:
         pass
 
     def close(self):
-        pass
+        self.running = False
 
     def better(self, plan):
         self.looks += 1
@@ -133,6 +132,20 @@ def test_a_search_that_finds_better_plans_for_ever(
     networks.assert_same(in_core, watched.outcome)
     assert len(watched.changes) > 2
     watched.check()
+
+
+def test_a_search_for_times_of_the_past_ends(any_arena, data, monkeypatch):
+    """Else no other search would begin."""
+    monkeypatch.setattr(planning, 'Improvement', Restless)
+    watched = Watched(data[:20], improve=True)
+    guide, planning_ = watched.session._guide, watched.session._planning
+    former = guide.problem
+    planning_.adopt(guide)
+    assert [i.problem for i in planning_.improvements] == [former]
+    planning_.follow(guide, dataclasses.replace(former), guide.plan)
+    assert not planning_.improvements
+    planning_.adopt(guide)
+    assert [i.problem for i in planning_.improvements] == [guide.problem]
 
 
 # -- what an arena waits for ---------------------------------------------------
