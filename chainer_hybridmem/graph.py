@@ -23,8 +23,9 @@ Note: [attributes that are away]
     pooling. While such an array is away the function does not have the attribute, and
     Python asks ``__getattr__``, which brings it back. Where the class has a default of
     that name, :class:`_Default` stands in its place and does the same. A list or tuple
-    is away while any of its arrays is; who else has it keeps them. A class that answers
-    for its attributes itself would not ask: what it keeps stays. A function may give
+    is away while any of its arrays is; who else has it keeps them. What an old-style
+    function keeps stays if others have that function, for it outlives the graph; so it
+    does if the class answers for attributes itself and would not ask. It may give
     such an attribute another array, in backward or when it is applied once more: that
     one is no part of the slot any more. ``VariableNode.data`` brings back what a node
     retains, except for the loops of backward, which read it before any hook runs.
@@ -40,8 +41,8 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, TypeVar
 
 import chainer
 from chainer import _backprop, _backprop_utils
@@ -52,6 +53,8 @@ from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.profile import Slot, SlotKind
 from chainer_hybridmem.splitting import forward_again
+
+Value = TypeVar('Value')
 
 # Attributes of function nodes that belong to Chainer, not to the function.
 FRAMEWORK = frozenset(
@@ -77,12 +80,30 @@ class _Elements:
     missing: set[int]
 
 
+class _ByOwner(Generic[Value]):
+    """Values of objects as long as these live; functions may be equal or unhashable."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def __setitem__(self, owner: Any, value: Value) -> None:
+        entries, key = self._entries, id(owner)
+
+        def died(reference: weakref.ref[Any]) -> None:
+            if key in entries and entries[key][0] is reference:
+                del entries[key]
+
+        entries[key] = weakref.ref(owner, died), value
+
+    def get(self, owner: Any) -> Value | None:
+        entry = self._entries.get(id(owner))
+        return None if entry is None else entry[1]
+
+
 # What is away of functions, by attribute; None for a single array.
-_away: weakref.WeakKeyDictionary[Any, dict[str, _Elements | None]] = (
-    weakref.WeakKeyDictionary()
-)
+_away: _ByOwner[dict[str, _Elements | None]] = _ByOwner()
 # What brings back attributes of a function, or what a node retains (no names).
-_watchers: weakref.WeakKeyDictionary[Any, BringBack] = weakref.WeakKeyDictionary()
+_watchers: _ByOwner[BringBack] = _ByOwner()
 _RETAINED = '_retained_output_data'
 
 
@@ -96,30 +117,66 @@ def watch(owner: Any, bring_back: BringBack) -> None:
 
     Args:
         owner: A function, the wrapped old-style function, or a node.
-        bring_back: Restores attributes of a function by name, or what a node retains.
+        bring_back: Restores attributes of an owner by name, or what a node retains.
     """
     if vars(chainer.FunctionNode).get('__getattr__') is not _ask:
         for kind in (chainer.FunctionNode, chainer.Function):
             kind.__getattr__ = _ask
+            kind.__delattr__ = _delete
+            kind.__reduce_ex__ = _reduce
         VariableNode.data = VariableNode.data.getter(_node_data)
     _watchers[owner] = bring_back
 
 
 def _bring_back(owner: Any, *names: str) -> None:
-    bring_back = _watchers[owner]() if owner in _watchers else None
+    """Brings back attributes of a function, or what a node retains.
+
+    Raises:
+        SessionError: If the session that has it is no more.
+    """
+    reference = _watchers.get(owner)
+    bring_back = None if reference is None else reference()
     if bring_back is not None:
-        node = isinstance(owner, VariableNode)
-        bring_back(owner if node else _function_of(owner), names)
+        bring_back(owner, names)
+    if _is_away(owner, *names):
+        whose = type(owner).__name__ if names else 'a variable'
+        raise SessionError(
+            f'A feature map of {whose} is not in memory any more: the session that let '
+            f'it go has ended. Use a graph before its session ends.'
+        )
+
+
+def _is_away(owner: Any, *names: str) -> bool:
+    if names:
+        away = _away.get(owner) or {}
+        return any(name in away and name not in vars(owner) for name in names)
+    content = _contents.get(owner)
+    return owner._data is None and content is not None and content.array is None
 
 
 def _node_data(node: Any) -> Array | None:
     """``VariableNode.data``."""
-    if node._data is None:
-        content = _contents.get(node)
-        away = content is not None and content.array is None
-        if away and not _is_loop(sys._getframe(1)):
-            _bring_back(node)
+    if node._data is None and _is_away(node) and not _is_loop(sys._getframe(1)):
+        _bring_back(node)
     return node._data
+
+
+def _delete(owner: Any, name: str) -> None:
+    """``__delattr__`` of functions."""
+    if _is_away(owner, name):
+        _bring_back(owner, name)
+    object.__delattr__(owner, name)
+
+
+def _reduce(owner: Any, protocol: Any) -> Any:
+    """``__reduce_ex__`` of functions: a copy has everything."""
+    for name in list(_away.get(owner) or ()) if _copying is not owner else ():
+        if _is_away(owner, name):
+            _bring_back(owner, name)
+    return object.__reduce_ex__(owner, protocol)
+
+
+_copying: Any = None  # the function that is copied as it is
 
 
 def _is_loop(frame: types.FrameType | None) -> bool:
@@ -137,7 +194,7 @@ _LOOPS = (
 
 def _ask(owner: Any, name: str) -> Any:
     """``__getattr__`` of functions."""
-    if not name.startswith('__') and name in _away.get(owner, ()):
+    if not name.startswith('__') and _is_away(owner, name):
         _bring_back(owner, name)
         if name in vars(owner):
             return vars(owner)[name]
@@ -156,7 +213,7 @@ class _Default:
         self._value = value
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        if owner is not None and self._name in _away.get(owner, ()):
+        if owner is not None and _is_away(owner, self._name):
             return _ask(owner, self._name)
         return self._value
 
@@ -171,7 +228,13 @@ def _watch_default(kind: type, name: str) -> None:
             return
 
 
-def _function_of(owner: Any) -> Any:
+def function_of(owner: Any) -> Any:
+    """The function node that has an attribute or has made what a node retains.
+
+    None if there is none any more.
+    """
+    if isinstance(owner, VariableNode):
+        return owner.creator_node
     return owner if isinstance(owner, chainer.FunctionNode) else owner.node
 
 
@@ -317,7 +380,7 @@ class SlotRef:
         owner = self._owner()
         if owner is None or self.node is not None:
             return None
-        return _function_of(owner)
+        return function_of(owner)
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -380,6 +443,13 @@ class SlotRef:
         known = None if content.array is None else content.array()
         return node._data is not None and node._data is not known
 
+    def is_of(self, owner: Any, names: Collection[str]) -> bool:
+        """Whether it is in one of the owner's attributes, or what a node retains."""
+        if self._owner() is not owner:
+            return False
+        name = None if self.attribute is None else self.attribute.partition('.')[0]
+        return name in names if names else name is None
+
     def alive(self) -> bool:
         """Whether the owner is still part of a graph."""
         return self._owner() is not None
@@ -397,21 +467,24 @@ def _put_attribute(owner: Any, key: str, array: Array | None) -> None:
         _put_element(owner, name, int(index), array)
     elif array is not None:
         vars(owner)[name] = array
-        _away.get(owner, {}).pop(name, None)
+        (_away.get(owner) or {}).pop(name, None)
     else:
         vars(owner).pop(name, None)
         _take_away(owner, name, None)
 
 
 def _take_away(owner: Any, name: str, elements: _Elements | None) -> None:
-    _away.setdefault(owner, {})[name] = elements
+    away = _away.get(owner)
+    if away is None:
+        away = _away[owner] = {}
+    away[name] = elements
     _watch_default(type(owner), name)
 
 
 def _put_element(owner: Any, name: str, index: int, array: Array | None) -> None:
     """Of a list or tuple."""
     attributes = vars(owner)
-    elements = None if name in attributes else _away.get(owner, {}).get(name)
+    elements = None if name in attributes else (_away.get(owner) or {}).get(name)
     if elements is None:
         elements = _Elements(attributes[name], set())
     if type(elements.values) is list:
@@ -427,7 +500,7 @@ def _put_element(owner: Any, name: str, index: int, array: Array | None) -> None
         elements.missing.discard(index)
         if not elements.missing:
             attributes[name] = elements.values
-            _away.get(owner, {}).pop(name, None)
+            (_away.get(owner) or {}).pop(name, None)
 
 
 def _is_shared(attributes: dict[str, Any], name: str) -> bool:
@@ -452,7 +525,7 @@ def _present_attribute(owner: Any, key: str) -> Any:
     value = vars(owner).get(name)
     if not index:
         return value
-    elements = None if name in vars(owner) else _away.get(owner, {}).get(name)
+    elements = None if name in vars(owner) else (_away.get(owner) or {}).get(name)
     if elements is not None:
         value = elements.values
     values = value if isinstance(value, (list, tuple)) else ()
@@ -523,6 +596,8 @@ def find_slots(
         node = function.outputs[index]()
         if node is not None and owns(node._data):
             yield Slot(operation, SlotKind.OUTPUT, index), node, node._data
+    if _is_shared(vars(function), '_function'):  # it outlives the graph
+        return
     owner = target(function)
     for key, array in list(attribute_arrays(function, owns)):  # which holds them
         name, _, index = key.partition('.')
@@ -619,13 +694,22 @@ def pristine(function: Any) -> Pristine:
     return Pristine(_copy(function), _configuration())
 
 
+def _copy_as_it_is(function: Any) -> Any:
+    global _copying
+    _copying = function
+    try:
+        return copy.copy(function)
+    finally:
+        _copying = None
+
+
 def _copy(function: Any) -> Any:
-    result = copy.copy(function)
+    result = _copy_as_it_is(function)
     wrapped = vars(function).get('_function')
     if wrapped is not None:
-        result._function = copy.copy(wrapped)
+        result._function = _copy_as_it_is(wrapped)
     attributes = vars(target(result))
-    for name in _away.get(target(function), ()):
+    for name in _away.get(target(function)) or ():
         attributes.setdefault(name, None)
     for name, value in attributes.items():
         if type(value) is list:  # replays do not write into the function's

@@ -729,7 +729,7 @@ class Session(chainer.FunctionHook):
         if other.table is None:
             self._executor.leave_plan()
         else:
-            self._executor.switch(other.table, other.copies, k)
+            self._executor.switch(other.table, other.copies, k, other.outliving)
         self._splitter.switch(other.ways)
 
     def _deviate(self) -> None:

@@ -46,6 +46,7 @@ from chainer_hybridmem.errors import (
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
 
+_NUMBERS = '?biufcmM'  # kinds of types
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
 
 
@@ -252,7 +253,10 @@ class HostDevice(StoringDevice):
 
     # -- memory -------------------------------------------------------------
     def owns(self, array: Any) -> bool:
-        return isinstance(array, numpy.ndarray)
+        """Arrays of numbers; subclasses, objects and records cannot be made again."""
+        if type(array) is not numpy.ndarray:
+            return False
+        return array.dtype.kind in _NUMBERS
 
     def allocation_id(self, array: Array) -> int:
         root = self.root(array)
@@ -286,18 +290,22 @@ class HostDevice(StoringDevice):
             shape=array.shape,
             strides=array.strides,
             dtype=array.dtype.str,
+            writeable=array.flags.writeable,
         )
 
     def restore(self, root: Root, view: View) -> Array:
         if not isinstance(root, numpy.ndarray):
             raise TypeError(f'not a NumPy array: {type(root).__name__}')
-        return numpy.ndarray(
+        array: Array = numpy.ndarray(
             view.shape,
             view.dtype,
             buffer=_flat(root),
             offset=view.offset_bytes,
             strides=view.strides,
         )
+        if not view.writeable:
+            array.flags.writeable = False
+        return array
 
     def allocate(self, nbytes: int) -> Root:
         try:
@@ -322,6 +330,9 @@ class HostDevice(StoringDevice):
 
     def same_contents(self, copy: HostCopy, root: Root) -> bool:
         return _space(copy, self.root_bytes(root)).has(_address(root))
+
+    def contents(self, copy: HostCopy) -> Array:
+        return numpy.frombuffer(_space(copy, copy.nbytes).contents(), numpy.uint8)
 
     def fill(self, copy: HostCopy, memory: Array) -> None:
         _space(copy, memory.nbytes).fill(_address(memory))

@@ -45,12 +45,14 @@ class View:
         shape (tuple of int): Shape of the array.
         strides (tuple of int): In bytes; may be zero or negative.
         dtype (str): NumPy type string.
+        writeable (bool): Whether one may write through it.
     """
 
     offset_bytes: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    writeable: bool = True
 
 
 class PoolFigures(NamedTuple):
@@ -264,6 +266,14 @@ class Device(abc.ABC):
 
     def same_contents(self, copy: HostCopy, root: Root) -> bool:
         """Whether a host copy has what is in memory, where the host can read both.
+
+        Raises:
+            SwapStoreError: If the copy cannot be read.
+        """
+        raise NotImplementedError
+
+    def contents(self, copy: HostCopy) -> Array:
+        """The bytes of a host copy, where the host can read it; not counted.
 
         Raises:
             SwapStoreError: If the copy cannot be read.

@@ -8,6 +8,7 @@ Freed space is merged with its free neighbours and given out first-fit.
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -15,7 +16,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from chainer_hybridmem.devices.addresses import RESERVED
 from chainer_hybridmem.devices.protocol import HostCopy
@@ -168,8 +169,24 @@ class Space(HostCopy):
         Raises:
             SwapStoreError: If it cannot be read.
         """
-        try:
+        with self._told():
             return self.block.equals(self.offset, address, self.nbytes)
+
+    def contents(self) -> memoryview:
+        """All bytes, in memory that no device counts.
+
+        Raises:
+            SwapStoreError: If it cannot be read.
+        """
+        result = (ctypes.c_ubyte * self.nbytes)()
+        with self._told():
+            self.block.read(self.offset, ctypes.addressof(result), self.nbytes)
+        return memoryview(result)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise SwapStoreError(
                 f'{self.nbytes} bytes of a feature map cannot be read from the swap '

@@ -302,14 +302,22 @@ class Executor:
         self._table = None
         self._stray, self._coming_back = True, None
 
-    def switch(self, table: ActionTable, copies: dict[int, HostCopy], k: int) -> None:
+    def switch(
+        self,
+        table: ActionTable,
+        copies: dict[int, HostCopy],
+        k: int,
+        outliving: Collection[Slot] = (),
+    ) -> None:
         """Goes on with another plan, for iterations that begin like this one.
 
         Args:
             table: What to do from here on; what it has done by now is done.
             copies: Its host copies by storage id.
             k: The next operation.
+            outliving: As for :meth:`begin`.
         """
+        self._outliving = outliving
         former, self._copies = self._copies, copies
         self._table, self._by_storage = table, {}
         self._stray, self._coming_back = True, None
@@ -333,6 +341,8 @@ class Executor:
             self._table.storage_of.get(slot, -1) for slot in live.present_slots()
         )
         storage = next((storage for storage in storages if storage >= 0), -1)
+        for slot in live.present_slots():
+            live.outlives = live.outlives or slot in self._outliving
         taken = storage in self._by_storage
         self._take_copy(live, former, -1 if taken else storage)
 
@@ -420,11 +430,12 @@ class Executor:
             self._evict(live)
 
     def close(self) -> None:
-        """Brings back whatever a living graph may still ask for."""
+        """Brings back whatever a living graph may still ask for, or makes it again."""
         self._table = None
         for live in list(self._by_allocation.values()):
-            if live.alive() and live.state is not State.GONE:
-                self._restore(live)
+            if live.alive():
+                with contextlib.suppress(SessionError):  # whoever asks for it is told
+                    self._restore(live)
 
     def drop_graphs(self) -> None:
         """Frees the maps of graphs with which the program does not go on.
@@ -441,6 +452,7 @@ class Executor:
         """Lets go of every feature map as it is; what crosses iterations comes home."""
         self._table = None
         for live in self._by_allocation.values():
+            live.stay()
             live.forget()
         self._by_allocation.clear()
         self._by_storage.clear()
@@ -567,7 +579,9 @@ class Executor:
             return None
         if slot.kind is SlotKind.ATTRIBUTE and passes.stays(function, str(slot.key)):
             return None
-        live = self._by_allocation.get(allocation) or self._returned(owner, array)
+        live = self._by_allocation.get(allocation)
+        if live is None and slot.kind is not SlotKind.ATTRIBUTE:
+            live = self._returned(owner, array)
         if live is None:
             nbytes = device.root_bytes(device.root(array))
             if nbytes < self.minimum_map_bytes:
@@ -657,6 +671,11 @@ class Executor:
         if live is None:
             return False
         return live.is_rewritten() or any(s.node and s.replaced() for s in live.slots)
+
+    def copy_print(self, allocation: int) -> int | None:
+        """Fingerprint of what has left, as it has; None if that is not known."""
+        live = self._by_allocation.get(allocation)
+        return None if live is None else live.copy_print()
 
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
@@ -877,38 +896,25 @@ class Executor:
         """The program reads what is away; it may write into it.
 
         Args:
-            owner: A function or, if there are no names, a node.
-            names: Attributes of the function.
+            owner: Who has the attributes or, if there are no names, a node.
+            names: Attributes.
         """
-        maps, function = [], owner
-        if names:
-            maps = self._maps_with(owner, names)
-        elif owner in self._by_node:
-            maps, function = [self._by_node[owner]], owner.creator_node
+        maps = [
+            live for live in self._by_allocation.values() if live.is_of(owner, names)
+        ]
         for live in maps:
             if not live.present:
                 self._restore(live)
             live.hand_out()
+        function = graph.function_of(owner)
         if self.asked is not None and function is not None:
             self.asked(function, [slot.slot for live in maps for slot in live.slots])
 
-    def _maps_with(self, function: Any, keys: Iterable[str]) -> list[LiveMap]:
-        """What a function has in its attributes."""
-        names = {key.partition('.')[0] for key in keys}
-        return [
-            live
-            for live in (self.maps_of(function) if names else ())
-            if any(
-                reference.function is function
-                and str(reference.attribute).partition('.')[0] in names
-                for reference in live.slots
-            )
-        ]
-
     def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
         """Restores what a replay reads from a function, where a plan has not."""
-        for live in self._maps_with(function, attributes):
-            if not live.present:
+        owner = graph.target(function)
+        for live in self.maps_of(function) if attributes else ():
+            if not live.present and live.is_of(owner, attributes):
                 self._restore(live)
 
     def _materialise(self, node: Any) -> Array:

@@ -29,7 +29,7 @@ import contextvars
 import enum
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from chainer_hybridmem.devices.bits import fingerprint
@@ -134,6 +134,11 @@ class LiveMap:
     def present_slots(self) -> list[Slot]:
         """Names of the references that the present iteration has made."""
         return [reference.slot for reference in self.slots[self.older :]]
+
+    def is_of(self, owner: Any, keys: Collection[str]) -> bool:
+        """Whether an owner has it in these attributes or, without any, as a node."""
+        names = {key.partition('.')[0] for key in keys}
+        return any(slot.is_of(owner, names) for slot in self.slots)
 
     def slots_of(self, operation: int) -> list[Slot]:
         """Names of the references that an operation of any iteration has made."""
@@ -285,6 +290,12 @@ class LiveMap:
                 now.get(view, old) != old for view, old in before.items()
             )
         return self.rewritten
+
+    def copy_print(self) -> int | None:
+        """Fingerprint of its copy on the host, if only that has the contents."""
+        if self.state is not State.AWAY or self.copy is None or not self._readable:
+            return None
+        return uncounted_fingerprint(self._device.contents(self.copy))
 
     def vacate(self) -> None:
         """Moves it to other device memory if the host had no room for it.

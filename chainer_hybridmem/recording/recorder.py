@@ -341,7 +341,8 @@ class Recorder:
     def _find_written(self) -> None:
         """What the program has changed in place since a function has read it."""
         for step, reading, allocation in self._readings:  # 0: of an attribute
-            if reading.changed() or self.executor.rewritten(reading.allocation):
+            changed = reading.changed(self.executor.copy_print)
+            if changed or self.executor.rewritten(reading.allocation):
                 step.written.add(allocation)
         self._readings.clear()
 

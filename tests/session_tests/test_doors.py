@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
+
 import networks
 import numpy as np
 import pytest
@@ -306,3 +310,227 @@ def test_a_write_before_it_leaves_again(drops, held, device):
     else:
         assert written(device, live, node, drops)[8] == 1
     assert node._data[7] == 2
+
+
+class Keeper(chainer.FunctionNode):
+    """Keeps an array made of its input and multiplies by what is made of that."""
+
+    kept = None
+
+    def forward(self, inputs):
+        self.kept = self.keep(inputs[0])
+        return (inputs[0] * 3,)
+
+    def keep(self, x):
+        return x * 2
+
+    def factor(self):
+        return self.kept
+
+    def backward(self, indexes, grads):
+        return (grads[0] * self.factor(),)
+
+
+class Masked(Keeper):
+    def keep(self, x):
+        return np.ma.masked_less(x, 0.1)
+
+    def factor(self):
+        return np.float32(self.kept.mean())
+
+
+class ReadOnly(Keeper):
+    def keep(self, x):
+        array = x * 2
+        array.flags.writeable = False
+        return array
+
+    def factor(self):
+        return self.kept * (2 if self.kept.flags.writeable else 1)
+
+
+class Record(Keeper):
+    def keep(self, x):
+        array = np.zeros(x.shape, [('a', 'f4'), ('b', 'f4')])
+        array['a'] = x
+        return array
+
+    def factor(self):
+        return self.kept['a']
+
+
+class Objects(Keeper):
+    def keep(self, x):
+        array = np.empty(2000, object)
+        array[1], array[2] = x * 0 + 1, x * 0 + 2
+        return array
+
+    def factor(self):
+        return self.kept[1] + self.kept[2]
+
+
+class BigEndian(Keeper):
+    def keep(self, x):
+        return x.astype('>f4')
+
+    def factor(self):
+        return self.kept.astype('f4')
+
+
+class Kinds(Reaching):
+    """What arrays there are beside plain ones."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.tanh(self.conv(x))
+        for kind in (Masked, ReadOnly, Record, Objects, BigEndian):
+            (h,) = kind().apply((h,))
+            h = F.tanh(h)
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(h, 2)), t)
+
+
+class Copying(Reaching):
+    kind = Keeper
+
+    def reach(self, node, function, dropout):
+        kept = copy.copy(function).kept
+        return 1 if kept is None else float(abs(kept).mean())
+
+
+class Deleting(Reaching):
+    kind = Keeper
+
+    def reach(self, node, function, dropout):
+        del function.kept
+        function.kept = np.float32(3)
+        return 1
+
+
+class Again(Reaching):
+    """It reads an attribute after backward in every iteration, and hands it on."""
+
+    def forward(self, x, t):
+        h = F.tanh(self.conv(x))
+        function = Keeper()
+        (y,) = function.apply((h,))
+        if vars(self).get('former') is not None:
+            y = y + self.former.kept.mean()
+        self.former = function
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(F.tanh(y), 2)), t)
+
+
+class Rewrapping(Reaching):
+    """It writes through another variable, in recorded iterations, too."""
+
+    def forward(self, x, t):
+        y = F.sigmoid(self.conv(x))
+        other = chainer.Variable(y.array)
+        h = F.tanh(F.tanh(y * 0.1))
+        del y
+        other.array *= 0.5
+        scale = float(abs(other.array).mean())
+        del other
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(h, 2)), t) * scale
+
+
+@pytest.mark.parametrize('program', [Kinds, Copying, Deleting, Again, Rewrapping])
+@pytest.mark.parametrize('planner', PLANNERS)
+def test_what_functions_keep_is_as_they_have_kept_it(program, planner, data, hostile):
+    expected = networks.train(program, data)[0]
+    result, session = networks.train(
+        program, data, memory_limit='1GB', planner=planner, verify=True
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+
+
+class Average(chainer.Function):
+    """An old-style function that the program has for all iterations."""
+
+    average = None
+
+    def forward(self, inputs):
+        (x,) = inputs
+        before = x * 0 if self.average is None else self.average
+        self.average = before * 0.5 + x * 0.5
+        return (x + self.average,)
+
+    def backward(self, inputs, grads):
+        return (grads[0] * 1.5,)
+
+
+@dataclasses.dataclass
+class Unhashable(chainer.Function):
+    """Two of them are equal."""
+
+    factor: float
+
+    def forward(self, inputs):
+        self.kept = inputs[0] * np.float32(self.factor)
+        return (inputs[0] * 3,)
+
+    def backward(self, inputs, grads):
+        return (grads[0] * self.kept,)
+
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    __hash__ = None
+
+
+class OldStyle(networks.Ends):
+    def __init__(self):
+        super().__init__()
+        self.mean = Average()
+
+    def forward(self, x, t):
+        first, second = Unhashable(2.0), Unhashable(3.0)
+        h = F.tanh(self.mean(F.tanh(self.conv(x))))
+        h = F.tanh(second(F.tanh(first(h) * 0.1)))
+        loss = F.softmax_cross_entropy(self.last(F.max_pooling_2d(h, 2)), t)
+        return loss * float(first.kept.mean() + second.kept.mean())
+
+
+@pytest.mark.parametrize('planner', PLANNERS)
+def test_old_style_functions_that_outlive_their_graph(planner, data, hostile):
+    expected = networks.train(OldStyle, data)[0]
+    result, session = networks.train(
+        OldStyle, data, memory_limit='1GB', planner=planner
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+
+
+def trained(data, options, ends, leaves=contextlib.nullcontext):
+    """Trains, but for the backward of the last iteration, which comes behind."""
+    np.random.seed(0)
+    model = Reaching()
+    with leaves(), networks.session_for(model, options):
+        for i, (x, t) in enumerate(data):
+            loss = model(x, t)
+            model.cleargrads()
+            if i < len(data) - 1:
+                loss.backward()
+                del loss
+        ends()
+    loss.backward()
+    return networks.outcome(model, [float(loss.array)])
+
+
+@pytest.mark.parametrize('planner', PLANNERS)
+def test_a_graph_that_outlives_the_session_is_whole(planner, data):
+    expected = trained(data, {}, lambda: None)
+    options = {'memory_limit': '1GB', 'planner': planner}
+    networks.assert_same(expected, trained(data, options, lambda: None))
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
+def test_a_graph_that_outlives_an_exception_says_what_is_missing(planner, data):
+    def ends():
+        evict = active_session()._executor.reclaim
+        evict(2**30)
+        raise KeyError
+
+    options = {'memory_limit': '1GB', 'planner': planner}
+    with pytest.raises(SessionError, match='the session that let it go has ended'):
+        trained(data, options, ends, lambda: contextlib.suppress(KeyError))
