@@ -2,6 +2,8 @@
 # make train   ResNet-50 on photographs, in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests; options for pytest in PYTEST_ARGS
 # make lint    ruff and mypy
+# make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
+# make test-cuda       the tests that need a GPU, on it
 # make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS
 # make clean   removes .venv and what the tools left behind
 
@@ -31,7 +33,9 @@ GPU_EXTRA = extra=; \
 		if [ "$${cuda:-0}" -ge 13 ]; then extra=,cuda13; else extra=,cuda12; fi; \
 	fi
 
-.PHONY: train test lint fuzz venv clean
+EMULATOR := .cuda-emulator
+
+.PHONY: train test test-cuda cuda-emulator lint fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
@@ -39,6 +43,12 @@ train: venv
 
 test: lint
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+test-cuda: cuda-emulator
+	$(BIN)/python tests/cuda_emulator/run.py $(EMULATOR) $(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
+
+cuda-emulator: venv
+	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -63,6 +73,6 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage
+	rm -rf $(VENV) $(EMULATOR) build dist *.egg-info .coverage
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

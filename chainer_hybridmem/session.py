@@ -775,7 +775,6 @@ class Session(chainer.FunctionHook):
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
         wishes, device, instruments = self.wishes, self.device, self._instruments
-        device.whole_blocks = wishes.arena and (guide is None or guide.wants_arena)
         profiling = guide is None or guide.stage is Stage.PROFILING
         if profiling or self._guides.wants_draft(key):
             self._executor.clear()

@@ -9,7 +9,14 @@ Note: [block owners]
     CuPy's memory hooks do not fire for foreign allocators, so the allocator
     hands out :class:`cupy.cuda.UnownedMemory` whose owner is an
     :class:`_Allocation`. It holds the pool's block, and its ``__del__`` learns
-    when the last array has let go.
+    when the last array has let go. CuPy's pool does not give back what is free when it
+    dies itself: what outlives a session does so, array by array. And a block that dies
+    with its pool, in one run of Python's collector, is lost: the pool lives longer.
+
+Note: [other pools]
+    Arrays that were made before the session lie in CuPy's default pool. It keeps whole
+    chunks as long as one small array in them lives, so what it holds beyond the arrays
+    that are known counts as in use: the driver's memory is what the limit is about.
 
 Note: [dropped transfers]
     A block whose copy is still running may only be reused after it. All
@@ -62,7 +69,8 @@ if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
 
 _UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
-_WHOLE_BYTES = 1 << 20  # from this size on; smaller ones share large pieces anyway
+_WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
+_WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of the pool
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
 
 _new_id = itertools.count(1).__next__  # over all devices, so never used twice
@@ -105,11 +113,13 @@ class CudaDevice(StoringDevice):
         self._device_id = _choose_device(self._runtime, device_id)
         with self._current():
             self._pool = self._cuda.MemoryPool()
+            weakref.finalize(self, self._pool.free_all_blocks).atexit = False
             self._blocks = WholeBlocks()
             self._d2h = self._cuda.Stream(non_blocking=True)
             self._h2d = self._cuda.Stream(non_blocking=True)
             of_environment = self._pool.get_limit()  # 0: none
         self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
+        self._whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // _WHOLE_SHARE)
         self.used_bytes = 0
         self.peak_bytes = 0
         self.window_peak_bytes = 0
@@ -122,11 +132,13 @@ class CudaDevice(StoringDevice):
         self._log: list[tuple[int, int]] | None = None
         self._reclaim: Callable[[int], None] | None = None
         self._reclaiming = False
-        self._installed = False
+        self._installed = self._closed = False
         self._previous: Any = None
         self._allocator = self._take_pointer  # one object, to be recognised
         self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
         self._adopted_bytes = 0
+        self._others: tuple[int, int] | None = None  # id, bytes; see [other pools]
+        self._others_may_go = False
         pinned = Store(self._make_block, Tier.RAM, host_limit_bytes)
         self._store = TieredStore(pinned, None)
         self._stalls: list[tuple[Any, Any]] = []
@@ -157,9 +169,7 @@ class CudaDevice(StoringDevice):
         self._previous = previous
         self._reclaim = reclaim
         self._installed = True
-        # What the default pool keeps but nobody uses is memory the budget needs.
-        with self._current():
-            self._cupy.get_default_memory_pool().free_all_blocks()
+        self._count_others()
 
     def uninstall(self) -> None:
         if not self._installed:
@@ -169,6 +179,7 @@ class CudaDevice(StoringDevice):
         if self._cuda.get_allocator() is self._allocator:
             self._cuda.set_allocator(self._previous)
         self._previous = None
+        self._forget_others()
         self._give_back()
 
     def close(self) -> None:
@@ -176,6 +187,9 @@ class CudaDevice(StoringDevice):
         self._store.close()
         self._adopted.clear()
         self._stalls.clear()
+        self._slab = None  # goes with the last block in it
+        self._closed = True
+        self._give_back()
 
     def adopt(self, arrays: Iterable[Array]) -> None:
         for array in arrays:
@@ -222,12 +236,15 @@ class CudaDevice(StoringDevice):
             return self._other_pointer(size)
         if size == 0:
             return self._pool.malloc(0)
+        if self._others_may_go:
+            self._count_others()
         nbytes = _rounded(size)
-        asked = self._make_room(nbytes)
+        self._make_room(nbytes)
         block = self._find_block(nbytes)
-        if block is None and not asked and self._call_reclaim(nbytes):
-            # It fits by count: the pool is fragmented.
-            block = self._find_block(nbytes)
+        while block is None and self._frees(nbytes):
+            block = self._find_block(
+                nbytes
+            )  # it fits by count: what is free is in bits
         if block is None:
             self._refuse(size)
         owner = _Allocation(self, self._count(nbytes), nbytes, block)
@@ -236,7 +253,7 @@ class CudaDevice(StoringDevice):
 
     def _find_block(self, nbytes: int) -> Any:
         """Memory where it is planned to lie, beside the arena, or in a hole of it."""
-        slab, whole = self._slab, self.whole_blocks and nbytes >= _WHOLE_BYTES
+        slab, whole = self._slab, nbytes >= self._whole_bytes
         held: Any = slab.place(nbytes) if slab is not None else None
         if held is None and whole:
             held = self._blocks.take(nbytes)
@@ -251,7 +268,7 @@ class CudaDevice(StoringDevice):
 
     def _new_block(self, nbytes: int) -> Any:
         """A block of its own from the driver, or None if there is no memory."""
-        limit = self.limit_bytes - self._adopted_bytes
+        limit = self.limit_bytes - self._elsewhere_bytes
         if self.footprint_bytes + nbytes > limit:
             self._give_back()
         if self.footprint_bytes + nbytes > limit:
@@ -281,15 +298,19 @@ class CudaDevice(StoringDevice):
             previous = self._cupy.get_default_memory_pool().malloc
         return previous(size)
 
-    def _make_room(self, nbytes: int) -> bool:
-        """Sees to it that a block fits by count; whether it had to reclaim."""
+    def _make_room(self, nbytes: int) -> None:
+        """Sees to it that a block fits by count."""
         missing = self.used_bytes + nbytes - self.limit_bytes
         if missing <= 0 or not self._installed:
-            return False
-        asked = self._call_reclaim(missing)
+            return
+        self._call_reclaim(missing)
         if self.used_bytes + nbytes > self.limit_bytes:
             self._refuse(nbytes)
-        return asked
+
+    def _frees(self, nbytes: int) -> bool:
+        """Whether asking for memory once more has freed any."""
+        before = self.used_bytes
+        return self._call_reclaim(nbytes) and self.used_bytes < before
 
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
@@ -365,12 +386,36 @@ class CudaDevice(StoringDevice):
             if self._log is not None:
                 self._log.append((-ident, nbytes))
 
+    def _count_others(self) -> None:
+        """See [other pools]."""
+        self._others_may_go = False
+        self._forget_others()
+        with self._current():
+            pool = self._cupy.get_default_memory_pool()
+            pool.free_all_blocks()
+            nbytes = int(pool.total_bytes()) - self._adopted_bytes
+        if nbytes > 0:
+            self._others = self._count(nbytes), nbytes
+        self._set_pool_limit()
+
+    def _forget_others(self) -> None:
+        if self._others is not None:
+            self._forget(*self._others)
+            self._others = None
+
+    def _let_go(self, ident: int, nbytes: int) -> None:
+        """A block has been given back; see [block owners]."""
+        self._forget(ident, nbytes)
+        if self._closed:
+            self._give_back()
+
     def _adopt_memory(self, base: Array, pointer: int, nbytes: int) -> None:
         def died(_: Any) -> None:
             adopted = self._adopted.pop(pointer, None)
             if adopted is not None:
                 self._forget(adopted[0], nbytes)
                 self._adopted_bytes -= nbytes
+                self._others_may_go = self._installed
                 self._set_pool_limit()
 
         with self._lock:
@@ -381,9 +426,14 @@ class CudaDevice(StoringDevice):
 
     def _set_pool_limit(self) -> None:
         """Leaves the pool what nothing else takes; 0 would be no limit."""
-        others = self._adopted_bytes + self._blocks.total_bytes
+        others = self._elsewhere_bytes + self._blocks.total_bytes
         with self._current():
             self._pool.set_limit(size=max(self.limit_bytes - others, 1))
+
+    @property
+    def _elsewhere_bytes(self) -> int:
+        """In use, but not from here."""
+        return self._adopted_bytes + (self._others[1] if self._others else 0)
 
     def watch_pool(self, watched: bool) -> None:
         self._watching += 1 if watched else -1
@@ -394,7 +444,7 @@ class CudaDevice(StoringDevice):
             if new_peak:
                 self._sample_peak = used
         held = self.footprint_bytes
-        free = max(0, held - (used - self._adopted_bytes))
+        free = max(0, held - (used - self._elsewhere_bytes))
         return PoolFigures(used, free, self._from_pool, self._from_driver, peak)
 
     # -- memory -------------------------------------------------------------
@@ -620,7 +670,8 @@ class _Allocation:
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
-            self.device._forget(self.ident, self.nbytes)
+            self.block = None
+            self.device._let_go(self.ident, self.nbytes)
 
 
 class PinnedBlock(MemoryBlock):

@@ -142,8 +142,6 @@ class Device(abc.ABC):
         alignment_bytes (int): Every block of an arena begins at a multiple of it.
         moves_in (bool): Whether an arena may take over what lies elsewhere when its
             first iteration begins; else there is no memory for both.
-        whole_blocks (bool): Whether an arena may be wanted soon: large free blocks are
-            not to be split then. May be set at any time.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
         reclaim_error (BaseException or None): What ``reclaim`` raised last; the
@@ -156,7 +154,6 @@ class Device(abc.ABC):
     asynchronous: bool
     alignment_bytes: int
     moves_in: bool
-    whole_blocks: bool = False
     limit_bytes: int
     used_bytes: int
     peak_bytes: int

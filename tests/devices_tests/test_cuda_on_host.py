@@ -386,9 +386,24 @@ def test_reclaim_makes_room(opened):
 
 
 def test_fragmented_pool_is_a_reason_to_reclaim(opened):
-    opened.device._pool.fragmented = 4 * _MIB
+    device = opened.device
+    device._whole_bytes = _LIMIT  # everything from the pool
+    device._pool.fragmented = 4 * _MIB
+    kept = [cupy.ndarray(512, 'u1')]
+    opened.give_up = kept.clear
     assert cupy.ndarray(6 * _MIB, 'u1').nbytes == 6 * _MIB
     assert opened.asked == [6 * _MIB]
+
+
+def test_it_is_asked_for_memory_until_nothing_helps(opened):
+    device = opened.device
+    device._whole_bytes = _LIMIT
+    device._ask_pool = lambda nbytes: None
+    parts = [device._count(512) for _ in range(3)]
+    opened.give_up = lambda: parts and device._forget(parts.pop(), 512)
+    with pytest.raises(MemoryError):
+        cupy.ndarray(6 * _MIB, 'u1')
+    assert opened.asked == [6 * _MIB] * 4
 
 
 def test_reclaim_error_is_the_cause(opened):
@@ -495,6 +510,7 @@ def test_compared_by_bits():
 
 def test_pool_figures(opened):
     device = opened.device
+    device._whole_bytes = _LIMIT  # everything from the pool
     device.watch_pool(True)
     array = device.allocate(3 * _MIB)
     figures = device.pool_figures(new_peak=True)
@@ -602,7 +618,6 @@ def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
 
 def test_whole_blocks_are_used_again_and_given_back(opened):
     device = opened.device
-    device.whole_blocks = True
     array = cupy.ndarray(2 * _MIB, 'u1')
     address = array.data.ptr
     small = cupy.ndarray(1000, 'u1')  # of the pool
@@ -622,11 +637,9 @@ def test_whole_blocks_are_used_again_and_given_back(opened):
 
 def test_the_pool_gets_what_whole_blocks_leave(opened):
     device = opened.device
-    device.whole_blocks = True
     array = cupy.ndarray(6 * _MIB, 'u1')
     del array  # free, and still held
-    device.whole_blocks = False
-    kept = cupy.ndarray(5 * _MIB, 'u1')
+    kept = [cupy.ndarray(16384, 'u1') for _ in range(320)]
     assert opened.asked == [] and device.footprint_bytes == 5 * _MIB
     del kept
 
@@ -634,7 +647,6 @@ def test_the_pool_gets_what_whole_blocks_leave(opened):
 def test_an_arena_finds_memory_after_whole_blocks(opened):
     """A small array that stays does not keep a large piece from it."""
     device = opened.device
-    device.whole_blocks = True
     large = cupy.ndarray(6 * _MIB, 'u1')
     del large
     stays = cupy.ndarray(_MIB, 'u1')
@@ -645,7 +657,6 @@ def test_an_arena_finds_memory_after_whole_blocks(opened):
 
 def test_blocks_of_the_driver_that_are_refused(opened, monkeypatch):
     device = opened.device
-    device.whole_blocks = True
     monkeypatch.setattr(_Memory, 'refused', True)
     assert not device.set_places(_arena((_MIB, 0)))
     with pytest.raises(MemoryError):

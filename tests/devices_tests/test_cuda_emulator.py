@@ -1,0 +1,167 @@
+"""The emulator refuses what CUDA refuses; see docs/cuda_emulator.md."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        'EMU_LIBRARY' not in os.environ,
+        reason='needs the emulator: make test-cuda',
+    ),
+]
+
+
+@pytest.fixture
+def control():
+    from cuda_emulator import control
+
+    yield control
+    control.schedule('random', 0)
+
+
+def run(program, **environment):
+    """What a process of its own prints, and how it ends."""
+    tests = os.path.dirname(os.path.dirname(__file__))
+    done = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(program)],
+        env={
+            **os.environ,
+            'PYTHONPATH': os.pathsep.join(
+                [os.environ['PYTHONPATH'], tests, os.path.dirname(tests)]
+            ),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_work_runs_late(control):
+    import cupy
+
+    control.schedule('lazy')
+    array = cupy.zeros(10, 'f')
+    array += 1
+    event = cupy.cuda.Event()
+    event.record()
+    assert not event.done
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match='NotReady'):
+        cupy.cuda.get_elapsed_time(event, event)
+    event.synchronize()
+    assert event.done and float(array.sum()) == 10
+
+
+@pytest.mark.parametrize('kind', ['malloc', 'copy', 'launch'])
+def test_calls_that_fail(control, kind):
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    array = cupy.ones(1000, 'f')
+    array + 1  # compiled
+    pool.free_all_blocks()
+    control.fail(kind, 1)
+    errors = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
+    with pytest.raises((*errors, MemoryError)):
+        if kind == 'malloc':
+            cupy.cuda.Memory(123456)
+        elif kind == 'copy':
+            array.get()
+        else:
+            array + 1
+    assert float((array + 1).sum()) == 2000  # once only
+
+
+def test_sorting(control):
+    import cupy
+    import numpy as np
+
+    x = np.random.RandomState(0).rand(3, 50).astype('f')
+    assert (cupy.sort(cupy.array(x)).get() == np.sort(x)).all()
+    assert (cupy.argsort(cupy.array(x)).get() == np.argsort(x)).all()
+    keys = cupy.array([[1, 1, 0], [2, 1, 3]])
+    assert cupy.lexsort(keys).tolist() == [1, 0, 2]
+    assert cupy.unique(cupy.array([2, 1, 2])).tolist() == [1, 2]
+    assert sorted(cupy.random.permutation(9).tolist()) == list(range(9))
+
+
+def test_freed_memory_ends_the_process():
+    code, _, errors = run(
+        """
+        import cupy
+        memory = cupy.cuda.Memory(4096)
+        array = cupy.ndarray(10, 'f', cupy.cuda.MemoryPointer(memory, 0))
+        cupy.cuda.runtime.free(memory.ptr)
+        array.fill(1)
+        cupy.cuda.Device().synchronize()
+        """
+    )
+    assert code < 0 and 'that is not allocated' in errors
+
+
+def test_several_devices():
+    code, out, errors = run(
+        """
+        import cupy
+        from cuda_emulator import control
+        with cupy.cuda.Device(1):
+            array = cupy.arange(5)
+            there = control.device_bytes()
+        here = control.device_bytes()
+        copied = array.copy() if cupy.cuda.Device().id == 1 else cupy.asarray(array)
+        print(array.device.id, there > 0, here, copied.tolist())
+        """,
+        EMU_DEVICES='2',
+    )
+    assert code == 0, errors
+    assert out.split()[:3] == ['1', 'True', '0']
+
+
+RACE = """
+    import cupy
+    from cuda_emulator import control
+    from chainer_hybridmem.devices.cuda import CudaDevice
+
+    control.watch_places()
+    {sabotage}
+    device = CudaDevice(2**24)
+    device.install(lambda missing: None)
+    array = cupy.zeros(100000, 'f')
+    copy, transfer = device.swap_out(device.root(array), None)
+    device.wait(transfer)
+    array += 1
+    del transfer, array
+    root = device.allocate(400000)
+    transfer = device.swap_in(copy, root)
+    device.wait(transfer)
+    array = cupy.ndarray(100000, 'f', cupy.cuda.MemoryPointer(root, 0))
+    array += 1
+    device.synchronize()
+    print(control.counters()['race'] > 0)
+"""
+SABOTAGES = {
+    'none': 'pass',
+    'nobody waits for copies': 'CudaDevice.wait = lambda self, transfer: setattr('
+    "transfer, 'waited', True)",
+    'copies wait for nobody': 'cupy.cuda.Stream.wait_event = lambda *_: None',
+}
+
+
+@pytest.mark.parametrize('sabotage', SABOTAGES)
+@pytest.mark.parametrize('mode', ['eager', 'lazy', 'random'])
+def test_races_are_seen_in_any_order(sabotage, mode):
+    """Also where the numbers happen to be right."""
+    code, out, errors = run(
+        RACE.format(sabotage=SABOTAGES[sabotage]), EMU_RACES='1', EMU_MODE=mode,
+        CUPY_CACHE_DIR=os.environ['CUPY_CACHE_DIR'] + '-races',
+    )  # fmt: skip
+    assert code == 0, errors
+    assert out.strip() == str(sabotage != 'none'), errors

@@ -1,0 +1,368 @@
+"""Programs as people write them, on a GPU: updaters, several optimizers, a trainer.
+
+Nothing in these loops waits for the GPU but what their authors wrote.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import NamedTuple
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import networks
+import numpy as np
+import pytest
+import zoo
+from chainer import training
+
+pytestmark = pytest.mark.gpu
+ITERATIONS = 9
+LONGER = 16  # where several graphs are learnt
+
+
+class Inception(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Convolution2D(None, 8, 1)
+            self.few = L.Convolution2D(None, 8, 1)
+            self.three = L.Convolution2D(8, 12, 3, pad=1)
+            self.fewer = L.Convolution2D(None, 4, 1)
+            self.five = L.Convolution2D(4, 8, 5, pad=2)
+            self.pooled = L.Convolution2D(None, 8, 1)
+
+    def forward(self, x):
+        ways = (
+            self.one(x),
+            self.three(F.relu(self.few(x))),
+            self.five(F.relu(self.fewer(x))),
+            self.pooled(F.max_pooling_2d(x, 3, stride=1, pad=1)),
+        )
+        return F.relu(F.concat(ways))
+
+
+class GoogLeNet(chainer.Chain):
+    """Normalized responses, concatenations, pooling of both kinds."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 16, 5, pad=2)
+            self.first = Inception()
+            self.second = Inception()
+            self.last = L.Linear(None, 10)
+
+    def forward(self, x, t):
+        h = F.max_pooling_2d(F.relu(self.conv(x)), 3, stride=2)
+        h = self.second(self.first(F.local_response_normalization(h, n=5)))
+        h = F.dropout(F.average_pooling_2d(F.max_pooling_2d(h, 3, stride=2), 3), 0.4)
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+class AlexNet(chainer.Chain):
+    """Few, large layers; most of the parameters in the last ones."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 24, 5, stride=2)
+            self.second = L.Convolution2D(24, 32, 5, pad=2)
+            self.third = L.Convolution2D(32, 48, 3, pad=1)
+            self.dense = L.Linear(None, 128)
+            self.denser = L.Linear(128, 128)
+            self.last = L.Linear(128, 10)
+
+    def forward(self, x, t):
+        h = F.local_response_normalization(F.relu(self.first(x)))
+        h = F.relu(self.second(F.max_pooling_2d(h, 3, stride=2)))
+        h = F.max_pooling_2d(F.local_response_normalization(h), 3, stride=2)
+        h = F.max_pooling_2d(F.relu(self.third(h)), 3, stride=2)
+        h = F.dropout(F.relu(self.denser(F.dropout(F.relu(self.dense(h))))))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+class Reported(chainer.Chain):
+    """Reports its loss as Chainer's classifier does."""
+
+    def __init__(self, make):
+        super().__init__()
+        with self.init_scope():
+            self.network = make()
+
+    def forward(self, x, t):
+        loss = self.network(x, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class Program(NamedTuple):
+    """What is trained, and on what.
+
+    Attributes:
+        make: The network.
+        batch: From a generator to a batch.
+        share: Of the memory that plain Chainer needs.
+    """
+
+    make: object
+    batch: object
+    share: float = 0.75
+
+
+def pictures(size, batch=16):
+    def draw(rng):
+        x = rng.rand(batch, 3, size, size).astype(np.float32)
+        return x, rng.randint(0, 10, batch).astype(np.int32)
+
+    return draw
+
+
+PROGRAMS = {
+    'residual': Program(lambda: networks.Everything(channels=16), pictures(24, 32)),
+    'googlenet': Program(GoogLeNet, pictures(40)),
+    'alexnet': Program(AlexNet, pictures(64)),
+    **{
+        name: Program(network.make, network.batch, 0.8)
+        for name, network in zoo.NETWORKS.items()
+    },
+}
+SEEDS = int(os.environ.get('HYBRIDMEM_SEEDS', '1'))  # of the emulator's order of work
+
+
+def taken_bytes():
+    """Most memory taken from the driver since last asked, where that can be known."""
+    if 'EMU_LIBRARY' not in os.environ:
+        return None
+    from cuda_emulator import control
+
+    return control.take_device_peak()
+
+
+def begin(seed):
+    import cupy
+
+    gc.collect()
+    np.random.seed(0)
+    cupy.random.seed(0)
+    cupy.get_default_memory_pool().free_all_blocks()
+    if 'EMU_LIBRARY' in os.environ:
+        from cuda_emulator import control
+
+        control.schedule(os.environ.get('EMU_MODE', 'random'), seed)
+
+
+def end(model, losses):
+    """Everything that must be equal."""
+    losses = [float(chainer.get_device('@numpy').send(x)) for x in losses]
+    states = {}
+    for path, parameter in model.namedparams():
+        for key, value in (parameter.update_rule.state or {}).items():
+            states[f'{path}:{key}'] = chainer.get_device('@numpy').send(value)
+    model.to_device('@numpy')
+    result = networks.outcome(model, losses)
+    del result['random']
+    return {**result, **{k: np.asarray(v) for k, v in states.items()}}
+
+
+def train(program, seed=0, **options):
+    """By an updater, which waits for nothing; the session and what it took as well."""
+    begin(seed)
+    rng = np.random.RandomState(1)
+    batches = [program.batch(rng) for _ in range(ITERATIONS)]
+    size = len(batches[0][0])
+    columns = [np.concatenate(column) for column in zip(*batches, strict=True)]
+    model = Reported(program.make)
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    model.to_device('@cupy:0')
+    updater = training.StandardUpdater(
+        chainer.iterators.SerialIterator(
+            chainer.datasets.TupleDataset(*columns), size, shuffle=False
+        ),
+        optimizer,
+        device='@cupy:0',
+    )
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    losses = []
+    taken_bytes()
+    with networks.session_for(model, options) as session:
+        for _ in range(ITERATIONS):
+            observation = {}
+            with reporter.scope(observation):
+                updater.update()
+            losses.append(observation['main/loss'].array)
+        taken = taken_bytes()
+    return end(model, losses), session, taken
+
+
+@pytest.fixture(scope='module')
+def plain():
+    """By name: what plain Chainer gives, and what it needs."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            program = PROGRAMS[name]
+            expected = train(program)[0]
+            _, session, _ = train(program, memory_limit='4GiB', planner='in-core')
+            known[name] = expected, session.statistics()['in_core_peak_bytes']
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize('seed', range(SEEDS))
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_the_same_bits_inside_the_limit(name, planner, seed, plain):
+    expected, peak = plain(name)
+    limit = int(peak * PROGRAMS[name].share)
+    result, session, taken = train(
+        PROGRAMS[name], seed, memory_limit=limit, planner=planner
+    )
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert figures['state'] == 'guided'
+    assert figures['footprint_bytes'] <= limit
+    if taken is not None:
+        assert taken <= limit
+
+
+# -- what else people do -------------------------------------------------------
+class Adversaries(training.updaters.StandardUpdater):
+    """Two networks, two optimizers, one update of each."""
+
+    def update_core(self):
+        make, judge = self.get_optimizer('make'), self.get_optimizer('judge')
+        real = chainer.Variable(self.converter(self.get_iterator('main').next(), 0))
+        noise = self.device.xp.random.rand(len(real.array), 16).astype(np.float32)
+        made = make.target(noise)
+        real_score, made_score = judge.target(real), judge.target(made)
+        judge.target.cleargrads()
+        loss = F.mean(F.softplus(-real_score)) + F.mean(F.softplus(made_score))
+        make_loss = F.mean(F.softplus(-made_score))
+        make.target.cleargrads()
+        make_loss.backward()
+        make.update()
+        made.unchain_backward()
+        judge.target.cleargrads()
+        loss.backward()
+        judge.update()
+        self.losses += [loss.array, make_loss.array]
+
+
+class Maker(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.dense = L.Linear(16, 16 * 8 * 8)
+            self.norm = L.BatchNormalization(16)
+            self.up = L.Deconvolution2D(16, 8, 4, stride=2, pad=1)
+            self.last = L.Deconvolution2D(8, 3, 4, stride=2, pad=1)
+
+    def forward(self, z):
+        h = F.reshape(self.dense(z), (-1, 16, 8, 8))
+        return F.sigmoid(self.last(F.relu(self.up(F.relu(self.norm(h))))))
+
+
+class Judge(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 4, stride=2, pad=1)
+            self.second = L.Convolution2D(8, 16, 4, stride=2, pad=1)
+            self.norm = L.BatchNormalization(16)
+            self.last = L.Linear(None, 1)
+
+    def forward(self, x):
+        h = F.leaky_relu(self.first(x))
+        return self.last(F.leaky_relu(self.norm(self.second(h))))
+
+
+def train_adversaries(**options):
+    begin(0)
+    both = chainer.Sequential(Maker(), Judge())
+    both.to_device('@cupy:0')
+    optimizers = {}
+    for name, link in zip(('make', 'judge'), both, strict=True):
+        optimizers[name] = chainer.optimizers.Adam(2e-4, beta1=0.5).setup(link)
+    x = np.random.RandomState(1).rand(LONGER * 16, 3, 32, 32).astype(np.float32)
+    updater = Adversaries(
+        chainer.iterators.SerialIterator(x, 16, shuffle=False),
+        optimizers,
+        device='@cupy:0',
+    )
+    updater.losses = []
+    with networks.session_for(both, options) as session:
+        for _ in range(LONGER):
+            updater.update()
+    return end(both, updater.losses), session
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+def test_two_optimizers(planner):
+    expected, _ = train_adversaries()
+    _, session = train_adversaries(memory_limit='1GiB', planner='in-core')
+    peak = session.statistics()['in_core_peak_bytes']
+    result, session = train_adversaries(memory_limit=int(peak * 0.95), planner=planner)
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 0
+
+
+def train_with_a_trainer(folder, **options):
+    """With an evaluator and snapshots, and the extension where there are options."""
+    begin(0)
+    rng = np.random.RandomState(1)
+    x = rng.rand(96, 3, 24, 24).astype(np.float32)
+    data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, 96).astype(np.int32))
+    model = Reported(lambda: networks.Everything(channels=16))
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    updater = training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 32, shuffle=False),
+        optimizer,
+        device='@cupy:0',
+    )
+    trainer = training.Trainer(updater, (4, 'epoch'), out=str(folder))
+    tests = chainer.iterators.SerialIterator(data, 32, repeat=False, shuffle=False)
+    trainer.extend(training.extensions.Evaluator(tests, model, device='@cupy:0'))
+    trainer.extend(training.extensions.snapshot(), trigger=(2, 'epoch'))
+    trainer.extend(training.extensions.LogReport(trigger=(1, 'epoch')))
+    if options:
+        trainer.extend(hybridmem.HybridMemory(**options))
+    trainer.run()
+    log = trainer.get_extension('LogReport').log
+    losses = [
+        entry[key] for entry in log for key in ('main/loss', 'validation/main/loss')
+    ]
+    return end(model, losses)
+
+
+def test_a_trainer_with_evaluator_and_snapshots(tmp_path):
+    expected = train_with_a_trainer(tmp_path / 'plain')
+    result = train_with_a_trainer(
+        tmp_path / 'ours', memory_limit='24MB', planner='hybrid'
+    )
+    networks.assert_same(expected, result)
+
+
+def test_a_session_leaves_nothing_on_the_gpu():
+    """Neither does what outlives it, in the end: states die with the model."""
+    import cupy
+
+    def free_bytes():
+        gc.collect()
+        cupy.get_default_memory_pool().free_all_blocks()
+        return cupy.cuda.runtime.memGetInfo()[0]
+
+    free = []
+    for _ in range(2):
+        train(PROGRAMS['unet'], memory_limit='4GiB', planner='in-core')
+        free.append(free_bytes())
+    assert free[0] == free[1]
