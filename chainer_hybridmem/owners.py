@@ -25,7 +25,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.profile import Category
 
 _AWAY = '_hybridmem_away'
@@ -156,6 +156,57 @@ def owners_of(model: chainer.Link) -> Iterator[Owner]:
         for name, value in (rule.state or {}).items() if rule is not None else ():
             if isinstance(value, kinds):
                 yield StateOwner(f'{path}:{name}', rule, name)
+
+
+class PersistentOwner(Owner):
+    """A persistent array of a link, such as a running mean."""
+
+    category = Category.PARAMETER
+    _field = '__dict__'
+
+    def __init__(self, label: str, holder: Any, name: str) -> None:
+        super().__init__(label, holder)
+        self._name = name
+
+    def get(self) -> Array | None:
+        """See :class:`Owner`."""
+        return self._holder.__dict__.get(self._name)
+
+    def put(self, array: Array | None) -> None:
+        """See :class:`Owner`."""
+        self._holder.__dict__[self._name] = array
+
+
+def persistents_of(model: chainer.Link) -> Iterator[Owner]:
+    """Every persistent array of the model's links, by path."""
+    kinds = chainer.get_array_types()
+    for path, link in model.namedlinks():
+        for name in link._persistent:
+            if isinstance(link.__dict__.get(name), kinds):
+                yield PersistentOwner(f'{path}/{name}', link, name)
+
+
+def move_in(model: chainer.Link, device: Device) -> None:
+    """Moves what only the model has into memory of the device; what fits.
+
+    What is new in the pool of others keeps the large pieces there that it was cut from.
+    """
+    for owner in (*owners_of(model), *persistents_of(model)):
+        array = owner.get()
+        if array is None or not device.owns(array) or not owner.alone():
+            continue
+        node = owner.node
+        holders = 1 + (node is not None and node._data is array)
+        # Also counted here: the name, and the argument.
+        if array.base is not None or sys.getrefcount(array) > holders + 2:
+            continue
+        try:
+            copied = array.copy(order='K')
+        except MemoryError:
+            return
+        if copied.strides == array.strides:
+            owner.put(None)
+            owner.put(copied)
 
 
 def model_arrays(model: chainer.Link) -> list[Any]:

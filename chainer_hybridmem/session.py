@@ -53,6 +53,7 @@ from chainer_hybridmem.owners import (
     Owner,
     StateOwner,
     model_arrays,
+    move_in,
     owners_of,
     permanent_arrays,
 )
@@ -338,6 +339,8 @@ class Session(chainer.FunctionHook):
         self._updates = _count_updates(self.model)
         self.device.adopt(array for _, array in permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
+        if self.device.other_bytes:
+            move_in(self.model, self.device)
         try:
             super().__enter__()
             self._link_hook.__enter__()

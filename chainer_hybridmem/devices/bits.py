@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from chainer_hybridmem.devices import hashing
+from chainer_hybridmem.devices import cuda_bits, hashing
 from chainer_hybridmem.devices.protocol import Array
 
 CHECKED_BYTES = 2**24  # at once
@@ -23,6 +23,9 @@ def same_bits(left: Array, right: Array, most_elements: int) -> bool:
     """
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
+    same = None if isinstance(left, np.ndarray) else cuda_bits.same_memory(left, right)
+    if same is not None:
+        return same
     integer = _UINT_OF_SIZE.get(left.dtype.itemsize)
     if integer is None or left.dtype.hasobject:
         return bool(left.tobytes() == right.tobytes())
@@ -51,11 +54,14 @@ def fingerprint(array: Array) -> int:
     """Of every element's bits: 64 bits, other ones if a single element is another.
 
     Axes are taken in the order of memory, so that nothing is copied but what has gaps.
-    See :mod:`chainer_hybridmem.devices.hashing`.
+    On CUDA this is :func:`.cuda_bits.fingerprint`, in the memory of the CPU
+    :mod:`chainer_hybridmem.devices.hashing`: their digests differ.
     """
+    if not isinstance(array, np.ndarray):
+        return cuda_bits.fingerprint(array)
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     array = array.transpose(order)
-    if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+    if array.flags.c_contiguous:
         return hashing.digest(array.ctypes.data, array.nbytes)
     running = hashing.Running()
     for piece in _pieces(array):
@@ -64,14 +70,11 @@ def fingerprint(array: Array) -> int:
 
 
 def _pieces(array: Array) -> Iterator[Array]:
-    """An array in the order of its elements, in the memory of the CPU.
+    """An array in the order of its elements.
 
     All pieces but the last one have a multiple of :data:`hashing.STRIPE_BYTES`.
     """
     elements = max(1, CHECKED_BYTES // array.itemsize // hashing.STRIPE_BYTES)
     elements *= hashing.STRIPE_BYTES
-    on_gpu = hasattr(array, 'get')
-    flat = array.reshape(-1) if on_gpu else array.flat  # the latter copies pieces only
     for i in range(0, array.size, elements):
-        piece = flat[i : i + elements]
-        yield piece.get() if on_gpu else piece
+        yield array.flat[i : i + elements]  # copied

@@ -18,10 +18,10 @@ Note: [other pools]
     chunks as long as one small array in them lives, so what it holds beyond the arrays
     that are known counts as in use: the driver's memory is what the limit is about.
 
-Note: [dropped transfers]
-    A block whose copy is still running may only be reused after it. All
-    blocks belong to the compute stream, so a transfer that was dropped without
-    being waited for makes that stream wait when it dies.
+Note: [streams]
+    A block is used again only on the stream on which it was allocated. Before that,
+    this stream waits for the block's copies: when they are waited for, and also when a
+    transfer is dropped without that.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 _UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
 _WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
 _WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of the pool
+_PINNED_BYTES = 1 << 26  # at once, at least, or such a part of the limit
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
 
 _new_id = itertools.count(1).__next__  # over all devices, so never used twice
@@ -139,10 +140,12 @@ class CudaDevice(StoringDevice):
         self._adopted_bytes = 0
         self._others: tuple[int, int] | None = None  # id, bytes; see [other pools]
         self._others_may_go = False
-        pinned = Store(self._make_block, Tier.RAM, host_limit_bytes)
+        least_bytes = min(_PINNED_BYTES, max(1, self.limit_bytes // _WHOLE_SHARE))
+        pinned = Store(self._make_block, Tier.RAM, host_limit_bytes, least_bytes)
         self._store = TieredStore(pinned, None)
         self._stalls: list[tuple[Any, Any]] = []
         self._slab: Slab | None = None
+        self._slab_stream = 0  # only there memory of the slab is used again
         self._set_pool_limit()
 
     # -- life ---------------------------------------------------------------
@@ -198,6 +201,11 @@ class CudaDevice(StoringDevice):
             if memory.size and not self.allocation_id(array):
                 self._adopt_memory(base, memory.ptr, _rounded(memory.size))
 
+    @property
+    def other_bytes(self) -> int:
+        """See [other pools]."""
+        return self._others[1] if self._others else 0
+
     def describe(self) -> dict[str, Any]:
         properties = self._runtime.getDeviceProperties(self._device_id)
         return {
@@ -247,16 +255,19 @@ class CudaDevice(StoringDevice):
             )  # it fits by count: what is free is in bits
         if block is None:
             self._refuse(size)
-        owner = _Allocation(self, self._count(nbytes), nbytes, block)
+        ident, stream = self._count(nbytes), self._compute()
+        owner = _Allocation(self, ident, nbytes, block, stream)
         memory = self._cuda.UnownedMemory(block.ptr, nbytes, owner, self._device_id)
         return self._cuda.MemoryPointer(memory, 0)
 
     def _find_block(self, nbytes: int) -> Any:
         """Memory where it is planned to lie, beside the arena, or in a hole of it."""
-        slab, whole = self._slab, nbytes >= self._whole_bytes
+        stream = self._compute().ptr
+        slab = self._slab if stream == self._slab_stream else None
+        whole = nbytes >= self._whole_bytes
         held: Any = slab.place(nbytes) if slab is not None else None
         if held is None and whole:
-            held = self._blocks.take(nbytes)
+            held = self._blocks.take(nbytes, stream)
         if held is None:
             new = self._new_block(nbytes) if whole else self._pool_pointer(nbytes)
             if new is not None or slab is None:
@@ -280,7 +291,7 @@ class CudaDevice(StoringDevice):
             return None
         if self._watching:
             self._from_driver += nbytes
-        block = self._blocks.add(memory, nbytes)
+        block = self._blocks.add(memory, nbytes, self._compute().ptr)
         self._set_pool_limit()
         return block
 
@@ -360,9 +371,15 @@ class CudaDevice(StoringDevice):
 
     def _refuse(self, nbytes: int) -> None:
         self.last_failure = (nbytes, self.used_bytes)
+        kept = ''
+        if self.other_bytes >= self._whole_bytes:
+            kept = (
+                f" {self.other_bytes} of them are kept by CuPy's default pool for "
+                'arrays from before the session; begin the session earlier.'
+            )
         raise make_out_of_memory_error(
             f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} bytes '
-            f'are in use, and the pool takes {self.footprint_bytes}. Raise the '
+            f'are in use, and the pool takes {self.footprint_bytes}.{kept} Raise the '
             'memory limit or use smaller batches.',
             nbytes,
             self.limit_bytes,
@@ -433,7 +450,7 @@ class CudaDevice(StoringDevice):
     @property
     def _elsewhere_bytes(self) -> int:
         """In use, but not from here."""
-        return self._adopted_bytes + (self._others[1] if self._others else 0)
+        return self._adopted_bytes + self.other_bytes
 
     def watch_pool(self, watched: bool) -> None:
         self._watching += 1 if watched else -1
@@ -453,8 +470,8 @@ class CudaDevice(StoringDevice):
 
     def allocation_id(self, array: Array) -> int:
         memory = array.data.mem
-        owner = getattr(memory, '_owner', None)
-        if type(owner) is _Allocation and owner.device is self:
+        owner = self._owner(memory)
+        if owner is not None:
             return owner.ident
         adopted = self._adopted.get(memory.ptr)
         return 0 if adopted is None else adopted[0]
@@ -503,7 +520,7 @@ class CudaDevice(StoringDevice):
             block = self._new_block(nbytes)
             if block is None:
                 return False
-            self._slab = Slab(block, nbytes)
+            self._slab, self._slab_stream = Slab(block, nbytes), self._compute().ptr
         self._slab.table.expect(arena)
         return True
 
@@ -534,7 +551,7 @@ class CudaDevice(StoringDevice):
         with self._current():
             compute = self._compute()
             before = compute.record()
-            compute.wait_event(transfer.end)
+            self.order_after(transfer)
             self._stalls.append((before, compute.record()))
 
     def _copy(self, root: Root, space: Space, stream: Any, kind: int) -> CudaTransfer:
@@ -563,9 +580,18 @@ class CudaDevice(StoringDevice):
     def _compute(self) -> Any:
         return self._cuda.get_current_stream()
 
-    def _order_after(self, event: Any) -> None:
+    def order_after(self, transfer: CudaTransfer) -> None:
+        """What uses the memory from now on does so after the copy; see [streams]."""
         with self._current():
-            self._compute().wait_event(event)
+            compute = self._compute()
+            compute.wait_event(transfer.end)
+            home = getattr(self._owner(transfer.root), 'stream', compute)
+            if home != compute:
+                home.wait_event(transfer.end)
+
+    def _owner(self, root: Root) -> _Allocation | None:
+        owner = getattr(root, '_owner', None)
+        return owner if type(owner) is _Allocation and owner.device is self else None
 
     def _make_block(self, nbytes: int) -> PinnedBlock:
         check_available(nbytes)
@@ -605,6 +631,7 @@ class CudaTransfer(Transfer):
     """One copy on a copy stream; keeps its root alive.
 
     Attributes:
+        root: The memory that is copied.
         end (cupy.cuda.Event): Recorded behind the copy.
         waited (bool): Whether compute has been ordered after it.
     """
@@ -615,8 +642,8 @@ class CudaTransfer(Transfer):
         self.nbytes = space.nbytes
         self.end = end
         self.waited = False
+        self.root = root
         self._device = device
-        self._root = root
         self._start = start
 
     def done(self) -> bool:
@@ -629,9 +656,9 @@ class CudaTransfer(Transfer):
         return _CudaSpan(self._device, self._start, self.end)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # See Note: [dropped transfers].
+        # See Note: [streams].
         if not finalizing() and not self.waited and not self.done():
-            self._device._order_after(self.end)
+            self._device.order_after(self)
 
 
 class _CudaSpan(Span):
@@ -660,13 +687,16 @@ class _CudaCompletion(Completion):
 class _Allocation:
     """Owner of one block; see Note: [block owners]."""
 
-    __slots__ = ('block', 'device', 'ident', 'nbytes')
+    __slots__ = ('block', 'device', 'ident', 'nbytes', 'stream')
 
-    def __init__(self, device: CudaDevice, ident: int, nbytes: int, block: Any) -> None:
+    def __init__(
+        self, device: CudaDevice, ident: int, nbytes: int, block: Any, stream: Any
+    ) -> None:
         self.device = device
         self.ident = ident
         self.nbytes = nbytes
         self.block = block  # of the pool or of a slab; given back when it dies
+        self.stream = stream  # on which the block is used again
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():

@@ -185,6 +185,11 @@ class Device(abc.ABC):
     def close(self) -> None:
         """Ends copy threads or streams and gives all host copies back."""
 
+    @property
+    def other_bytes(self) -> int:
+        """In use in a pool of others, beside the arrays that are known."""
+        return 0
+
     @abc.abstractmethod
     def adopt(self, arrays: Iterable[Array]) -> None:
         """Counts arrays that were made before :meth:`install`, once each."""

@@ -3,6 +3,11 @@
 A store hands out :class:`Space` objects. Space comes from one slab of exactly
 the size a plan asked for; what does not fit the slab gets a block of its own.
 Freed space is merged with its free neighbours and given out first-fit.
+
+Note: [growing stores]
+    Pinning memory takes long, and giving it back waits for the GPU. A store that grows
+    takes larger blocks than it is asked for, keeps what becomes free in them, and a plan
+    asks only for what they lack. What a plan needs less goes block by block.
 """
 
 from __future__ import annotations
@@ -226,6 +231,8 @@ class Store:
             :class:`OSError`, :class:`MemoryError` or :class:`ValueError`.
         tier: What the blocks are.
         limit_bytes: Most bytes of blocks at any time; None is without a limit.
+        least_bytes: Of a block of a store that grows; 0 for one that does not.
+            See [growing stores].
     """
 
     def __init__(
@@ -233,12 +240,14 @@ class Store:
         make_block: Callable[[int], Block],
         tier: Tier,
         limit_bytes: int | None = None,
+        least_bytes: int = 0,
     ) -> None:
         self.tier = tier
+        self._least_bytes = least_bytes
         self.limit_bytes = limit_bytes
         self._make_block = make_block
         self._slab: _Slab | None = None
-        self._slabs: set[_Slab] = set()
+        self._slabs: dict[_Slab, None] = {}  # in the order in which they were made
         self._closing: list[tuple[_Slab, int, int, Completion]] = []
         self._lock = threading.RLock()
 
@@ -267,6 +276,9 @@ class Store:
         """
         with self._lock:
             self._finish_closing()
+            if self._least_bytes:
+                self._reserve_more(nbytes)
+                return
             former = self._slab
             if former is not None:
                 if former.block.nbytes == nbytes:
@@ -278,6 +290,16 @@ class Store:
             if nbytes > 0:
                 self._slab = self._new_slab(nbytes, retired=False)
 
+    def _reserve_more(self, nbytes: int) -> None:
+        """See [growing stores]."""
+        for slab in sorted(self._slabs, key=lambda slab: -slab.block.nbytes):
+            if not slab.spaces and self.host_bytes - slab.block.nbytes >= nbytes:
+                del self._slabs[slab]
+                slab.block.close()
+        missing = min(nbytes - self.host_bytes, self.room_bytes)
+        if missing > 0:
+            self._new_slab(missing, retired=False)
+
     def take(self, nbytes: int) -> Space:
         """Space for one copy.
 
@@ -287,15 +309,29 @@ class Store:
         """
         with self._lock:
             self._finish_closing()
-            slab = self._slab
             size = max(nbytes, 1)
-            offset = slab.free.take(size) if slab is not None else None
-            if slab is None or offset is None:
-                slab = self._new_slab(size, retired=True)
+            for slab in self._slabs if self._least_bytes else (self._slab,):
+                offset = slab.free.take(size) if slab is not None else None
+                if slab is not None and offset is not None:
+                    break
+            else:
+                slab = self._grow(size)
                 offset = slab.free.take(size)
                 assert offset is not None
             slab.spaces += 1
             return Space(self, slab, offset, nbytes)
+
+    def _grow(self, nbytes: int) -> _Slab:
+        if not self._least_bytes:
+            return self._new_slab(nbytes, retired=True)
+        wanted = max(nbytes, self._least_bytes, self.host_bytes // 2)
+        wanted = min(wanted, self.room_bytes)
+        if wanted > nbytes:
+            try:
+                return self._new_slab(wanted, retired=False)
+            except SwapStoreError:
+                pass  # there may be less
+        return self._new_slab(nbytes, retired=False)
 
     def close(self) -> None:
         """Closes every block, whoever still has space in it."""
@@ -326,7 +362,7 @@ class Store:
 
     def _close_if_empty(self, slab: _Slab) -> None:
         if slab.retired and not slab.spaces:
-            self._slabs.discard(slab)
+            self._slabs.pop(slab, None)
             slab.block.close()
 
     def _new_slab(self, nbytes: int, retired: bool) -> _Slab:
@@ -349,7 +385,7 @@ class Store:
                 'swapped, or give swap_dir a folder on a disk.'
             ) from error
         slab = _Slab(block, retired)
-        self._slabs.add(slab)
+        self._slabs[slab] = None
         return slab
 
 

@@ -57,7 +57,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
@@ -164,7 +164,8 @@ class Executor:
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
             weakref.WeakKeyDictionary()
         )  # of its parameters when a function ran
-        self._drawn: int | None = None  # see drawing.position, before a forward
+        self._drawn: Hashable = None  # see drawing.position, before a forward
+        self._on_gpu = device.kind == 'cuda'
         self._drew: weakref.WeakSet[Any] = weakref.WeakSet()  # functions, in forward
         self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
             weakref.WeakKeyDictionary()
@@ -470,7 +471,7 @@ class Executor:
             self._pristine[function] = graph.pristine(function)
             self._know_recipe(k, function)
             self._act(k)
-            self._drawn = drawing.position()
+            self._drawn = drawing.position(self._on_gpu)
         self.restore_maps(function)
 
     def restore_maps(self, function: Any) -> None:
@@ -491,7 +492,8 @@ class Executor:
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed; see [written meanwhile]."""
-        if self._drawn is not None and drawing.position() != self._drawn:
+        drawn = self._drawn
+        if drawn is not None and drawing.position(self._on_gpu) != drawn:
             self._drew.add(function)
 
     @property

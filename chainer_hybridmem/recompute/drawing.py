@@ -1,23 +1,111 @@
-"""Whether somebody has drawn random numbers."""
+"""Whether random numbers have been drawn.
+
+Note: [generators of CuPy]
+    cuRAND does not tell where a generator is. So CuPy's global generator gets a class
+    derived from its own, which counts how often the attributes are read that every draw
+    needs. While a function is tried, a spare one takes its place; cuRAND makes that
+    only if it is drawn from.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
 
 WORDS = 624  # of a Mersenne Twister; its position follows them
+_DRAWN_WITH = ('_generator', '_rk_seed')  # of CuPy's RandomState
 
 
-def position() -> int:
-    """Where NumPy's global generator is: another number once one was drawn.
+def position(gpu: bool = False) -> Hashable:
+    """Where the global generators are: another value once a number was drawn.
 
-    Takes a microsecond, where the whole state takes fifty. A number that the last draw
-    of normal ones has left over is not seen.
+    Args:
+        gpu: Whether CuPy's counts, too; see [generators of CuPy].
+    """
+    return (_numpy_position(), _cupy_position()) if gpu else _numpy_position()
+
+
+def _numpy_position() -> int:
+    """Takes a microsecond, where the whole state takes fifty.
+
+    A number that the last draw of normal ones has left over is not seen.
     """
     bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if not isinstance(bits, np.random.MT19937):
         return hash(repr(bits.state))
     state = (ctypes.c_uint32 * (WORDS + 1)).from_address(bits.ctypes.state_address)
     return int(state[0]) << 32 | int(state[WORDS])
+
+
+def _cupy_position() -> tuple[int, int]:
+    """Of the current GPU: which generator, and how often it was used."""
+    cupy = _import_cupy()
+    state = cupy.random._generator._random_states.get(cupy.cuda.Device().id)
+    if state is None:
+        return 0, 0
+    if type(state) is cupy.random.RandomState:
+        state.__class__ = _watched_class()
+    return id(state), getattr(state, 'uses', 0)
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[Callable[[], bool]]:
+    """Puts a spare in the place of CuPy's global generator of the current GPU.
+
+    Yields:
+        Whether the spare has been drawn from.
+    """
+    random = _import_cupy().random
+    states, device = random._generator._random_states, _import_cupy().cuda.Device().id
+    former, spare = states.get(device), _spare(device)
+    before = spare.uses
+    random.set_random_state(spare)
+    try:
+        yield lambda: spare.uses != before
+    finally:
+        if former is None:
+            states.pop(device, None)
+        else:
+            random.set_random_state(former)
+
+
+@functools.cache
+def _spare(device: int) -> Any:
+    del device  # one for each
+    kind = _watched_class()
+    return kind.__new__(kind)
+
+
+@functools.cache
+def _watched_class() -> Any:
+    base = _import_cupy().random.RandomState
+
+    class WatchedState(base):  # type: ignore[misc]
+        """CuPy's generator, made when it is first needed; counts its uses."""
+
+        uses = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in _DRAWN_WITH:
+                self.uses += 1
+            return super().__getattribute__(name)
+
+        def __getattr__(self, name: str) -> Any:
+            if 'method' in vars(self):
+                raise AttributeError(name)
+            self.__init__(0)  # type: ignore[misc]
+            return getattr(self, name)
+
+    return WatchedState
+
+
+@functools.cache
+def _import_cupy() -> Any:
+    import cupy
+
+    return cupy

@@ -165,3 +165,58 @@ def test_races_are_seen_in_any_order(sabotage, mode):
     )  # fmt: skip
     assert code == 0, errors
     assert out.strip() == str(sabotage != 'none'), errors
+
+
+TWO_STREAMS = """
+    import cupy
+    from cuda_emulator import control
+    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.pools import IterationLog, lay_out
+
+    control.watch_places()
+    beside = cupy.cuda.Stream(non_blocking=True)
+    device = CudaDevice(2**24)
+    device.install(lambda missing: None)
+    if {arena}:
+        log = IterationLog(((1, 400000), (-1, 400000)), (0,), 0)
+        arena = lay_out((log, log), device.block_bytes, device.alignment_bytes)
+        assert device.set_places(arena)
+        device.seek(0)
+    array = cupy.zeros(100000, 'f')
+    array += 1
+    {between}
+    if {arena}:
+        device.seek(0)
+    with beside:
+        other = cupy.zeros(100000, 'f')
+        other += 1
+    cupy.cuda.Device().synchronize()
+    print(control.counters()['race'])
+"""
+HANDED_ON = {
+    'freed': 'del array',
+    'freed while it is copied, on the other stream': """
+    copy, transfer = device.swap_out(device.root(array), None)
+    del array
+    with beside:
+        del transfer
+    array = cupy.zeros(100000, 'f')""",
+    'waited for on the other stream': """
+    copy, transfer = device.swap_out(device.root(array), None)
+    with beside:
+        device.wait(transfer)
+    del array, transfer
+    array = cupy.zeros(100000, 'f')""",
+}
+
+
+@pytest.mark.parametrize('arena', [False, True])
+@pytest.mark.parametrize('between', HANDED_ON)
+def test_memory_is_used_again_on_the_stream_it_was_made_on(between, arena):
+    code, out, errors = run(
+        TWO_STREAMS.format(between=HANDED_ON[between], arena=arena),
+        EMU_RACES='1', EMU_MODE='lazy',
+        CUPY_CACHE_DIR=os.environ['CUPY_CACHE_DIR'] + '-races',
+    )  # fmt: skip
+    assert code == 0, errors
+    assert out.strip() == '0', errors

@@ -12,7 +12,8 @@ from hypothesis import strategies
 
 from chainer_hybridmem.devices import store
 from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.errors import HostFullError, SwapStoreError
+from chainer_hybridmem.plan import Tier
 
 _MIB = 1 << 20
 
@@ -212,3 +213,59 @@ def test_short_writes_and_reads_are_continued(host_on_disk, monkeypatch):
 @pytest.fixture
 def host_on_disk(open_host, tmp_path):
     return open_host(swap_dir=str(tmp_path))
+
+
+def make_growing(limit_bytes=None, refuse_above=1 << 40):
+    """A store that grows by 1,000 bytes at least, and the sizes of its blocks."""
+    sizes = []
+
+    def make_block(nbytes):
+        if nbytes > refuse_above:
+            raise MemoryError('no more')
+        sizes.append(nbytes)
+        return store.RamBlock(nbytes)
+
+    return store.Store(make_block, Tier.RAM, limit_bytes, 1000), sizes
+
+
+def test_a_store_that_grows_takes_larger_blocks_and_keeps_them():
+    grown, sizes = make_growing()
+    spaces = [grown.take(400) for _ in range(5)]
+    assert sizes == [1000, 1000, 1000]
+    for space in spaces:
+        space.close()
+    assert grown.host_bytes == 3000
+    assert [grown.take(n).nbytes for n in (900, 1000, 700)] and sizes == [1000] * 3
+    grown.take(2000)
+    assert sizes[3:] == [2000]
+    grown.take(10)
+    grown.take(5000)
+    assert sizes[4:] == [5000]  # ten bytes have found a hole
+    grown.close()
+
+
+def test_a_plan_reserves_what_a_store_that_grows_lacks():
+    grown, sizes = make_growing()
+    spaces = [grown.take(1000) for _ in range(3)]
+    grown.reserve(4500)
+    assert sizes == [1000, 1000, 1000, 1500] and grown.host_bytes == 4500
+    for space in spaces[:2]:
+        space.close()
+    grown.reserve(2600)
+    assert grown.host_bytes == 3000  # neither what is in use nor what is needed goes
+    grown.close()
+
+
+def test_a_store_that_grows_keeps_its_limit_and_takes_what_there_is():
+    grown, sizes = make_growing(limit_bytes=1700)
+    grown.take(900), grown.take(650)
+    assert sizes == [1000, 700]
+    with pytest.raises(HostFullError, match='host_limit'):
+        grown.take(200)
+    grown.close()
+    grown, sizes = make_growing(refuse_above=900)
+    grown.take(600)
+    assert sizes == [600]
+    with pytest.raises(SwapStoreError, match='no more'):
+        grown.take(950)
+    grown.close()

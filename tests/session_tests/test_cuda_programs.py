@@ -352,6 +352,50 @@ def test_a_trainer_with_evaluator_and_snapshots(tmp_path):
     networks.assert_same(expected, result)
 
 
+def train_in_two_parts(program, **options):
+    """The first part without a session: states and parameters lie among its maps."""
+    begin(0)
+    rng = np.random.RandomState(1)
+    batches = [program.batch(rng) for _ in range(ITERATIONS)]
+    model = Reported(program.make)
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    losses = []
+
+    def step(batch):
+        loss = model(*batch)
+        model.cleargrads()
+        loss.backward()
+        losses.append(float(loss.array))
+        del loss
+        optimizer.update()
+
+    for batch in batches[:2]:
+        step(chainer.get_device('@cupy:0').send(list(batch)))
+    model.cleargrads()
+    with networks.session_for(model, options) as session:
+        taken_bytes()
+        for batch in batches[2:]:
+            step(chainer.get_device('@cupy:0').send(list(batch)))
+        taken = taken_bytes()
+    return end(model, losses), session, taken
+
+
+@pytest.mark.parametrize('name', ['googlenet', 'residual'])
+def test_what_was_trained_before_moves_in(name, plain):
+    """CuPy's pool keeps the pieces that small arrays were cut from."""
+    program = PROGRAMS[name]
+    limit = int(plain(name)[1] * program.share)
+    expected = train_in_two_parts(program)[0]
+    result, session, taken = train_in_two_parts(
+        program, memory_limit=limit, planner='hybrid'
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['state'] == 'guided'
+    if taken is not None:
+        assert taken <= limit
+
+
 def test_a_session_leaves_nothing_on_the_gpu():
     """Neither does what outlives it, in the end: states die with the model."""
     import cupy

@@ -29,7 +29,8 @@ class Noise(chainer.FunctionNode):
         (x,) = inputs
         self.retain_outputs((0,))
         if self.draws:
-            return (x * np.random.rand(*x.shape).astype(x.dtype),)
+            xp = chainer.backend.get_array_module(x)
+            return (x * xp.random.rand(*x.shape).astype(x.dtype),)
         return (x * x.dtype.type(2),)
 
     def backward(self, indexes, gradients):
@@ -105,3 +106,75 @@ def test_a_draw_is_seen(draw):
     assert drawing.position() == before
     draw()
     assert drawing.position() != before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    'draw',
+    [
+        lambda random: random.rand(1),
+        lambda random: random.randn(3),
+        lambda random: random.gamma(2.0, size=3),
+        lambda random: random.randint(3, size=3),
+        lambda random: random.shuffle(cupy_range(4)),
+        lambda random: random.seed(1),
+    ],
+)
+def test_a_draw_from_cupy_is_seen(draw):
+    import cupy
+
+    cupy.random.seed(0)
+    before = drawing.position(gpu=True)
+    assert drawing.position(gpu=True) == before
+    draw(cupy.random)
+    assert drawing.position(gpu=True) != before
+
+
+def cupy_range(size):
+    import cupy
+
+    return cupy.arange(size)
+
+
+@pytest.mark.gpu
+def test_a_spare_generator_takes_the_draws():
+    import cupy
+
+    cupy.random.seed(3)
+    expected = [cupy.random.rand(4).tolist() for _ in range(2)]
+    cupy.random.seed(3)
+    first = cupy.random.rand(4).tolist()
+    with drawing.set_aside() as drawn:
+        assert not drawn()
+        cupy.random.rand(5)
+        assert drawn()
+    with drawing.set_aside() as drawn:
+        assert not drawn()
+    assert [first, cupy.random.rand(4).tolist()] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('planner', ['checkpoint-speed', 'checkpoint-sqrt', 'hybrid'])
+def test_what_draws_from_cupy_only_later_is_not_made_again(planner):
+    def train(**options):
+        import cupy
+
+        cupy.random.seed(0)
+        np.random.seed(0)
+        model = Sampling()
+        batches = networks.batches(ITERATIONS)
+        model(*batches[0])  # makes its parameters
+        model.calls = 0
+        model.to_device('@cupy:0')
+        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+        losses = []
+        with networks.session_for(model, options):
+            for batch in batches:
+                batch = chainer.get_device('@cupy:0').send(batch)
+                losses.append(networks.iterate(model, optimizer, *batch))
+        model.to_device('@numpy')
+        return networks.outcome(model, losses)
+
+    limit = '1GB' if planner == 'checkpoint-speed' else 1_600_000
+    expected, result = train(), train(memory_limit=limit, planner=planner)
+    networks.assert_same(expected, result)

@@ -1,0 +1,134 @@
+"""What a session costs in calls of CUDA, counted where kernels are skipped.
+
+Runs on the emulator (docs/cuda_emulator.md) with ``EMU_IDLE=1``: kernels and copies do
+nothing, so that a large network takes seconds, and what Python issues is what remains.
+Plain Chainer and a session take the same steps, as ``StandardUpdater`` does.
+
+    make cuda-emulator
+    EMU_IDLE=1 EMU_TOTAL=80 .venv/bin/python tests/cuda_emulator/run.py .cuda-emulator \
+        .venv/bin/python benchmarks/cuda_counts.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'tests'))
+
+import common
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.units import parse_bytes
+
+PLAIN = 5
+GUIDED = 8
+KEPT = (
+    *('launch', 'malloc', 'free', 'host_malloc', 'host_free', 'synchronize', 'copy'),
+    *('event_create', 'generator_create'),
+)
+
+
+class Counted:
+    """Steps with what each of them has called."""
+
+    def __init__(self, arch: str, batchsize: int) -> None:
+        self.training = common.Training(arch, batchsize, gpu=True)
+        self.rows: list[dict[str, Any]] = []
+
+    def step(self, state: str) -> dict[str, Any]:
+        """One iteration that waits for nothing."""
+        from cuda_emulator import control
+
+        training = self.training
+        before, synchronous = control.counters(), control.synchronous_bytes()
+        began = time.process_time()
+        loss = training.model(*training.batch)
+        training.model.cleargrads()
+        loss.backward()
+        del loss
+        training.optimizer.update()
+        seconds = time.process_time() - began
+        after = control.counters()
+        row = {'state': state, 'issuing_seconds': seconds}
+        row |= {name: after[name] - before[name] for name in KEPT}
+        row['synchronous_bytes'] = control.synchronous_bytes() - synchronous
+        self.rows.append(row)
+        return row
+
+
+def plain(arch: str, batchsize: int) -> list[dict[str, Any]]:
+    """Steps without a session; the first one makes kernels and optimizer states."""
+    counted = Counted(arch, batchsize)
+    for _ in range(2 + PLAIN):
+        counted.step('plain')
+    return counted.rows[2:]
+
+
+def session(arch: str, batchsize: int, limit: int, planner: str) -> dict[str, Any]:
+    """Steps from the first to some guided ones."""
+    counted = Counted(arch, batchsize)
+    with hybridmem.optimize(counted.training.model, limit, planner=planner) as run:
+        while not run.settled and len(counted.rows) < 30:
+            counted.step(run.statistics()['state'])
+        for _ in range(GUIDED):
+            counted.step('guided')
+        figures = run.statistics()
+    names = ('keep', 'swap', 'recompute', 'footprint_bytes', 'warm_up_iterations')
+    return {
+        'planner': planner,
+        'rows': counted.rows,
+        'figures': {name: figures.get(name) for name in names},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--arch', default='resnet50')
+    parser.add_argument('--batchsize', type=int, default=256)
+    parser.add_argument('--memory-limit', default='16GiB')
+    parser.add_argument('--planner', nargs='+', default=['swap-all', 'hybrid'])
+    options = parser.parse_args()
+    if 'EMU_LIBRARY' not in os.environ or os.environ.get('EMU_IDLE') != '1':
+        parser.error('counts need the emulator and EMU_IDLE=1; see the first lines')
+    limit = parse_bytes(options.memory_limit)
+    rows = plain(options.arch, options.batchsize)
+    body: dict[str, Any] = {'network': f'{options.arch} b{options.batchsize}'}
+    body |= {'limit_bytes': limit, 'plain': rows, 'sessions': []}
+    seconds = statistics.median(row['issuing_seconds'] for row in rows)
+    for planner in options.planner:
+        gc.collect()
+        found = session(options.arch, options.batchsize, limit, planner)
+        body['sessions'].append(found)
+        guided = [r for r in found['rows'] if r['state'] == 'guided'][-GUIDED:]
+        before = [r for r in found['rows'] if r['state'] != 'guided']
+        found['guided_over_plain'] = (
+            statistics.median(r['issuing_seconds'] for r in guided) / seconds
+        )
+        found['until_guided_over_plain'] = (
+            sum(r['issuing_seconds'] for r in before) / seconds
+        )
+        print(planner, found['figures'])
+    print(show(body))
+    common.save('cuda_counts', body)
+    return 0
+
+
+def show(body: dict[str, Any]) -> str:
+    """Every step of the sessions below one of plain Chainer."""
+    rows = [{'planner': 'none', **body['plain'][-1]}]
+    for found in body['sessions']:
+        rows += [{'planner': found['planner'], **row} for row in found['rows']]
+    columns: dict[str, Any] = {'planner': str, 'state': str}
+    columns |= {'issuing_seconds': '{:.2f}'.format}
+    columns |= dict.fromkeys((*KEPT, 'synchronous_bytes'), '{:,}'.format)
+    return common.table(rows, columns)
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

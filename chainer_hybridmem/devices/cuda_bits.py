@@ -1,0 +1,131 @@
+"""Looks at the bits of CuPy arrays where they are: one kernel, a few words come back.
+
+Note: [digests]
+    Every element is mixed with its index by a function that is reversible for one
+    index, and the results are added up. Sums of integers do not depend on the order in
+    which threads add. Memory that differs in one element always has another digest;
+    memory that differs in more has the same one with a probability of about 2^-64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from chainer_hybridmem.devices.protocol import Array
+
+PIECE_BYTES = 1 << 24  # copied at a time of an array that has gaps
+_WORD_BYTES = 8
+_THREADS = 256
+_MOST_BLOCKS = 1024
+_SUMS = 16  # so that threads do not wait for each other; as in digest
+_SOURCE = r"""
+typedef unsigned long long word;
+
+// The i-th word; zeros follow the last byte.
+__device__ word read(const unsigned char* data, word i, word nbytes) {
+    if (8 * i + 8 <= nbytes && (word)data % 8 == 0) return ((const word*)data)[i];
+    word result = 0;
+    for (word k = 8 * i; k < 8 * i + 8 && k < nbytes; ++k)
+        result |= (word)data[k] << 8 * (k % 8);
+    return result;
+}
+
+extern "C" __global__ void digest(
+        const unsigned char* data, word nbytes, word first, word* result) {
+    word sum = 0, words = (nbytes + 7) / 8, step = (word)gridDim.x * blockDim.x;
+    for (word i = (word)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
+        word x = read(data, i, nbytes) + (first + i + 1) * 0x9E3779B97F4A7C15ull;
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+        sum += x ^ (x >> 31);
+    }
+    atomicAdd(result + blockIdx.x % 16, sum);
+}
+
+extern "C" __global__ void compare(
+        const unsigned char* left, const unsigned char* right, word nbytes,
+        word* result) {
+    word words = (nbytes + 7) / 8, step = (word)gridDim.x * blockDim.x;
+    for (word i = (word)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
+        if (read(left, i, nbytes) != read(right, i, nbytes)) { *result = 0; return; }
+    }
+}
+"""
+
+
+def fingerprint(array: Array) -> int:
+    """Of every element's bits: 64 bits; see [digests].
+
+    Axes are taken in the order of memory, so that only what has gaps is copied.
+
+    Args:
+        array: A CuPy array of any shape and layout, on the current GPU.
+    """
+    result = _words(_SUMS, 0)
+    first = 0
+    for piece in _pieces(_in_order(array)):
+        _launch('digest', piece.nbytes, (piece.data.ptr, piece.nbytes, first, result))
+        first += piece.nbytes // _WORD_BYTES
+    return int(result.get().sum(dtype='u8'))
+
+
+def same_memory(left: Array, right: Array) -> bool | None:
+    """Whether two arrays of one shape and type have the same bits.
+
+    Returns:
+        None if they have gaps or differ in layout: nothing has been compared.
+    """
+    if left.strides != right.strides:
+        return None
+    left, right = _in_order(left), _in_order(right)
+    if not left.flags.c_contiguous:
+        return None
+    result = _words(1, 0xFF)
+    _launch(
+        'compare', left.nbytes, (left.data.ptr, right.data.ptr, left.nbytes, result)
+    )
+    return bool(result.get()[0])
+
+
+def _in_order(array: Array) -> Array:
+    """The array with its axes in the order of memory."""
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    return array.transpose(order)
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    """The elements in contiguous arrays, each a whole number of words but the last."""
+    if array.flags.c_contiguous:
+        yield array
+        return
+    rows = max(1, PIECE_BYTES * len(array) // array.nbytes // _WORD_BYTES)
+    rows *= _WORD_BYTES
+    for i in range(0, len(array), rows):
+        yield array[i : i + rows].copy(order='C')
+
+
+def _words(count: int, byte: int) -> Array:
+    """Words of memory on the GPU, every byte of them the same."""
+    result = _import_cupy().empty(count, 'u8')
+    result.data.memset_async(byte, result.nbytes)
+    return result
+
+
+def _launch(name: str, nbytes: int, arguments: tuple[Any, ...]) -> None:
+    if nbytes:
+        blocks = min(_MOST_BLOCKS, -(-nbytes // (_WORD_BYTES * _THREADS * 8)))
+        _kernel(name)((blocks,), (_THREADS,), arguments)
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    return _import_cupy().RawKernel(_SOURCE, name)
+
+
+@functools.cache
+def _import_cupy() -> Any:
+    import cupy
+
+    return cupy
