@@ -6,8 +6,8 @@ Freed space is merged with its free neighbours and given out first-fit.
 
 Note: [growing stores]
     Pinning memory takes long, and giving it back waits for the GPU. A store that grows
-    takes larger blocks than it is asked for, keeps what becomes free in them, and a plan
-    asks only for what they lack. What a plan needs less goes block by block.
+    takes larger blocks than it is asked for and keeps what becomes free in them. A plan
+    asks only for what they lack; what it needs less goes block by block.
 """
 
 from __future__ import annotations

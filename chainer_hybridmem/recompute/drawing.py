@@ -85,7 +85,7 @@ def _spare(device: int) -> Any:
 def _watched_class() -> Any:
     base = _import_cupy().random.RandomState
 
-    class WatchedState(base):  # type: ignore[misc]
+    class WatchedState(base):  # type: ignore[misc,valid-type]
         """CuPy's generator, made when it is first needed; counts its uses."""
 
         uses = 0
