@@ -516,7 +516,7 @@ class Executor:
         self._serial += 1
         self._serials[function] = self._serial
         self._updates[function] = owners.updates(function.inputs)
-        if function in self._recipes:
+        if function in self._recipes and self._may_replay(k):
             self._keep_leaves(function)
         if len(self._by_allocation) >= self._purge_at:
             self._forget_maps()
@@ -556,6 +556,11 @@ class Executor:
             self._by_function[function] = maps
         if self.verifier is not None:
             self.verifier.made(maps)
+
+    def _may_replay(self, k: int) -> bool:
+        """Whether operation k may be run again in this iteration."""
+        anything = self._may_drop or self._may_switch or self._table is None
+        return anything or k in self._table.replayed
 
     def _would_draw(self, function: Any) -> bool:
         """Whether a replay would draw other numbers; there is none then."""

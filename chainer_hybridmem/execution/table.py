@@ -22,6 +22,7 @@ class ActionTable:
         swap_ins (dict): Copies to the device that start.
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
+        replayed (set): Operations that replays run again.
         swapped (set): Storages that leave and come back.
         storage_of (dict): Planned storage behind a slot.
         recipes (dict): Recipe of each forward operation.
@@ -37,6 +38,7 @@ class ActionTable:
     swap_ins: Lists
     needs: Lists
     replays: dict[int, list[Replay]]
+    replayed: set[int]
     swapped: set[int]
     storage_of: dict[Slot, int]
     recipes: dict[int, Recipe]
@@ -67,10 +69,12 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
             drops[entry.release_before].append(entry.storage)
         if entry.drop_before >= 0:
             drops[entry.drop_before].append(entry.storage)
+    recipes = {recipe.operation: recipe for recipe in profile.recipes}
+    replayed: set[int] = set()
     for replay in plan.replays:
         replays[replay.before].append(replay)
+        replayed.update((replay.operation, *recipes[replay.operation].covers))
     planned = {entry.storage for entry in plan.maps}
-    recipes = {recipe.operation: recipe for recipe in profile.recipes}
     return ActionTable(
         swap_outs=dict(swap_outs),
         releases=dict(releases),
@@ -78,6 +82,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         swap_ins=dict(swap_ins),
         needs=dict(needs),
         replays=dict(replays),
+        replayed=replayed,
         swapped={m.storage for m in plan.maps if m.action is Action.SWAP},
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots

@@ -59,6 +59,8 @@ struct Stream {
 };
 
 Stream* stream_of(const void* handle);  // null, 1 and 2: the default stream of the device
+Stream* default_of(int device);
+void order(Stream* before, Stream* after);  // what is queued before what will be
 int here();  // the place where the program is; to be called without the lock
 void put(Stream* stream, std::function<void()> run, int place = 0);
 void drain(Stream* stream, const Mark* until = nullptr);  // and the program has waited

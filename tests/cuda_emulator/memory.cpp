@@ -165,7 +165,16 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     Stream* stream = stream_of(handle);
     bool late = (on_device(to) || pinned(to)) && (on_device(from) || pinned(from));
     if (late) {
+        const Block *target = block_of(to), *source = block_of(from);
+        int other = source->device == stream->device ? target->device : source->device;
+        // Between devices, the default stream waits for both, and both wait for it.
+        bool apart = other >= 0 && other != stream->device && stream == default_of(stream->device);
+        if (apart) {
+            put(default_of(other), nullptr);
+            order(default_of(other), stream);
+        }
         put(stream, [=] { move(to, from, bytes); }, place);
+        if (apart) order(stream, default_of(other));
     } else if (on_device(to)) {  // from pageable memory: staged at once
         auto staged = std::make_shared<std::string>(idle ? "" : std::string((const char*)from, bytes));
         put(stream, [=] { if (!idle) { write(to, bytes); memcpy(to, staged->data(), bytes); } }, place);

@@ -25,6 +25,7 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
         'CUDA_PATH': str(pathlib.Path(include.rstrip("'\n")).parent),
         'CUPY_CACHE_DIR': str(folder / 'cache' / cache),
         'CUPY_ACCELERATORS': '',
+        'EMU_DEVICES': os.environ.get('EMU_DEVICES', '2'),
         'CHAINER_CUDNN': '0',
     }
 

@@ -76,8 +76,12 @@ static Stream* make_stream(int of_device, bool blocking) {
 
 Stream* stream_of(const void* handle) {
     if ((uintptr_t)handle > 2) return (Stream*)handle;
+    return default_of(device);
+}
+
+Stream* default_of(int of_device) {
     while ((int)defaults.size() < devices) defaults.push_back(make_stream(defaults.size(), true));
-    return defaults[device];
+    return defaults[of_device];
 }
 
 // ---- when work runs ------------------------------------------------------------------
@@ -132,7 +136,7 @@ static std::shared_ptr<Mark> mark(Stream* stream) {
     return made;
 }
 
-static void order(Stream* before, Stream* after) {
+void order(Stream* before, Stream* after) {
     if (before->tasks.empty()) join(after->clocks, before->clocks);
     else after->tasks.push_back({nullptr, mark(before), nullptr});
 }

@@ -352,6 +352,58 @@ def test_a_trainer_with_evaluator_and_snapshots(tmp_path):
     networks.assert_same(expected, result)
 
 
+def train_on_two_gpus(**options):
+    """The session manages the first GPU; a copy of the model trains on the other."""
+    import cupy
+
+    begin(0)
+    with cupy.cuda.Device(1):
+        cupy.random.seed(0)
+    rng = np.random.RandomState(1)
+    x = rng.rand(ITERATIONS * 32, 3, 24, 24).astype(np.float32)
+    data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, len(x)).astype('i'))
+    model = Reported(lambda: networks.Everything(channels=16))
+    model(*chainer.dataset.concat_examples(data[:2]))  # a copy needs parameters
+    model.cleargrads()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    updater = training.updaters.ParallelUpdater(
+        chainer.iterators.SerialIterator(data, 32, shuffle=False),
+        optimizer,
+        devices={'main': '@cupy:0', 'second': '@cupy:1'},
+    )
+    reporter = chainer.Reporter()
+    for name, copied in updater._models.items():
+        reporter.add_observer(name, copied)
+    losses = []
+    taken_bytes()
+    with networks.session_for(model, options) as session:
+        for _ in range(ITERATIONS):
+            observation = {}
+            with reporter.scope(observation):
+                updater.update()
+            losses.append(observation['main/loss'].array)
+        taken = taken_bytes()
+    return end(model, losses), session, taken
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+def test_a_parallel_updater(planner):
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip('needs two GPUs')
+    expected = train_on_two_gpus()[0]
+    _, session, _ = train_on_two_gpus(memory_limit='1GiB', planner='in-core')
+    limit = int(session.statistics()['in_core_peak_bytes'] * 0.85)
+    del session  # it has the model, whose states are on the GPU
+    result, session, taken = train_on_two_gpus(memory_limit=limit, planner=planner)
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert figures['guided_iterations'] > 0 and figures['swap'] + figures['recompute']
+    if taken is not None:
+        assert taken <= limit
+
+
 def train_in_two_parts(program, **options):
     """The first part without a session: states and parameters lie among its maps."""
     begin(0)
