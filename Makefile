@@ -1,6 +1,8 @@
 # make venv    .venv with the project, its tools and, beside a GPU, CuPy
 # make train   ResNet-50 on photographs, in half the memory it needs; options in TRAIN_ARGS
-# make test    lint, then the tests; options for pytest in PYTEST_ARGS
+# make test    lint, then the tests, with and without a GPU (the emulated one, where it
+#              can be built); options for pytest in PYTEST_ARGS, processes in TEST_JOBS
+# make test-all  the same with more orders of work, networks and drawn cases on the GPU
 # make lint    ruff and mypy
 # make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
@@ -10,6 +12,7 @@
 PYTHON ?= python3
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 FUZZ_SEED ?= 0
 FUZZ_MINUTES ?= 10
 FUZZ_ARGS ?=
@@ -34,18 +37,31 @@ GPU_EXTRA = extra=; \
 	fi
 
 EMULATOR := .cuda-emulator
+EMULATED = $(BIN)/python tests/cuda_emulator/run.py $(EMULATOR)
+PYTEST = $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal
+ONE_THREAD = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: train test test-cuda cuda-emulator lint fuzz venv clean
+.PHONY: train test test-all test-cuda cuda-emulator lint fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
 	$(BIN)/python examples/imagenet/train.py --demo $(TRAIN_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
+	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR); case $$? in \
+		0) $(MAKE) --no-print-directory test-cuda;; \
+		77) echo "SKIPPED: the tests that need a GPU; the reason is above";; \
+		*) exit 1;; \
+	esac
 
+test-all: test
+	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
+	$(ONE_THREAD) FUZZ_DEVICE=cuda $(EMULATED) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES)
+
+# 5: PYTEST_ARGS leave no test over.
 test-cuda: cuda-emulator
-	$(BIN)/python tests/cuda_emulator/run.py $(EMULATOR) $(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
+	$(ONE_THREAD) $(EMULATED) $(PYTEST) -m gpu $(PYTEST_ARGS) || test $$? -eq 5
 
 cuda-emulator: venv
 	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR)
@@ -56,7 +72,7 @@ lint: venv
 	$(BIN)/mypy chainer_hybridmem
 
 fuzz: venv
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+	$(ONE_THREAD) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

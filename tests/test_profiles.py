@@ -60,7 +60,9 @@ def test_an_unknown_name() -> None:
 
 
 @pytest.mark.parametrize(
-    'contents', [b'', b'no gzip', gzip.compress(b'{}' * 99)[:-9], gzip.compress(b'{}')]
+    'contents',
+    [b'', b'no gzip', gzip.compress(b'{}' * 99)[:-9], gzip.compress(b'{}')],
+    ids=['empty', 'no gzip', 'cut off', 'no profile'],  # the time is in gzip's
 )
 def test_a_damaged_file(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, contents: bytes

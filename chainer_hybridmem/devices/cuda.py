@@ -504,6 +504,25 @@ class CudaDevice(StoringDevice):
         with self._current():
             return self._take_pointer(nbytes).mem
 
+    def last_look(self, root: Root, look: Callable[[int], None]) -> object:
+        owner = self._owner(root)
+        return None if owner is None else _Look(owner, look)
+
+    def memory_at(self, address: int, nbytes: int) -> Root:
+        return self._cuda.UnownedMemory(address, nbytes, None, self._device_id)
+
+    def fill(self, copy: HostCopy, root: Root) -> None:
+        space = _space(copy, self.root_bytes(root))
+        if space.last is not None:
+            space.last.wait()
+        with self._current():
+            self._compute().synchronize()
+            self._runtime.memcpy(
+                space.address, root.ptr, space.nbytes,
+                self._runtime.memcpyDeviceToHost,
+            )  # fmt: skip
+        space.last = None
+
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)
 
@@ -687,7 +706,7 @@ class _CudaCompletion(Completion):
 class _Allocation:
     """Owner of one block; see Note: [block owners]."""
 
-    __slots__ = ('block', 'device', 'ident', 'nbytes', 'stream')
+    __slots__ = ('__weakref__', 'block', 'device', 'ident', 'look', 'nbytes', 'stream')
 
     def __init__(
         self, device: CudaDevice, ident: int, nbytes: int, block: Any, stream: Any
@@ -697,11 +716,26 @@ class _Allocation:
         self.nbytes = nbytes
         self.block = block  # of the pool or of a slab; given back when it dies
         self.stream = stream  # on which the block is used again
+        self.look: Any = None  # weak reference to a _Look
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():
-            self.block = None
-            self.device._let_go(self.ident, self.nbytes)
+        if finalizing():
+            return
+        look = self.look and self.look()
+        if look is not None:
+            look.look(self.block.ptr)
+        self.block = None
+        self.device._let_go(self.ident, self.nbytes)
+
+
+class _Look:
+    """Somebody wants to see a block before it is given back; see Device.last_look."""
+
+    __slots__ = ('__weakref__', 'look')
+
+    def __init__(self, owner: _Allocation, look: Callable[[int], None]) -> None:
+        self.look = look
+        owner.look = weakref.ref(self)
 
 
 class PinnedBlock(MemoryBlock):

@@ -324,7 +324,7 @@ class HostDevice(StoringDevice):
         # NumPy calls back before it frees the memory.
         return weakref.ref(root, lambda _: look(address))
 
-    def memory_at(self, address: int, nbytes: int) -> Array:
+    def memory_at(self, address: int, nbytes: int) -> Root:
         memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
         return numpy.frombuffer(memory, numpy.uint8)
 
@@ -334,8 +334,8 @@ class HostDevice(StoringDevice):
     def contents(self, copy: HostCopy) -> Array:
         return numpy.frombuffer(_space(copy, copy.nbytes).contents(), numpy.uint8)
 
-    def fill(self, copy: HostCopy, memory: Array) -> None:
-        _space(copy, memory.nbytes).fill(_address(memory))
+    def fill(self, copy: HostCopy, root: Root) -> None:
+        _space(copy, self.root_bytes(root)).fill(_address(root))
 
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)

@@ -257,13 +257,13 @@ class Device(abc.ABC):
         """Has a function called with the address just before memory is freed.
 
         Returns:
-            What keeps it so; None where the host cannot read the memory.
+            What keeps it so; None for memory that the device has not given.
         """
         del root, look
         return None
 
-    def memory_at(self, address: int, nbytes: int) -> Array:
-        """The bytes at an address as an array, where the host can read the memory."""
+    def memory_at(self, address: int, nbytes: int) -> Root:
+        """The memory at an address, for as long as it is there."""
         raise NotImplementedError
 
     def same_contents(self, copy: HostCopy, root: Root) -> bool:
@@ -282,8 +282,8 @@ class Device(abc.ABC):
         """
         raise NotImplementedError
 
-    def fill(self, copy: HostCopy, memory: Array) -> None:
-        """Writes memory into a host copy at once, where the host can read it.
+    def fill(self, copy: HostCopy, root: Root) -> None:
+        """Writes memory into a host copy at once.
 
         Raises:
             SwapStoreError: If it cannot be written.

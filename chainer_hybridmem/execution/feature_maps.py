@@ -8,8 +8,8 @@ Note: [held arrays]
     The program may also write into it and let go of it before backward. So what others
     hold when it leaves has a fingerprint, which is compared when the last of them lets
     go, just before the memory is freed: what has changed is written into the host copy.
-    What has come back is compared with its copy before it leaves again.
-    Where the host cannot read the memory (CUDA), this is not done.
+    What has come back is compared with its copy before it leaves again, where the host
+    can read the memory.
 
 Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: who asks the graph for
@@ -226,7 +226,7 @@ class LiveMap:
     def _look_around(self) -> None:
         """Before it leaves: what others hold, they may change."""
         self.is_rewritten()
-        if self._readable and not self.exclusive():
+        if not self.exclusive():
             self._final = self.prints()
 
     def release(self) -> None:
@@ -278,7 +278,7 @@ class LiveMap:
         """The program has the array now, and may write into it."""
         self._valid = False
         self.sticks = True
-        if self._readable and not self._handed_out:
+        if not self._handed_out:
             self._handed_out = self.prints()
 
     def is_rewritten(self) -> bool:
@@ -313,7 +313,7 @@ class LiveMap:
             except OutOfMemoryError:
                 return  # no room here either
         self._device.restore(target, whole)[...] = self._device.restore(root, whole)
-        final = self.prints() if self._readable else {}
+        final = self.prints() if self._readable or not self.exclusive() else {}
         self._held = memory_of(self._device, self._resident_array())
         self._arrived(target)
         self.vacated, self._final = True, final
@@ -343,7 +343,7 @@ class LiveMap:
         elif self._valid:
             self._leave(State.AWAY)
         elif not self.sticks:
-            if self._readable and self.uses:
+            if self.uses and (self._readable or not self.exclusive()):
                 self._final = self.prints()  # see [checked replays]
             self._leave(State.GONE)
 
@@ -462,6 +462,7 @@ class LiveMap:
 
     @property
     def _readable(self) -> bool:
+        """Whether the host can look at the memory without waiting for the device."""
         return not self._device.asynchronous
 
     def _let_finish(self) -> None:
@@ -548,7 +549,7 @@ class LiveMap:
             )
             self._valid, self.state = False, State.GONE
 
-    def _compare(self, memory: Array) -> None:
+    def _compare(self, memory: Root) -> None:
         """Takes in what others have written into the memory."""
         now = self._prints_of(memory)
         if now != self._final:
@@ -561,11 +562,12 @@ class LiveMap:
             for view in self._final
         }
 
-    def _save(self, memory: Array) -> None:
+    def _save(self, memory: Root) -> None:
         """Takes in what the program has written."""
         if self.vacated:
             whole = View(0, (self.nbytes,), (1,), '|u1')
-            self._device.restore(self._resident_root(), whole)[...] = memory
+            target = self._device.restore(self._resident_root(), whole)
+            target[...] = self._device.restore(memory, whole)
             return
         self._let_finish()
         self._root = self._transfer = None

@@ -3,7 +3,8 @@
     python tests/cuda_emulator/build.py FOLDER
 
 With the Python that will use it (3.11 or newer, with its headers) and g++. Packages
-come from the usual registry. What is there already is not made again.
+come from the usual registry. What is there already is not made again. Where something
+is lacking that this cannot make, it says so and ends with 77.
 
 Note: [what is replaced]
     CuPy's wheel finds CUDA's libraries by their names, except for the runtime, which is
@@ -32,6 +33,7 @@ WHEELS = (f'cupy-cuda13x=={CUPY}', 'cuda-pathfinder==1.*')
 HEADERS = ('nvidia-cuda-runtime==13.0.*', 'nvidia-cuda-crt==13.0.*')
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries')
+LACKING = 77
 NAMES = (
     *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
     *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
@@ -58,6 +60,8 @@ class Builder:
         self.lib = folder / 'lib'
 
     def run(self) -> None:
+        """Makes what is not there."""
+        _check_tools()
         for part in ('build', 'lib', 'cache/kernels', 'cache/cupy', 'tools'):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         self._fetch()
@@ -167,6 +171,22 @@ class Builder:
         (self.build / 'compile.txt').write_text(' '.join(command) + '\n')
 
 
+def _check_tools() -> None:
+    if sys.version_info < (3, 11):
+        _lack(f'CuPy {CUPY} needs Python 3.11, and this is {sys.version.split()[0]}.')
+    for tool in ('g++', 'gcc', 'nm'):
+        if shutil.which(tool) is None:
+            _lack(f'{tool} was not found. On Debian and Ubuntu: apt install g++')
+    header = pathlib.Path(sysconfig.get_paths()['include']) / 'Python.h'
+    if not header.exists():
+        _lack(f'{header} was not found. On Debian and Ubuntu: apt install python3-dev')
+
+
+def _lack(what: str) -> None:
+    print(f'No CUDA emulator here: {what}', file=sys.stderr)
+    raise SystemExit(LACKING)
+
+
 def _symbols(files: Iterable[pathlib.Path], kind: str) -> set[str]:
     """Functions of CUDA that files need (U) or have (T)."""
     found = set()
@@ -193,7 +213,10 @@ def _is_older(target: pathlib.Path, sources: Iterable[pathlib.Path]) -> bool:
 
 def _pip(*arguments: object, **environment: str) -> None:
     quiet = ('--disable-pip-version-check', '--quiet')
-    _call(sys.executable, '-m', 'pip', *quiet, *arguments, **environment)
+    try:
+        _call(sys.executable, '-m', 'pip', *quiet, *arguments, **environment)
+    except SystemExit as error:
+        _lack(f'packages cannot be had.\n{error}')
 
 
 def _call(*command: object, **environment: str) -> None:

@@ -136,6 +136,7 @@ RACE = """
     device.install(lambda missing: None)
     array = cupy.zeros(100000, 'f')
     copy, transfer = device.swap_out(device.root(array), None)
+    other = cupy.zeros(100000, 'f')
     device.wait(transfer)
     array += 1
     del transfer, array
@@ -152,6 +153,13 @@ SABOTAGES = {
     'nobody waits for copies': 'CudaDevice.wait = lambda self, transfer: setattr('
     "transfer, 'waited', True)",
     'copies wait for nobody': 'cupy.cuda.Stream.wait_event = lambda *_: None',
+    'blocks are given back too early': """
+    swap_out = CudaDevice.swap_out
+    def hasty(device, root, copy):
+        result = swap_out(device, root, copy)
+        root._owner.block = None
+        return result
+    CudaDevice.swap_out = hasty""",
 }
 
 

@@ -155,26 +155,10 @@ def test_a_spare_generator_takes_the_draws():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('planner', ['checkpoint-speed', 'checkpoint-sqrt', 'hybrid'])
-def test_what_draws_from_cupy_only_later_is_not_made_again(planner):
-    def train(**options):
-        import cupy
-
-        cupy.random.seed(0)
-        np.random.seed(0)
-        model = Sampling()
-        batches = networks.batches(ITERATIONS)
-        model(*batches[0])  # makes its parameters
-        model.calls = 0
-        model.to_device('@cupy:0')
-        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
-        losses = []
-        with networks.session_for(model, options):
-            for batch in batches:
-                batch = chainer.get_device('@cupy:0').send(batch)
-                losses.append(networks.iterate(model, optimizer, *batch))
-        model.to_device('@numpy')
-        return networks.outcome(model, losses)
-
+def test_what_draws_from_cupy_only_later_is_not_made_again(planner, data):
+    expected = networks.train_on_gpu(Sampling, data)[0]
     limit = '1GB' if planner == 'checkpoint-speed' else 1_600_000
-    expected, result = train(), train(memory_limit=limit, planner=planner)
+    result, _ = networks.train_on_gpu(
+        Sampling, data, memory_limit=limit, planner=planner
+    )
     networks.assert_same(expected, result)
