@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from fuzz.cases import Case, draw
 from fuzz.checking import Result, check, shrunk
+from fuzz.places import place
 
 SHRINKING_SECONDS = 60.0
 TOLD_EVERY = 100  # cases
@@ -53,7 +54,7 @@ def _report(cases: list[Case], shrink: bool) -> int:
             case = shrunk(case, result.outcome, SHRINKING_SECONDS)
             result = check(case)
         print(f'{result.outcome}: {result.detail or result}')
-        print(case.to_json(), flush=True)
+        print(place().adapted(case).to_json(), flush=True)
     return int(failures > 0)
 
 

@@ -15,10 +15,10 @@ from chainer_hybridmem import InfeasibleError
 # isort: split
 import chainer
 
-from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
 
 from .cases import Case
+from .places import place
 from .training import Observation, Run, ask, in_core_bytes, open_session, surroundings
 
 MEASURED_STEPS = 2
@@ -93,6 +93,7 @@ def check(case: Case) -> Result:
 
 
 def _check(case: Case) -> Result:
+    case = place().adapted(case)
     try:
         expected = _plain(case)
         base, peak = in_core_bytes(case, MEASURED_STEPS)
@@ -200,8 +201,8 @@ def _whole_after_refusal(run: Run, expected: _Expected) -> None:
 
 
 def _nothing_left(run: Run) -> None:
-    if numpy_memory.installed() or 'hybridmem' in chainer.get_function_hooks():
-        raise _Wrong('left', 'the session is over, its handler or hook is not')
+    if place().is_left() or 'hybridmem' in chainer.get_function_hooks():
+        raise _Wrong('left', 'the session is over, its allocator or hook is not')
 
 
 # -- shrinking -----------------------------------------------------------------
