@@ -156,6 +156,11 @@ def _windows(x: Any, ksize: int) -> bool:
     return min(x.shape[2:]) >= ksize
 
 
+def beside(x: Any, array: Any) -> Any:
+    """An array of NumPy where another one is."""
+    return chainer.backend.get_device_from_array(x).send(array)
+
+
 # -- functions of our own ------------------------------------------------------
 @chainer_hybridmem.recomputable
 class Square(chainer.Function):
@@ -174,7 +179,7 @@ class OldMask(chainer.Function):
 
     def forward(self, inputs: Any) -> Any:
         (x,) = inputs
-        drawn = chainer.backend.get_device_from_array(x).send(np.random.rand(*x.shape))
+        drawn = beside(x, np.random.rand(*x.shape))
         self.masks = [drawn > 0.3, x > 0]
         self.retain_inputs(())
         self.retain_outputs((0,))
@@ -766,8 +771,7 @@ class Effects(chainer.FunctionNode):
         (x,) = inputs
         self.retain_outputs((0,))
         factor = _FACTORS[self.effect](self.state, x)
-        factor = chainer.backend.get_device_from_array(x).send(np.asarray(factor).astype(x.dtype))
-        return (x * factor,)
+        return (x * beside(x, np.asarray(factor).astype(x.dtype)),)
 
     def backward(self, indexes: Any, grads: Any) -> Any:
         (y,) = self.get_retained_outputs()

@@ -28,6 +28,7 @@ THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
 # Of programs that write through an array they let go of, which is lost on a GPU.
 HOST_LAYERS = ('written',)
 HOST_SESSION = {'file': False, 'link_bandwidth': None}
+HOST_LIMITED = 0.25  # of the cases on a GPU
 GPU_BYTES = 1 << 32  # more than any case needs
 
 
@@ -72,19 +73,25 @@ class Host:
         """Whether a session that is over still counts allocations."""
         return numpy_memory.installed()
 
-    def take_bytes(self) -> int | None:
-        """Most memory taken from the driver since this was last called, if known."""
-        return None
+    def take_figures(self) -> tuple[int, int]:
+        """Most memory taken from the driver since this was last called, and races.
+
+        Nought where it is not known.
+        """
+        return 0, 0
 
 
 class Cuda(Host):
     """CuPy, on a GPU or on the emulator, where the case says when work runs."""
 
     name = '@cupy:0'
+    _races = 0
 
     def adapted(self, case: Case) -> Case:
         layers = [layer for layer in case.layers if layer[0] not in HOST_LAYERS]
-        session = {**case.session, **HOST_SESSION}
+        chance = random.Random(case.seed ^ 0xC0DA)
+        share = chance.uniform(0, 1) if chance.random() < HOST_LIMITED else None
+        session = {'host_share': share, **case.session, **HOST_SESSION}
         return dataclasses.replace(case, layers=layers, session=session)
 
     def begin(self, case: Case) -> None:
@@ -140,9 +147,12 @@ class Cuda(Host):
         allocator = cupy.cuda.get_allocator()
         return isinstance(getattr(allocator, '__self__', None), CudaDevice)
 
-    def take_bytes(self) -> int | None:
+    def take_figures(self) -> tuple[int, int]:
         control = _emulator()
-        return None if control is None else control.take_device_peak()
+        if control is None:
+            return 0, 0
+        known, self._races = self._races, control.counters()['race']
+        return control.take_device_peak(), self._races - known
 
 
 def _emulator() -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 from hostile import Clock
 
 from chainer_hybridmem import guide, owners, session
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.planners.relaxed import relaxed
@@ -402,12 +403,15 @@ def surroundings(case: Case) -> Iterator[None]:
 def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.Session:
     """The case's session for a run."""
     options = run.case.session
+    share = options.get('host_share')
+    host_limit = None if share is None else LEAST_ROOM_BYTES + int(share * limit_bytes)
     opened = chainer_hybridmem.optimize(
         run.model,
         limit_bytes,
         options['planner'],
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
+        host_limit=host_limit,
         improve=options['improve'],
         arena=options['arena'],
         feedback=options['feedback'],
