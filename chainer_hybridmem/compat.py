@@ -14,6 +14,7 @@ are needed, and both leave everything that exists for real alone:
 function here may be called any number of times.
 """
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -460,9 +461,10 @@ def _patch_resize_images() -> None:
 
     def wrap(function: Any) -> Any:
         # The module tests `xp is numpy` elsewhere: only this function, which uses
-        # no other global, may see another numpy.
+        # no other global, may see another numpy. CuPy asks for the builtins.
         return types.FunctionType(
-            function.__code__, {'numpy': _Overlay(numpy, float=float)}
+            function.__code__,
+            {'__builtins__': builtins, 'numpy': _Overlay(numpy, float=float)},
         )
 
     _wrap(module, 'compute_indices_and_weights', wrap)

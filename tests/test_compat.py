@@ -290,6 +290,23 @@ class TestFunctions:
         y.backward()
         assert x.grad.sum() == pytest.approx(32)
 
+    @pytest.mark.gpu
+    @pytest.mark.parametrize('mode', ['bilinear', 'nearest'])
+    def test_resize_images_with_cupy(self, mode):
+        x = numpy.random.RandomState(0).rand(2, 3, 6, 6).astype('f')
+        expected = F.resize_images(x, (4, 5), mode=mode).array
+        actual = F.resize_images(
+            chainer.get_device('@cupy:0').send(x), (4, 5), mode=mode
+        )
+        assert actual.array.get() == pytest.approx(expected, rel=1e-5)
+
+    def test_resize_images_has_builtins(self):
+        """CuPy's compiled code asks the functions that call it for them."""
+        function = F.array.resize_images.compute_indices_and_weights.__wrapped__
+        patched = F.array.resize_images.compute_indices_and_weights
+        assert '__builtins__' in patched.__globals__
+        assert function.__code__ is patched.__code__
+
     def test_as_strided_backward(self):
         x = chainer.Variable(numpy.arange(4, dtype='f'))
         y = F.as_strided(x, (3, 2), (1, 1), 0)
