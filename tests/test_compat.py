@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -48,6 +49,18 @@ PRINT_STAND_INS = """
 import sys, numpy
 present = [name for name in ('pkg_resources', 'numpy.distutils') if name in sys.modules]
 print(chainer.__version__, present, 'distutils' in vars(numpy))
+"""
+
+# Has every name that it is asked for.
+FAKE = """
+import types
+from unittest import mock
+__version__ = '14.2.0'
+ndarray = type('ndarray', (), {})
+def __getattr__(name):
+    if name in ('__path__', '__all__', '__spec__'):
+        raise AttributeError(name)
+    return mock.MagicMock()
 """
 
 
@@ -396,11 +409,12 @@ class TestCuda:
 
     @pytest.fixture
     def cupy(self, monkeypatch, tmp_path):
-        """A CuPy without cuDNN, as Chainer sees it."""
-        cupy = types.ModuleType('cupy')
-        cupy.__path__ = [str(tmp_path)]
-        monkeypatch.setitem(sys.modules, 'cupy', cupy)
-        monkeypatch.delitem(sys.modules, 'cupy.cudnn', raising=False)
+        """Where a CuPy without cuDNN is, as Chainer sees it."""
+        (tmp_path / 'cupy_backends/cuda/libs').mkdir(parents=True)
+        (tmp_path / 'cupy_backends/__init__.py').touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, 'cupy', types.ModuleType('cupy'))
+        monkeypatch.delitem(sys.modules, 'cupy_backends', raising=False)
         monkeypatch.delenv('CHAINER_CUDNN', raising=False)
         cuda = chainer.backends.cuda
         monkeypatch.setattr(cuda, 'available', True)
@@ -415,7 +429,7 @@ class TestCuda:
         assert 'CHAINER_CUDNN' not in os.environ
 
     def test_cupy_with_cudnn_is_left_alone(self, cupy):
-        (cupy / 'cudnn.py').touch()
+        (cupy / 'cupy_backends/cuda/libs/cudnn.so').touch()
         compat.patch_chainer()
         assert chainer.backends.cuda._cudnn_disabled_by_user is False
 
@@ -423,3 +437,93 @@ class TestCuda:
         monkeypatch.setenv('CHAINER_CUDNN', '1')
         compat.patch_chainer()
         assert chainer.backends.cuda._cudnn_disabled_by_user is False
+
+    # Chainer imports cuda, and what gives the advice after it.
+    IMPORT = """
+    import warnings
+    warnings.simplefilter('error', UserWarning)
+    import chainer_hybridmem, chainer
+    print(chainer.backends.cuda.available, chainer.backends.cuda.cudnn_enabled)
+    """
+
+    @pytest.mark.gpu
+    def test_importing_chainer_gives_no_advice_for_cupy(self, monkeypatch):
+        if compat.cupy_can_use_cudnn():
+            pytest.skip('this CuPy can use cuDNN')
+        monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+        assert run_python(self.IMPORT) == 'True False'
+
+    def test_importing_chainer_gives_no_advice(self, monkeypatch, tmp_path):
+        """With as much of a CuPy as Chainer asks for when it is imported."""
+        names = 'cuda', 'cublas', 'random', '_util'
+        for name in *(f'cupy/{name}.py' for name in names), 'cupyx/scipy/linalg.py':
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(FAKE)
+        (tmp_path / 'cupyx/scipy/special.py').touch()
+        (tmp_path / 'cupy/__init__.py').write_text(FAKE)
+        (tmp_path / 'cupyx/__init__.py').touch()
+        monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+        assert run_python(self.IMPORT, PYTHONPATH=path) == 'True False'
+
+
+class TestLoadCudnn:
+    """cuDNN is loaded from its package for a CuPy that does not look there."""
+
+    @pytest.fixture
+    def packages(self, monkeypatch, tmp_path):
+        """A library that can be loaded under cuDNN's name, and CuPy's module for it."""
+        library = tmp_path / 'nvidia/cudnn/lib/libcudnn.so.8'
+        library.parent.mkdir(parents=True)
+        shutil.copy(numpy.random.bit_generator.__file__, library)
+        module = tmp_path / 'cupy_backends/cuda/libs/cudnn.so'
+        module.parent.mkdir(parents=True)
+        module.touch()
+        (tmp_path / 'cupy_backends/__init__.py').touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, 'cupy_backends', raising=False)
+        return tmp_path
+
+    @pytest.fixture
+    def loaded(self, monkeypatch):
+        """What has been asked for; nothing can be loaded but by its path."""
+        asked = []
+
+        def load(path, mode):
+            asked.append(path)
+            if not os.path.exists(path):
+                raise OSError(f'{path}: cannot open shared object file')
+
+        monkeypatch.setattr(compat.ctypes, 'CDLL', load)
+        return asked
+
+    def test_before_chainer_is_imported(self, packages):
+        code = """
+        import chainer_hybridmem, sys
+        print('chainer' in sys.modules, 'cudnn' in open('/proc/self/maps').read())
+        import chainer
+        print('libcudnn.so.8' in open('/proc/self/maps').read())
+        """
+        path = os.pathsep.join([str(packages), os.environ.get('PYTHONPATH', '')])
+        said = run_python(code, missing=['cupy'], PYTHONPATH=path, LD_LIBRARY_PATH='')
+        assert said == 'False False\nTrue'
+
+    def test_the_one_of_the_system_comes_first(self, packages, loaded, monkeypatch):
+        compat.load_cudnn()
+        path = str(packages / 'nvidia/cudnn/lib/libcudnn.so.8')
+        assert loaded == ['libcudnn.so.8', path]
+        loaded.clear()
+        monkeypatch.setattr(os.path, 'exists', lambda path: True)
+        compat.load_cudnn()
+        assert loaded == ['libcudnn.so.8']
+
+    def test_not_for_a_cupy_that_cannot_use_it(self, packages, loaded):
+        (packages / 'cupy_backends/cuda/libs/cudnn.so').unlink()
+        compat.load_cudnn()
+        assert not loaded
+
+    def test_there_need_not_be_any(self, packages, loaded):
+        (packages / 'nvidia/cudnn/lib/libcudnn.so.8').unlink()
+        compat.load_cudnn()
+        assert len(loaded) == 2
