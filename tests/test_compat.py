@@ -57,6 +57,8 @@ import types
 from unittest import mock
 __version__ = '14.2.0'
 ndarray = type('ndarray', (), {})
+def memoize(for_each_device=False):
+    return lambda function: function
 def __getattr__(name):
     if name in ('__path__', '__all__', '__spec__'):
         raise AttributeError(name)
