@@ -4,7 +4,8 @@
 # make lint    ruff and mypy
 # make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
-# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS
+# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS;
+#              with FUZZ_DEVICE=cuda on a GPU or, where there is none, on the emulator if it has been built
 # make clean   removes .venv and what the tools left behind
 
 PYTHON ?= python3
@@ -34,6 +35,9 @@ GPU_EXTRA = extra=; \
 	fi
 
 EMULATOR := .cuda-emulator
+# In front of a command that needs a GPU, where there is none but the emulator.
+ON_EMULATOR = $(if $(filter cuda,$(FUZZ_DEVICE)),$(shell nvidia-smi >/dev/null 2>&1 || \
+	test ! -d $(EMULATOR) || echo $(BIN)/python tests/cuda_emulator/run.py $(EMULATOR)))
 
 .PHONY: train test test-cuda cuda-emulator lint fuzz venv clean
 .DELETE_ON_ERROR:
@@ -56,7 +60,7 @@ lint: venv
 	$(BIN)/mypy chainer_hybridmem
 
 fuzz: venv
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

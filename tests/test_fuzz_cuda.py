@@ -1,0 +1,46 @@
+"""A few cases that ``FUZZ_DEVICE=cuda make fuzz`` draws; see docs/cuda_emulator.md."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import places
+from fuzz.cases import draw
+from fuzz.checking import check
+
+pytestmark = pytest.mark.gpu
+SEEDS = range(14)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(monkeypatch):
+    monkeypatch.setenv('FUZZ_DEVICE', 'cuda')
+    yield
+    control = places._emulator()
+    if control is not None:
+        control.schedule('random', 0)
+
+
+def test_drawn_cases_are_exact():
+    results = {seed: check(draw(seed)) for seed in SEEDS}
+    failed = {seed: r.detail for seed, r in results.items() if r.failed}
+    assert not failed
+    same = [result for result in results.values() if result.outcome == 'same']
+    assert len(same) > len(SEEDS) / 2
+    assert sum(result.guided for result in same) > len(SEEDS)
+    assert any(sum(result.moved) for result in same)
+
+
+def test_a_wrong_byte_is_found(monkeypatch):
+    """What the harness would say about a plan that is executed wrongly."""
+    from chainer_hybridmem.devices.cuda import CudaDevice
+
+    swap_in = CudaDevice.swap_in
+
+    def wrong(self, copy, root):
+        transfer = swap_in(self, copy, root)
+        self.synchronize()
+        self._runtime.memset(root.ptr, 0x3C, 2)
+        return transfer
+
+    monkeypatch.setattr(CudaDevice, 'swap_in', wrong)
+    assert any(check(draw(seed)).outcome == 'different' for seed in SEEDS)
