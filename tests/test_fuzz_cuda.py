@@ -7,6 +7,8 @@ from fuzz import places
 from fuzz.cases import draw
 from fuzz.checking import check
 
+from chainer_hybridmem.devices.protocol import View
+
 pytestmark = pytest.mark.gpu
 SEEDS = range(14)
 
@@ -30,7 +32,7 @@ def test_drawn_cases_are_exact():
     assert any(sum(result.moved) for result in same)
 
 
-def test_a_wrong_byte_is_found(monkeypatch):
+def test_a_wrong_bit_is_found(monkeypatch):
     """What the harness would say about a plan that is executed wrongly."""
     from chainer_hybridmem.devices.cuda import CudaDevice
 
@@ -39,7 +41,8 @@ def test_a_wrong_byte_is_found(monkeypatch):
     def wrong(self, copy, root):
         transfer = swap_in(self, copy, root)
         self.synchronize()
-        self._runtime.memset(root.ptr, 0x3C, 2)
+        first = self.restore(root, View(0, (1,), (1,), '|u1'))
+        first ^= 1  # not more: it may be an index
         return transfer
 
     monkeypatch.setattr(CudaDevice, 'swap_in', wrong)
