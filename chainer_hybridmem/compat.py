@@ -37,6 +37,7 @@ from typing import Any
 import numpy
 
 CUDNN = 'libcudnn.so.8'  # what CuPy 13 is made for; later ones use none
+_FLOAT16 = 'cupy/float16.cuh'
 _MARK = '_chainer_hybridmem_patch'
 
 # What is in place between prepare() and the end of Chainer's import.
@@ -99,6 +100,7 @@ def patch_chainer() -> None:
     _patch_categorical()
     _patch_pad_sequence()
     _patch_mean_squared_error()
+    _patch_multiprocess_updater()
     _accept_cupy_without_cudnn()
 
 
@@ -573,6 +575,26 @@ def _patch_mean_squared_error() -> None:
 
     module = _chainer_module('functions.loss.mean_squared_error')
     _wrap(module.MeanSquaredError, 'forward_cpu', wrap)
+
+
+def _patch_multiprocess_updater() -> None:
+    """Lets the kernels of MultiprocessParallelUpdater know the type float16.
+
+    Since CuPy 14 only kernels with such arguments get its header.
+    """
+    module = _chainer_module('training.updaters.multiprocess_parallel_updater')
+    if isinstance(module.cuda, _Overlay):
+        return
+    elementwise = module.cuda.elementwise
+
+    @functools.wraps(elementwise)
+    def elementwise_with_float16(*args: Any, **options: Any) -> Any:
+        folder = os.path.dirname(module.cuda.cupy.__file__)
+        if os.path.exists(os.path.join(folder, '_core', 'include', _FLOAT16)):
+            options.setdefault('preamble', f'#include <{_FLOAT16}>')
+        return elementwise(*args, **options)
+
+    module.cuda = _Overlay(module.cuda, elementwise=elementwise_with_float16)
 
 
 def _accept_cupy_without_cudnn() -> None:

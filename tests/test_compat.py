@@ -322,6 +322,23 @@ class TestFunctions:
         assert '__builtins__' in patched.__globals__
         assert function.__code__ is patched.__code__
 
+    @pytest.mark.gpu
+    def test_gradients_of_two_types_on_their_way_to_other_gpus(self):
+        import cupy
+
+        half = chainer.initializers.Normal(dtype='float16')
+        L, module = chainer.links, chainer.training.updaters
+        module = module.multiprocess_parallel_updater
+        model = chainer.Sequential(L.Linear(3, 4), L.Linear(4, 2, initialW=half))
+        model.to_device('@cupy:0')
+        for i, parameter in enumerate(model.params()):
+            parameter.grad = cupy.full(parameter.shape, i + 1, parameter.dtype)
+        gathered = module.gather_grads(model)
+        assert sorted(set(gathered.tolist())) == [1, 2, 3, 4]
+        module.scatter_grads(model, gathered * 2)
+        for i, parameter in enumerate(model.params()):
+            assert (parameter.grad == 2 * i + 2).all()
+
     def test_as_strided_backward(self):
         x = chainer.Variable(numpy.arange(4, dtype='f'))
         y = F.as_strided(x, (3, 2), (1, 1), 0)
