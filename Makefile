@@ -6,7 +6,8 @@
 # make lint    ruff and mypy
 # make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
-# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS
+# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS;
+#              with FUZZ_DEVICE=cuda on a GPU or, where there is none, on the emulator if it has been built
 # make clean   removes .venv and what the tools left behind
 
 PYTHON ?= python3
@@ -40,6 +41,9 @@ EMULATOR := .cuda-emulator
 EMULATED = $(BIN)/python tests/cuda_emulator/run.py $(EMULATOR)
 PYTEST = $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal
 ONE_THREAD = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# In front of a command that needs a GPU, where there is none but the emulator.
+ON_EMULATOR = $(if $(filter cuda,$(FUZZ_DEVICE)),$(shell nvidia-smi >/dev/null 2>&1 || \
+	test ! -d $(EMULATOR) || echo $(EMULATED)))
 
 .PHONY: train test test-all test-cuda cuda-emulator lint fuzz venv clean
 .DELETE_ON_ERROR:
@@ -57,7 +61,7 @@ test: lint
 
 test-all: test
 	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
-	$(ONE_THREAD) FUZZ_DEVICE=cuda $(EMULATED) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES)
+	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
 
 # 5: PYTEST_ARGS leave no test over.
 test-cuda: cuda-emulator
@@ -72,7 +76,7 @@ lint: venv
 	$(BIN)/mypy chainer_hybridmem
 
 fuzz: venv
-	$(ONE_THREAD) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+	$(ONE_THREAD) $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

@@ -5,7 +5,8 @@ are needed, and both leave everything that exists for real alone:
 
 * *Before* ``import chainer``: names that Chainer imports and that are gone
   (:func:`prepare`). They are there only while Chainer is being imported, so no
-  other package meets a stand-in where it expects the real thing.
+  other package meets a stand-in where it expects the real thing. And cuDNN, which
+  CuPy does not find in its package (:func:`load_cudnn`).
 * *After* it: code that fails, or silently gives other numbers, under NumPy 2's
   promotion rules (:func:`patch_chainer`). Known and left: the means of ``F.hinge``
   and ``F.triplet`` in float16, on the CPU, over more than 65,504 rows.
@@ -14,8 +15,11 @@ are needed, and both leave everything that exists for real alone:
 function here may be called any number of times.
 """
 
+import builtins
 import contextlib
+import ctypes
 import functools
+import glob
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -32,6 +36,8 @@ from typing import Any
 
 import numpy
 
+CUDNN = 'libcudnn.so.8'  # what CuPy 13 is made for; later ones use none
+_FLOAT16 = 'cupy/float16.cuh'
 _MARK = '_chainer_hybridmem_patch'
 
 # What is in place between prepare() and the end of Chainer's import.
@@ -94,6 +100,7 @@ def patch_chainer() -> None:
     _patch_categorical()
     _patch_pad_sequence()
     _patch_mean_squared_error()
+    _patch_multiprocess_updater()
     _accept_cupy_without_cudnn()
 
 
@@ -111,6 +118,39 @@ def cuda_available() -> bool:
         return bool(cupy.cuda.is_available())
     except Exception:
         return False
+
+
+def cupy_can_use_cudnn() -> bool:
+    """Tells whether the CuPy that is installed has modules for cuDNN; imports nothing.
+
+    The Python modules alone may be there in packages that cannot use it.
+    """
+    pattern = os.path.join('cuda', 'libs', 'cudnn.*')
+    return any(glob.glob(pattern, root_dir=f) for f in _folders('cupy_backends'))
+
+
+def load_cudnn() -> None:
+    """Loads cuDNN from its own package where CuPy needs it and nobody else has it.
+
+    CuPy 13 looks into packages for cuTENSOR and NCCL only. The parts of cuDNN, and
+    cuBLAS, are found by cuDNN itself, as they lie beside it.
+    """
+    if not cupy_can_use_cudnn():
+        return
+    folders = [os.path.join(folder, 'cudnn', 'lib') for folder in _folders('nvidia')]
+    for path in (CUDNN, *(os.path.join(folder, CUDNN) for folder in folders)):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package that lies in no other one would be imported from."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # somebody has made it up
+        return []
+    return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
 # ---------------------------------------------------------------- before the import
@@ -200,12 +240,21 @@ def _begin_preparation() -> None:
         _temporary.enter_context(_pkg_resources_stub())
         # chainer.testing needs it too, but chainer does not import that itself.
         _ImportWrapper.install('chainer.testing', _pkg_resources_stub)
+    load_cudnn()
+    # The modules that are imported after this one make Chainer give its advice.
+    _ImportWrapper.install('chainer.backends.cuda', _without_needless_advice)
 
 
 def _end_preparation() -> None:
     global _prepared
     _temporary.close()
     _prepared = False
+
+
+@contextlib.contextmanager
+def _without_needless_advice() -> Iterator[None]:
+    yield
+    _accept_cupy_without_cudnn()
 
 
 @contextlib.contextmanager
@@ -460,9 +509,10 @@ def _patch_resize_images() -> None:
 
     def wrap(function: Any) -> Any:
         # The module tests `xp is numpy` elsewhere: only this function, which uses
-        # no other global, may see another numpy.
+        # no other global, may see another numpy. CuPy asks for the builtins.
         return types.FunctionType(
-            function.__code__, {'numpy': _Overlay(numpy, float=float)}
+            function.__code__,
+            {'__builtins__': builtins, 'numpy': _Overlay(numpy, float=float)},
         )
 
     _wrap(module, 'compute_indices_and_weights', wrap)
@@ -527,14 +577,34 @@ def _patch_mean_squared_error() -> None:
     _wrap(module.MeanSquaredError, 'forward_cpu', wrap)
 
 
+def _patch_multiprocess_updater() -> None:
+    """Lets the kernels of MultiprocessParallelUpdater know the type float16.
+
+    Since CuPy 14 only kernels with such arguments get its header.
+    """
+    module = _chainer_module('training.updaters.multiprocess_parallel_updater')
+    if isinstance(module.cuda, _Overlay):
+        return
+    elementwise = module.cuda.elementwise
+
+    @functools.wraps(elementwise)
+    def elementwise_with_float16(*args: Any, **options: Any) -> Any:
+        folder = os.path.dirname(module.cuda.cupy.__file__)
+        if os.path.exists(os.path.join(folder, '_core', 'include', _FLOAT16)):
+            options.setdefault('preamble', f'#include <{_FLOAT16}>')
+        return elementwise(*args, **options)
+
+    module.cuda = _Overlay(module.cuda, elementwise=elementwise_with_float16)
+
+
 def _accept_cupy_without_cudnn() -> None:
     """Stops Chainer's advice to install cuDNN for a CuPy that cannot use it.
 
     It does what ``CHAINER_CUDNN=0`` does. The variable itself would also reach
     child processes, whose CuPy may have cuDNN.
     """
-    cuda = _chainer_module('backends.cuda')
-    if not cuda.available or 'CHAINER_CUDNN' in os.environ:
+    cuda = sys.modules.get('chainer.backends.cuda')
+    if not getattr(cuda, 'available', False) or 'CHAINER_CUDNN' in os.environ:
         return
-    if importlib.util.find_spec('cupy.cudnn') is None:
-        cuda._cudnn_disabled_by_user = True
+    if not cupy_can_use_cudnn():
+        vars(cuda)['_cudnn_disabled_by_user'] = True

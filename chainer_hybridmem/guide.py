@@ -75,6 +75,7 @@ class Guide:
         refused_bytes (int or None): So much of that that no plan fits beside it.
         evicting (int): Iterations in a row that have evicted.
         outliving (set of Slot): Of maps that later iterations have asked for.
+        written (set of Slot): Of maps that the program has been seen to write into.
         recomputes (bool): No later backward comes over its graph after an update.
         profiled_again (bool): Because they have, although nothing foreign is held.
         ways (dict): Functions that run in parts, and how, by place.
@@ -95,6 +96,7 @@ class Guide:
         self.logs: list[IterationLog] = []
         self.arena: Arena | None = None
         self.outliving: set[Slot] = set()
+        self.written: set[Slot] = set()
         self.recomputes = True
         self.foreign_bytes = 0
         self.refused_bytes: int | None = None

@@ -131,6 +131,7 @@ class _Findings:
     spare_bytes: int
     foreign_bytes: int
     outliving: tuple[Slot, ...]
+    written: tuple[Slot, ...]
     ways: tuple[_PlacedWay, ...]
 
     def check(self, n_operations: int, limit_bytes: int, inexact: bool) -> None:
@@ -147,7 +148,7 @@ class _Findings:
         for nbytes in (self.spare_bytes, self.foreign_bytes):
             if not 0 <= nbytes < limit_bytes:
                 raise files.broken('guide', f'{nbytes} bytes are to be left free')
-        for slot in self.outliving:
+        for slot in (*self.outliving, *self.written):
             _check_slot(slot, n_operations)
         for way in self.ways:
             possible = 0 <= way.operation < n_operations and way.index >= 0
@@ -245,6 +246,7 @@ class PlanCache:
         guide.foreign_bytes, guide.spare_bytes = found.foreign_bytes, found.spare_bytes
         guide.wants_arena, guide.recomputes = found.wants_arena, found.recomputes
         guide.outliving = set(found.outliving)
+        guide.written = set(found.written)
         guide.ways = {
             (way.operation, way.index, way.function): Way(way.cut, way.parts, way.exact)
             for way in found.ways
@@ -296,6 +298,7 @@ class PlanCache:
             spare_bytes=guide.spare_bytes,
             foreign_bytes=guide.foreign_bytes,
             outliving=tuple(guide.outliving),
+            written=tuple(guide.written),
             ways=tuple(
                 _PlacedWay(*place, way.cut, way.parts, way.exact)
                 for place, way in guide.ways.items()

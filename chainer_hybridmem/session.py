@@ -732,7 +732,9 @@ class Session(chainer.FunctionHook):
         if other.table is None:
             self._executor.leave_plan()
         else:
-            self._executor.switch(other.table, other.copies, k, other.outliving)
+            self._executor.switch(
+                other.table, other.copies, k, other.outliving, other.written
+            )
         self._splitter.switch(other.ways)
 
     def _deviate(self) -> None:
@@ -759,7 +761,8 @@ class Session(chainer.FunctionHook):
         copies = {} if guide is None else guide.copies
         alone = self._guides.alone(key)
         outliving = () if guide is None else guide.outliving
-        self._executor.begin(table, copies, holders, not alone, outliving)
+        written = None if guide is None or table is None else guide.written
+        self._executor.begin(table, copies, holders, not alone, outliving, written)
         self._splitter.begin({} if guide is None else guide.ways)
         self._foreign_bytes = self._foreign(guide)
         self.device.forget_failure()
@@ -887,6 +890,7 @@ class Session(chainer.FunctionHook):
             and not recorder.draft
             and (recorder.trial or not guide.trial)
         )
+        written = recorder.written_slots() | self._executor.written_slots()
         if wanted:
             self._executor.settle()
             self.device.synchronize()
@@ -909,6 +913,7 @@ class Session(chainer.FunctionHook):
             self._guide = guide
         else:
             _uncounted(guide.learn, profile, self._splitter.changed)
+        guide.written |= written
         if guide.profiled:
             _uncounted(self._planning.plan, guide)
         return guide

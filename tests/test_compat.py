@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -48,6 +49,20 @@ PRINT_STAND_INS = """
 import sys, numpy
 present = [name for name in ('pkg_resources', 'numpy.distutils') if name in sys.modules]
 print(chainer.__version__, present, 'distutils' in vars(numpy))
+"""
+
+# Has every name that it is asked for.
+FAKE = """
+import types
+from unittest import mock
+__version__ = '14.2.0'
+ndarray = type('ndarray', (), {})
+def memoize(for_each_device=False):
+    return lambda function: function
+def __getattr__(name):
+    if name in ('__path__', '__all__', '__spec__'):
+        raise AttributeError(name)
+    return mock.MagicMock()
 """
 
 
@@ -290,6 +305,40 @@ class TestFunctions:
         y.backward()
         assert x.grad.sum() == pytest.approx(32)
 
+    @pytest.mark.gpu
+    @pytest.mark.parametrize('mode', ['bilinear', 'nearest'])
+    def test_resize_images_with_cupy(self, mode):
+        x = numpy.random.RandomState(0).rand(2, 3, 6, 6).astype('f')
+        expected = F.resize_images(x, (4, 5), mode=mode).array
+        actual = F.resize_images(
+            chainer.get_device('@cupy:0').send(x), (4, 5), mode=mode
+        )
+        assert actual.array.get() == pytest.approx(expected, rel=1e-5)
+
+    def test_resize_images_has_builtins(self):
+        """CuPy's compiled code asks the functions that call it for them."""
+        function = F.array.resize_images.compute_indices_and_weights.__wrapped__
+        patched = F.array.resize_images.compute_indices_and_weights
+        assert '__builtins__' in patched.__globals__
+        assert function.__code__ is patched.__code__
+
+    @pytest.mark.gpu
+    def test_gradients_of_two_types_on_their_way_to_other_gpus(self):
+        import cupy
+
+        half = chainer.initializers.Normal(dtype='float16')
+        L, module = chainer.links, chainer.training.updaters
+        module = module.multiprocess_parallel_updater
+        model = chainer.Sequential(L.Linear(3, 4), L.Linear(4, 2, initialW=half))
+        model.to_device('@cupy:0')
+        for i, parameter in enumerate(model.params()):
+            parameter.grad = cupy.full(parameter.shape, i + 1, parameter.dtype)
+        gathered = module.gather_grads(model)
+        assert sorted(set(gathered.tolist())) == [1, 2, 3, 4]
+        module.scatter_grads(model, gathered * 2)
+        for i, parameter in enumerate(model.params()):
+            assert (parameter.grad == 2 * i + 2).all()
+
     def test_as_strided_backward(self):
         x = chainer.Variable(numpy.arange(4, dtype='f'))
         y = F.as_strided(x, (3, 2), (1, 1), 0)
@@ -379,11 +428,12 @@ class TestCuda:
 
     @pytest.fixture
     def cupy(self, monkeypatch, tmp_path):
-        """A CuPy without cuDNN, as Chainer sees it."""
-        cupy = types.ModuleType('cupy')
-        cupy.__path__ = [str(tmp_path)]
-        monkeypatch.setitem(sys.modules, 'cupy', cupy)
-        monkeypatch.delitem(sys.modules, 'cupy.cudnn', raising=False)
+        """Where a CuPy without cuDNN is, as Chainer sees it."""
+        (tmp_path / 'cupy_backends/cuda/libs').mkdir(parents=True)
+        (tmp_path / 'cupy_backends/__init__.py').touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, 'cupy', types.ModuleType('cupy'))
+        monkeypatch.delitem(sys.modules, 'cupy_backends', raising=False)
         monkeypatch.delenv('CHAINER_CUDNN', raising=False)
         cuda = chainer.backends.cuda
         monkeypatch.setattr(cuda, 'available', True)
@@ -398,7 +448,7 @@ class TestCuda:
         assert 'CHAINER_CUDNN' not in os.environ
 
     def test_cupy_with_cudnn_is_left_alone(self, cupy):
-        (cupy / 'cudnn.py').touch()
+        (cupy / 'cupy_backends/cuda/libs/cudnn.so').touch()
         compat.patch_chainer()
         assert chainer.backends.cuda._cudnn_disabled_by_user is False
 
@@ -406,3 +456,93 @@ class TestCuda:
         monkeypatch.setenv('CHAINER_CUDNN', '1')
         compat.patch_chainer()
         assert chainer.backends.cuda._cudnn_disabled_by_user is False
+
+    # Chainer imports cuda, and what gives the advice after it.
+    IMPORT = """
+    import warnings
+    warnings.simplefilter('error', UserWarning)
+    import chainer_hybridmem, chainer
+    print(chainer.backends.cuda.available, chainer.backends.cuda.cudnn_enabled)
+    """
+
+    @pytest.mark.gpu
+    def test_importing_chainer_gives_no_advice_for_cupy(self, monkeypatch):
+        if compat.cupy_can_use_cudnn():
+            pytest.skip('this CuPy can use cuDNN')
+        monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+        assert run_python(self.IMPORT) == 'True False'
+
+    def test_importing_chainer_gives_no_advice(self, monkeypatch, tmp_path):
+        """With as much of a CuPy as Chainer asks for when it is imported."""
+        names = 'cuda', 'cublas', 'random', '_util'
+        for name in *(f'cupy/{name}.py' for name in names), 'cupyx/scipy/linalg.py':
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(FAKE)
+        (tmp_path / 'cupyx/scipy/special.py').touch()
+        (tmp_path / 'cupy/__init__.py').write_text(FAKE)
+        (tmp_path / 'cupyx/__init__.py').touch()
+        monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+        assert run_python(self.IMPORT, PYTHONPATH=path) == 'True False'
+
+
+class TestLoadCudnn:
+    """cuDNN is loaded from its package for a CuPy that does not look there."""
+
+    @pytest.fixture
+    def packages(self, monkeypatch, tmp_path):
+        """A library that can be loaded under cuDNN's name, and CuPy's module for it."""
+        library = tmp_path / 'nvidia/cudnn/lib/libcudnn.so.8'
+        library.parent.mkdir(parents=True)
+        shutil.copy(numpy.random.bit_generator.__file__, library)
+        module = tmp_path / 'cupy_backends/cuda/libs/cudnn.so'
+        module.parent.mkdir(parents=True)
+        module.touch()
+        (tmp_path / 'cupy_backends/__init__.py').touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, 'cupy_backends', raising=False)
+        return tmp_path
+
+    @pytest.fixture
+    def loaded(self, monkeypatch):
+        """What has been asked for; nothing can be loaded but by its path."""
+        asked = []
+
+        def load(path, mode):
+            asked.append(path)
+            if not os.path.exists(path):
+                raise OSError(f'{path}: cannot open shared object file')
+
+        monkeypatch.setattr(compat.ctypes, 'CDLL', load)
+        return asked
+
+    def test_before_chainer_is_imported(self, packages):
+        code = """
+        import chainer_hybridmem, sys
+        print('chainer' in sys.modules, 'cudnn' in open('/proc/self/maps').read())
+        import chainer
+        print('libcudnn.so.8' in open('/proc/self/maps').read())
+        """
+        path = os.pathsep.join([str(packages), os.environ.get('PYTHONPATH', '')])
+        said = run_python(code, missing=['cupy'], PYTHONPATH=path, LD_LIBRARY_PATH='')
+        assert said == 'False False\nTrue'
+
+    def test_the_one_of_the_system_comes_first(self, packages, loaded, monkeypatch):
+        compat.load_cudnn()
+        path = str(packages / 'nvidia/cudnn/lib/libcudnn.so.8')
+        assert loaded == ['libcudnn.so.8', path]
+        loaded.clear()
+        monkeypatch.setattr(os.path, 'exists', lambda path: True)
+        compat.load_cudnn()
+        assert loaded == ['libcudnn.so.8']
+
+    def test_not_for_a_cupy_that_cannot_use_it(self, packages, loaded):
+        (packages / 'cupy_backends/cuda/libs/cudnn.so').unlink()
+        compat.load_cudnn()
+        assert not loaded
+
+    def test_there_need_not_be_any(self, packages, loaded):
+        (packages / 'nvidia/cudnn/lib/libcudnn.so.8').unlink()
+        compat.load_cudnn()
+        assert len(loaded) == 2

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 from fuzz import __main__ as fuzz_main
+from fuzz import places
 from fuzz.cases import Case, draw
 from fuzz.checking import Result, check, shrunk
 
@@ -80,3 +81,34 @@ def test_a_case_is_the_same_in_every_process_and_file():
     assert draw(6) != case
     again = Case.from_json(case.to_json())
     assert again.to_json() == case.to_json()
+
+
+def test_a_case_on_cuda_is_the_same_without_what_only_the_host_has():
+    cuda, host = places.Cuda(), places.Host()
+    layers = session = 0
+    for case in map(draw, range(200)):
+        before = case.to_json()
+        adapted = cuda.adapted(case)
+        assert host.adapted(case) is case and case.to_json() == before
+        assert cuda.adapted(adapted) == adapted
+        again = Case.from_json(adapted.to_json())
+        assert cuda.adapted(again).to_json() == adapted.to_json()
+        assert (adapted.seed, adapted.steps) == (case.seed, case.steps)
+        assert 'written' not in [name for name, *_ in adapted.layers]
+        assert not adapted.session['file'] and not adapted.session['link_bandwidth']
+        layers += adapted.layers != case.layers
+        session += adapted.session['host_share'] is not None
+    assert 0 < layers < 50 and 20 < session < 80
+
+
+def test_a_run_without_a_gpu_says_so(monkeypatch, capsys):
+    monkeypatch.setenv('FUZZ_DEVICE', 'cuda')
+    monkeypatch.setattr(fuzz_main.compat, 'cuda_available', lambda: False)
+    monkeypatch.setattr('sys.argv', ['fuzz', '--cases', '1'])
+    with pytest.raises(SystemExit):
+        fuzz_main.main()
+    assert 'make cuda-emulator' in capsys.readouterr().err
+    monkeypatch.setenv('FUZZ_DEVICE', 'tpu')
+    with pytest.raises(SystemExit):
+        fuzz_main.main()
+    assert 'host or cuda' in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import os
 from collections.abc import Callable
 
 from chainer_hybridmem import compat
@@ -16,6 +17,11 @@ from chainer_hybridmem.units import format_bytes
 CUPY_HINT = (
     "With an NVIDIA GPU: pip install 'chainer_hybridmem[cuda12]' gives CuPy with "
     "cuDNN, 'chainer_hybridmem[cuda13]' newer CuPy without it."
+)
+CUDNN_HINT = (
+    'Without cuDNN convolutions take more memory and more time on a GPU. CuPy 13.6 can '
+    "use cuDNN 8.9, later ones cannot use any: pip install 'chainer_hybridmem[cuda12]' "
+    'in an environment without another CuPy gives both.'
 )
 CHAINER_HINT = (
     'Chainer is built from source, with setuptools older than 81: put setuptools<81 in '
@@ -91,6 +97,8 @@ def examine() -> list[Check]:
     if all(check.status is Status.WORKS for check in checks):
         checks.append(attempt('training on the CPU', lambda: train('cpu')))
     checks.append(examine_cuda())
+    if machine.cupy_version() != machine.ABSENT:
+        checks.append(examine_convolutions())
     return checks
 
 
@@ -166,6 +174,17 @@ def examine_cuda() -> Check:
     broken = machine.has_nvidia_driver() and machine.cupy_version() != machine.ABSENT
     status = Status.FAILS if broken else Status.ABSENT
     return Check('training on CUDA', status, ' '.join(problem.split()), CUPY_HINT)
+
+
+def examine_convolutions() -> Check:
+    """What Chainer's convolutions go through on a GPU."""
+    name, problem, hint = 'cuDNN convolutions', machine.cudnn_problem(), CUDNN_HINT
+    if problem is None and os.environ.get('CHAINER_CUDNN') == '0':
+        problem, hint = 'CHAINER_CUDNN=0 turns cuDNN off.', ''
+    if problem is None:
+        return attempt(name, lambda: f'cuDNN {machine.cudnn_version()}')
+    detail = f'im2col is used instead: {" ".join(problem.split())}'
+    return Check(name, Status.ABSENT, detail, hint)
 
 
 def thread_hints() -> list[str]:

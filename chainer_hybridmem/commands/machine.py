@@ -86,6 +86,23 @@ def cuda_problem() -> str | None:
     return f'CuPy is installed but cannot use the {count} GPUs that it finds.'
 
 
+def cudnn_problem() -> str | None:
+    """Why Chainer's convolutions cannot use cuDNN, in a sentence; None if they can."""
+    if not compat.cupy_can_use_cudnn():
+        return f'{cupy_version()} has no modules for cuDNN.'
+    compat.load_cudnn()
+    try:
+        importlib.import_module('cupy_backends.cuda.libs.cudnn')
+    except Exception as error:
+        return f'cuDNN cannot be loaded ({type(error).__name__}: {error}).'
+    return None
+
+
+def cudnn_version() -> str:
+    """Of the library that CuPy has loaded, as cuDNN itself counts: 8907 is 8.9.7."""
+    return str(importlib.import_module('cupy_backends.cuda.libs.cudnn').getVersion())
+
+
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
@@ -113,8 +130,7 @@ def _cudnn() -> str:
     if cupy_version() == ABSENT:
         return ABSENT
     try:
-        libs = importlib.import_module('cupy_backends.cuda.libs.cudnn')
-        return str(libs.getVersion())
+        return cudnn_version()
     except Exception:
         return 'not used by this CuPy'
 

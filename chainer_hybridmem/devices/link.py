@@ -15,11 +15,10 @@ from typing import NamedTuple
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
-    HostCopy,
     Transfer,
     View,
 )
-from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.errors import OutOfMemoryError, SwapStoreError
 from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.profile import Link
 
@@ -59,6 +58,7 @@ def measure_link(
     if room_bytes < LEAST_ROOM_BYTES:
         return None
     nbytes = min(nbytes, (room_bytes - _LEAST_BYTES) // 2)
+    nbytes -= nbytes % device.alignment_bytes  # or allocations would be larger
     with device.without_reclaim():
         try:
             return _measure(device, nbytes, tier, buffers)
@@ -162,7 +162,7 @@ def _another(
 ) -> _Buffer | None:
     try:
         buffer = _Buffer(device, nbytes, tier)
-    except OutOfMemoryError:
+    except (OutOfMemoryError, SwapStoreError):
         return None
     buffers.append(buffer)
     return buffer
@@ -177,27 +177,24 @@ class _Buffer:
     """An allocation that is copied to and fro."""
 
     def __init__(self, device: Device, nbytes: int, tier: Tier) -> None:
-        self.device, self.nbytes, self.tier = device, nbytes, tier
+        self.device, self.tier = device, tier
         self.root = device.allocate(nbytes)
-        self.copy: HostCopy | None = None
+        self.nbytes = device.root_bytes(self.root)
+        self.copy = device.host_copy(self.nbytes, tier)
         self.issue_seconds = math.inf
 
     def out(self) -> Transfer:
         began = time.perf_counter()
-        if self.copy is None:
-            self.copy = self.device.host_copy(self.nbytes, self.tier)
-        self.copy, transfer = self.device.swap_out(self.root, self.copy)
+        _, transfer = self.device.swap_out(self.root, self.copy)
         self.issue_seconds = min(self.issue_seconds, time.perf_counter() - began)
         return transfer
 
     def back(self) -> Transfer:
-        assert self.copy is not None
         return self.device.swap_in(self.copy, self.root)
 
     def close(self) -> None:
         self.root = None
-        if self.copy is not None:
-            self.copy.close()
+        self.copy.close()
 
 
 class _Run(NamedTuple):

@@ -55,6 +55,7 @@ import numpy
 from numba import types
 
 from chainer_hybridmem.devices import addresses, slab
+from chainer_hybridmem.devices.ram import physical_ram
 from chainer_hybridmem.devices.slab import add, load, store
 from chainer_hybridmem.errors import without_frames
 from chainer_hybridmem.jit import callback, compiled
@@ -773,8 +774,7 @@ def block_bytes(nbytes: int) -> int:
 
 def _slab_bytes(limit_bytes: int) -> int:
     """Whole pages for the limit, and no more than the machine has."""
-    pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    return (min(limit_bytes, pages) + 4095) & -4096
+    return (min(limit_bytes, physical_ram()) + 4095) & -4096
 
 
 def counted(array: numpy.ndarray) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 
 from chainer_hybridmem.devices.addresses import RESERVED
 from chainer_hybridmem.devices.protocol import HostCopy
+from chainer_hybridmem.devices.ram import available_ram
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.units import format_bytes
@@ -421,27 +422,15 @@ class RamBlock(MemoryBlock):
             del self._export, self._memory
 
 
-def available_ram() -> int | None:
-    """Bytes the machine can give without swapping, if it says so."""
-    try:
-        with open('/proc/meminfo', encoding='ascii') as lines:
-            for line in lines:
-                if line.startswith('MemAvailable:'):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
 def check_available(nbytes: int) -> None:
-    """Refuses what would make the machine swap.
+    """Refuses what would make the machine swap, or end the process.
 
     Raises:
         MemoryError: If so many bytes are not available.
     """
     available = available_ram()
     if available is not None and nbytes > available:
-        raise MemoryError(f'the machine has {available} bytes available')
+        raise MemoryError(f'{available} bytes are available to this process')
 
 
 class FileBlock(Block):

@@ -187,6 +187,7 @@ class Executor:
         self._transient_bytes = 0  # that a backward function takes at most
         self._may_switch = False
         self._outliving: Collection[Slot] = ()
+        self._written: Collection[Slot] | None = None
         self._purge_at = PURGED_MAPS
         self.shortage: Shortage | None = None
         self._bring_back: graph.BringBack = weakref.WeakMethod(self._fetch)
@@ -199,6 +200,7 @@ class Executor:
         holders: Iterable[owners.Owner] = (),
         may_switch: bool = False,
         outliving: Collection[Slot] = (),
+        written: Collection[Slot] | None = None,
     ) -> None:
         """Starts an iteration.
 
@@ -209,8 +211,10 @@ class Executor:
             holders: Who holds the parameters and optimizer states that may leave.
             may_switch: Whether the iteration may go on with another plan.
             outliving: Slots of maps that later iterations will ask for.
+            written: Slots of maps that the program may write into; None: of all.
         """
         self.settle()
+        self._written = written
         self._may_switch = may_switch
         self._outliving = outliving
         self._busy.clear()
@@ -300,7 +304,9 @@ class Executor:
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
-        self._table = None
+        self._table = self._written = None
+        for live in self._by_allocation.values():
+            live.watched = True
         self._stray, self._coming_back = True, None
 
     def switch(
@@ -309,6 +315,7 @@ class Executor:
         copies: dict[int, HostCopy],
         k: int,
         outliving: Collection[Slot] = (),
+        written: Collection[Slot] = (),
     ) -> None:
         """Goes on with another plan, for iterations that begin like this one.
 
@@ -317,8 +324,9 @@ class Executor:
             copies: Its host copies by storage id.
             k: The next operation.
             outliving: As for :meth:`begin`.
+            written: As for :meth:`begin`.
         """
-        self._outliving = outliving
+        self._outliving, self._written = outliving, written
         former, self._copies = self._copies, copies
         self._table, self._by_storage = table, {}
         self._stray, self._coming_back = True, None
@@ -343,7 +351,7 @@ class Executor:
         )
         storage = next((storage for storage in storages if storage >= 0), -1)
         for slot in live.present_slots():
-            live.outlives = live.outlives or slot in self._outliving
+            self._expect_use(live, slot)
         taken = storage in self._by_storage
         self._take_copy(live, former, -1 if taken else storage)
 
@@ -532,7 +540,7 @@ class Executor:
             if live.storage < 0:  # no plan owns its copy, which is worth nothing now
                 self._close_copy(live)
             live.uses.add(self._serial)
-            live.outlives = live.outlives or slot in self._outliving
+            self._expect_use(live, slot)
             if reference.node is not None:
                 self._by_node[reference.node] = live
             if live not in maps:
@@ -557,10 +565,21 @@ class Executor:
         if self.verifier is not None:
             self.verifier.made(maps)
 
+    def _expect_use(self, live: LiveMap, slot: Slot) -> None:
+        """What earlier iterations tell about a map."""
+        live.outlives = live.outlives or slot in self._outliving
+        live.watched = live.watched or slot in (self._written or ())
+
+    def written_slots(self) -> set[Slot]:
+        """Of the maps of this iteration that the program has written into."""
+        maps = self._by_allocation.values()
+        return {s for live in maps if live.is_rewritten() for s in live.present_slots()}
+
     def _may_replay(self, k: int) -> bool:
         """Whether operation k may be run again in this iteration."""
-        anything = self._may_drop or self._may_switch or self._table is None
-        return anything or k in self._table.replayed
+        if self._may_drop or self._may_switch or self._table is None:
+            return True
+        return k in self._table.replayed
 
     def _would_draw(self, function: Any) -> bool:
         """Whether a replay would draw other numbers; there is none then."""
@@ -594,6 +613,7 @@ class Executor:
             if nbytes < self.minimum_map_bytes:
                 return None
             live = LiveMap(device, allocation, nbytes)
+            live.watched = self._written is None
             self._by_allocation[allocation] = live
         return live
 

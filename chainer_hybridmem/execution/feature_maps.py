@@ -9,7 +9,8 @@ Note: [held arrays]
     hold when it leaves has a fingerprint, which is compared when the last of them lets
     go, just before the memory is freed: what has changed is written into the host copy.
     What has come back is compared with its copy before it leaves again, where the host
-    can read the memory.
+    can read the memory. On CUDA fingerprints wait for the GPU: under a plan only maps
+    have one that the program was seen to write into while the plan was learnt.
 
 Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: who asks the graph for
@@ -83,6 +84,8 @@ class LiveMap:
         vacated (bool): It has been moved on the device.
         rewritten (bool): The program has written into it in this iteration since it has
             begun to leave.
+        watched (bool): Whether to look for what others write, also where that waits
+            for the device.
         uses (set of int): Serial numbers of the functions whose backward reads it.
     """
 
@@ -90,7 +93,7 @@ class LiveMap:
         '__weakref__', '_device', '_final', '_handed_out', '_held', '_look', '_root',
         '_transfer', '_unsaved', '_valid', 'allocation', 'copy', 'nbytes', 'older',
         'outlives', 'rewritten', 'slots', 'state', 'sticks', 'storage', 'tier', 'uses',
-        'vacated',
+        'vacated', 'watched',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -110,6 +113,7 @@ class LiveMap:
         self.copy: HostCopy | None = None
         self.older = 0
         self.outlives = self.sticks = self.vacated = self.rewritten = False
+        self.watched = True
         self.tier: Tier | None = None
         self.uses: set[int] = set()
         self.state = State.RESIDENT
@@ -226,7 +230,7 @@ class LiveMap:
     def _look_around(self) -> None:
         """Before it leaves: what others hold, they may change."""
         self.is_rewritten()
-        if not self.exclusive():
+        if self._is_held():
             self._final = self.prints()
 
     def release(self) -> None:
@@ -313,7 +317,7 @@ class LiveMap:
             except OutOfMemoryError:
                 return  # no room here either
         self._device.restore(target, whole)[...] = self._device.restore(root, whole)
-        final = self.prints() if self._readable or not self.exclusive() else {}
+        final = self.prints() if self._readable or self._is_held() else {}
         self._held = memory_of(self._device, self._resident_array())
         self._arrived(target)
         self.vacated, self._final = True, final
@@ -343,7 +347,7 @@ class LiveMap:
         elif self._valid:
             self._leave(State.AWAY)
         elif not self.sticks:
-            if self.uses and (self._readable or not self.exclusive()):
+            if self.uses and (self._readable or self._is_held()):
                 self._final = self.prints()  # see [checked replays]
             self._leave(State.GONE)
 
@@ -427,6 +431,10 @@ class LiveMap:
                 result[reference.view] = uncounted_fingerprint(array)
         return result
 
+    def _is_held(self) -> bool:
+        """Whether others have it who may change it, as far as that is looked for."""
+        return (self._readable or self.watched) and not self.exclusive()
+
     def exclusive(self) -> bool:
         """Whether only the graph has the memory, as far as references can be counted.
 
@@ -442,8 +450,11 @@ class LiveMap:
                 arrays[id(array)] = array
                 places.setdefault(id(array), set()).add(slot.place)
         array = None  # every reference counts
+        if self._device.kind == 'cuda':
+            _add_bases(arrays, places)
         roots: dict[int, Root] = {}
         known: dict[int, int] = {}  # references to each root
+        pointers: dict[int, list[Any]] = {}  # of CuPy's arrays; views may share one
         for key in arrays:
             root = self._device.root(arrays[key])
             if id(root) not in roots:
@@ -451,11 +462,18 @@ class LiveMap:
                 known[id(root)] = 0
             if root is arrays[key]:
                 known[id(root)] += 1 + len(places[key])  # 1: in `arrays`
-            else:
-                known[id(root)] += 1  # of the view
-                if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
-                    return False
+                continue
+            if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
+                return False
+            pointer = id(arrays[key].data)
+            known[id(root)] += pointer not in pointers
+            pointers.setdefault(pointer, []).append(arrays[key].data)
         root = None
+        if any(
+            sys.getrefcount(same[0]) != _REFERENCES + 2 * len(same) - 1
+            for same in pointers.values()
+        ):
+            return False
         return all(
             sys.getrefcount(roots[key]) == _REFERENCES + known[key] for key in roots
         )
@@ -582,6 +600,15 @@ def uncounted_fingerprint(array: Array) -> int:
     return contextvars.Context().run(fingerprint, array)
 
 
+def _add_bases(arrays: dict[int, Array], places: dict[int, set[object]]) -> None:
+    """What CuPy's views are of: these refer to the memory as well."""
+    for key in list(arrays):
+        base = arrays[key].base
+        if base is not None:
+            arrays[id(base)] = base
+            places.setdefault(id(base), set()).add(key)
+
+
 _dictionary = {0: object()}
 _REFERENCES = sys.getrefcount(_dictionary[0])  # to what is in one dictionary alone
 
@@ -597,7 +624,7 @@ def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
     try:
         return weakref.ref(device.root(array))
     except TypeError:  # CuPy's memory; there, views refer to the array they are of
-        reference = weakref.ref(array)
+        reference = weakref.ref(array if array.base is None else array.base)
 
     def root() -> Root | None:
         alive = reference()

@@ -338,6 +338,11 @@ class Recorder:
                 or reading.allocation not in self.executor.permanent
             ]
 
+    def written_slots(self) -> set[Slot]:
+        """Of the maps that the program has changed in place."""
+        written = {a for step in self._steps for a in step.written}
+        return {slot for a in written for slot in self._slots.get(a, ())}
+
     def _find_written(self) -> None:
         """What the program has changed in place since a function has read it."""
         for step, reading, allocation in self._readings:  # 0: of an attribute

@@ -1,6 +1,8 @@
 """``hybridmem doctor``."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -109,6 +111,54 @@ def test_cuda_that_cannot_be_used(cupy, driver, status, monkeypatch):
     assert check.status is status
     assert 'CuPy is' in check.detail and check.detail.endswith('.')
     assert 'cuda12' in check.hint
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """CuPy's module for cuDNN, which is there."""
+    name = 'cupy_backends.cuda.libs.cudnn'
+    module = types.SimpleNamespace(getVersion=lambda: 8907)
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(machine, 'cupy_version', lambda: 'cupy-cuda12x 13.6.0')
+    monkeypatch.setattr(compat, 'cupy_can_use_cudnn', lambda: True)
+    monkeypatch.setattr(compat, 'load_cudnn', lambda: None)
+    monkeypatch.delenv('CHAINER_CUDNN', raising=False)
+    return name
+
+
+def test_convolutions_use_cudnn(cudnn):
+    check = doctor.examine_convolutions()
+    assert check == Check('cuDNN convolutions', Status.WORKS, 'cuDNN 8907')
+
+
+def test_convolutions_of_a_cupy_without_cudnn(cudnn, monkeypatch):
+    monkeypatch.setattr(machine, 'cupy_version', lambda: 'cupy-cuda13x 14.2.0')
+    monkeypatch.setattr(compat, 'cupy_can_use_cudnn', lambda: False)
+    check = doctor.examine_convolutions()
+    assert check.status is Status.ABSENT
+    assert 'im2col' in check.detail and 'cupy-cuda13x 14.2.0' in check.detail
+    assert 'cuda12' in check.hint
+
+
+def test_convolutions_without_the_library(cudnn, monkeypatch):
+    monkeypatch.setitem(sys.modules, cudnn, None)
+    check = doctor.examine_convolutions()
+    assert check.status is Status.ABSENT
+    assert 'cannot be loaded' in check.detail and 'cuda12' in check.hint
+
+
+def test_convolutions_where_the_user_wants_no_cudnn(cudnn, monkeypatch):
+    monkeypatch.setenv('CHAINER_CUDNN', '0')
+    check = doctor.examine_convolutions()
+    assert check.status is Status.ABSENT and 'CHAINER_CUDNN=0' in check.detail
+    assert not check.hint
+
+
+def test_convolutions_are_told_where_there_is_a_cupy(no_training, monkeypatch, cudnn):
+    names = [check.name for check in doctor.examine()]
+    assert names[-1] == 'cuDNN convolutions'
+    monkeypatch.setattr(machine, 'cupy_version', lambda: machine.ABSENT)
+    assert 'cuDNN convolutions' not in [check.name for check in doctor.examine()]
 
 
 def test_cuda_that_can_be_used(no_training, monkeypatch):

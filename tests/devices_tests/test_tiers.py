@@ -12,9 +12,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from chainer_hybridmem.devices import store
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
-from chainer_hybridmem.devices.link import measure_link
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
 from chainer_hybridmem.devices.store import FileStore, RamStore, SwapFile
 from chainer_hybridmem.devices.tiers import TieredStore
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
@@ -175,6 +176,34 @@ def test_measuring_keeps_the_host_limit(open_host):
     assert measure_link(host) is None
 
 
+class _Rounding(HostDevice):
+    """Gives more than it is asked for, as CUDA does."""
+
+    alignment_bytes = 512
+
+    def allocate(self, nbytes):
+        return super().allocate(-(-nbytes // 512) * 512)
+
+
+@pytest.mark.parametrize('limit', [LEAST_ROOM_BYTES, 54321, 100_001, 3 * _MIB + 1])
+def test_a_link_is_measured_with_allocations_that_are_rounded_up(limit):
+    device = _Rounding(16 * _MIB, host_limit_bytes=limit)
+    device.install(lambda missing: None)
+    try:
+        assert measure_link(device).d2h_bytes_per_second > 0
+        assert device.host_refusal is None
+        assert device.host_bytes == 0
+    finally:
+        device.uninstall()
+        device.close()
+
+
+def test_a_link_is_measured_with_what_the_host_has(open_host, monkeypatch):
+    host = open_host()
+    monkeypatch.setattr(store, 'available_ram', lambda: 100_000)
+    assert measure_link(host).d2h_bytes_per_second > 0
+
+
 def test_swap_dir_alone_takes_no_ram(open_host, tmp_path):
     host = open_host(swap_dir=str(tmp_path))
     assert host.host_copy(1000).tier is Tier.DISK
@@ -228,6 +257,7 @@ def test_the_file_is_private(tmp_path):
 
 VICTIM = """
 import sys, time
+from chainer_hybridmem.devices import store
 from chainer_hybridmem.devices.host import HostDevice
 device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
 device.install(lambda nbytes: None)

@@ -1,4 +1,7 @@
-"""Command line: ``python -m tests.fuzz --seed 0 --minutes 10``, from the repository."""
+"""Command line: ``python -m tests.fuzz --seed 0 --minutes 10``, from the repository.
+
+``FUZZ_DEVICE=cuda`` in the environment lets the cases run with CuPy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import collections
 import contextlib
 import gc
 import multiprocessing
+import os
 import pathlib
 import sys
 import time
@@ -14,8 +18,12 @@ from collections.abc import Iterable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from chainer_hybridmem import compat
+
+# isort: split
 from fuzz.cases import Case, draw
 from fuzz.checking import Result, check, shrunk
+from fuzz.places import place
 
 SHRINKING_SECONDS = 60.0
 TOLD_EVERY = 100  # cases
@@ -34,6 +42,9 @@ def main() -> int:
     parser.add_argument('--replay', help='run only the cases of this file, one a line')
     parser.add_argument('--shrink', action='store_true', help='make failures smaller')
     arguments = parser.parse_args()
+    problem = _device_problem()
+    if problem:
+        parser.error(problem)
     if arguments.case is not None:
         return _report([draw(arguments.case)], arguments.shrink)
     if arguments.replay:
@@ -41,6 +52,19 @@ def main() -> int:
         cases = [Case.from_json(line) for line in lines if line.startswith('{')]
         return _report(cases, arguments.shrink)
     return _run(arguments)
+
+
+def _device_problem() -> str:
+    """Why cases cannot run where ``FUZZ_DEVICE`` says; empty if they can."""
+    name = os.environ.get('FUZZ_DEVICE', '')
+    if name not in ('', 'host', 'cuda'):
+        return f'FUZZ_DEVICE is {name!r}; it must be host or cuda'
+    if name == 'cuda' and not compat.cuda_available():
+        return (
+            'FUZZ_DEVICE=cuda needs CuPy and a GPU; without them: make cuda-emulator, '
+            'then make fuzz'
+        )
+    return ''
 
 
 def _report(cases: list[Case], shrink: bool) -> int:
@@ -53,7 +77,7 @@ def _report(cases: list[Case], shrink: bool) -> int:
             case = shrunk(case, result.outcome, SHRINKING_SECONDS)
             result = check(case)
         print(f'{result.outcome}: {result.detail or result}')
-        print(case.to_json(), flush=True)
+        print(place().adapted(case).to_json(), flush=True)
     return int(failures > 0)
 
 

@@ -15,10 +15,10 @@ from chainer_hybridmem import InfeasibleError
 # isort: split
 import chainer
 
-from chainer_hybridmem.devices import numpy_memory
-from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.errors import HostFullError, OptionError, SessionError
 
 from .cases import Case
+from .places import place
 from .training import Observation, Run, ask, in_core_bytes, open_session, surroundings
 
 MEASURED_STEPS = 2
@@ -93,6 +93,7 @@ def check(case: Case) -> Result:
 
 
 def _check(case: Case) -> Result:
+    case = place().adapted(case)
     try:
         expected = _plain(case)
         base, peak = in_core_bytes(case, MEASURED_STEPS)
@@ -130,13 +131,19 @@ def _train(
     opened = open_session(run, limit, folder)
     try:
         with opened:
+            place().take_figures()
             for number in range(len(case.steps) - 1):
                 ask(opened, case.steps[number].event, case)
                 run.step(number)
                 _compare(number, expected.observations[number], run.observe())
+            taken, races = place().take_figures()
     except (MemoryError, InfeasibleError) as error:
         _whole_after_refusal(run, expected)
         raise _Wrong('refused', f'{type(error).__name__} {error}') from error
+    except HostFullError as error:
+        if case.session.get('host_share') is None:
+            raise
+        raise _Wrong('refused', str(error)) from error
     except SessionError as error:
         if not _is_documented(str(error), case):
             raise
@@ -150,8 +157,11 @@ def _train(
         result.guided = figures['guided_iterations']
         result.deviations = figures['deviations']
         result.moved = figures['swap'] or 0, figures['recompute'] or 0
-    if figures['peak_bytes'] > limit:
-        raise _Wrong('limit', f'{figures["peak_bytes"]} bytes of {limit} were used')
+    for nbytes in (figures['peak_bytes'], taken):
+        if nbytes > limit:
+            raise _Wrong('limit', f'{nbytes} bytes of {limit} were used')
+    if races:
+        raise _Wrong('races', f'{races} of them')
 
 
 def _is_documented(message: str, case: Case) -> bool:
@@ -200,8 +210,8 @@ def _whole_after_refusal(run: Run, expected: _Expected) -> None:
 
 
 def _nothing_left(run: Run) -> None:
-    if numpy_memory.installed() or 'hybridmem' in chainer.get_function_hooks():
-        raise _Wrong('left', 'the session is over, its handler or hook is not')
+    if place().is_left() or 'hybridmem' in chainer.get_function_hooks():
+        raise _Wrong('left', 'the session is over, its allocator or hook is not')
 
 
 # -- shrinking -----------------------------------------------------------------
@@ -237,9 +247,9 @@ def _smaller(case: Case) -> Iterator[Case]:
     for changes in (
         {'arena': False}, {'feedback': None}, {'cross_iteration': False},
         {'file': False}, {'link_bandwidth': None}, {'copies': 1.0}, simple,
-        {'share': LARGEST_SHARE},
+        {'share': LARGEST_SHARE}, {'host_share': None},
     ):  # fmt: skip
-        if any(case.session[key] != value for key, value in changes.items()):
+        if any(case.session.get(key) != value for key, value in changes.items()):
             other = copy.deepcopy(case)
             other.session.update(changes)
             yield other

@@ -148,11 +148,17 @@ def _made(at: Layer, make: Callable[[], chainer.Link]) -> chainer.Link:
     if not hasattr(at, 'made'):
         with at.init_scope():
             at.made = make()
+        at.made.to_device(at.device)
     return at.made
 
 
 def _windows(x: Any, ksize: int) -> bool:
     return min(x.shape[2:]) >= ksize
+
+
+def beside(x: Any, array: Any) -> Any:
+    """An array of NumPy where another one is."""
+    return chainer.backend.get_device_from_array(x).send(array)
 
 
 # -- functions of our own ------------------------------------------------------
@@ -173,7 +179,8 @@ class OldMask(chainer.Function):
 
     def forward(self, inputs: Any) -> Any:
         (x,) = inputs
-        self.masks = [np.random.rand(*x.shape) > 0.3, x > 0]
+        drawn = beside(x, np.random.rand(*x.shape))
+        self.masks = [drawn > 0.3, x > 0]
         self.retain_inputs(())
         self.retain_outputs((0,))
         return (np.where(self.masks[0], np.tanh(x), x * x.dtype.type(0.5)),)
@@ -535,7 +542,7 @@ def halves(at: Layer, x: Any, die: str) -> Any:
 @kind(twice=False)
 def running_mean(at: Layer, x: Any) -> Any:
     if not hasattr(at, 'running'):
-        at.add_persistent('running', np.zeros((), x.dtype))
+        at.add_persistent('running', at.xp.zeros((), x.dtype))
     return RunningMean(at.running).apply((x,))[0] if x.size else x + 1
 
 
@@ -764,7 +771,7 @@ class Effects(chainer.FunctionNode):
         (x,) = inputs
         self.retain_outputs((0,))
         factor = _FACTORS[self.effect](self.state, x)
-        return (x * np.asarray(factor).astype(x.dtype),)
+        return (x * beside(x, np.asarray(factor).astype(x.dtype)),)
 
     def backward(self, indexes: Any, grads: Any) -> Any:
         (y,) = self.get_retained_outputs()
@@ -778,7 +785,7 @@ def _average(state: dict[str, Any], x: Any) -> Any:
 
 def _code(state: dict[str, Any], x: Any) -> Any:
     state['codes'] *= 0.9
-    state['codes'] += np.tanh(x.mean() if x.size else 0)
+    state['codes'] += float(np.tanh(x.mean() if x.size else 0))
     state['seen'].append(x.shape)
     return state['codes'].mean() + len(state['seen'])
 
@@ -878,7 +885,7 @@ def reach(
 
 def overwrite(array: Any) -> None:
     """Changes half of the elements in place."""
-    if array.ndim and array.flags.writeable:
+    if array.ndim and getattr(array.flags, 'writeable', True):
         array[::2] *= array.dtype.type(0.5)
 
 

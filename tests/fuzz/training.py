@@ -17,10 +17,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
+from hostile import Clock
 
 from chainer_hybridmem import guide, owners, session
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.planners.relaxed import relaxed
@@ -30,10 +30,10 @@ from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step
 from .layers import Layer, bring, overwrite, reach
+from .places import place
 
 Observation = dict[str, Any]
 CLASSES = 5
-THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
 
 
 class DrawnError(Exception):
@@ -90,9 +90,11 @@ class Run:
         self.seen: Observation = {}
         self.kept: Any = None
         self.active: chainer_hybridmem.Session | None = None
-        np.random.seed(case.seed % (1 << 32))
+        self.place = place()
+        self.place.begin(case)
         with self.configured():
             self.model = Network(case)
+            self.model.to_device(self.place.name)
             # One forward pass makes every parameter; else the first iteration does.
             if case.training['initialised']:
                 self.evaluate(case.steps[0])
@@ -127,7 +129,8 @@ class Run:
     def _batch(self, step: Step) -> tuple[Any, Any]:
         rng = np.random.RandomState(step.seed)
         x = rng.randn(step.batch, 3, 6, 6).astype(self.dtype)
-        return x, rng.randint(0, CLASSES, step.batch).astype(np.int32)
+        t = rng.randint(0, CLASSES, step.batch).astype(np.int32)
+        return self.model.device.send((x, t))
 
     def _losses(self, step: Step, inputs: Any, salt: int = 0) -> tuple[Any, Any]:
         x, t = inputs
@@ -317,8 +320,7 @@ class Run:
             if hasattr(layer, 'lstm'):
                 state = layer.lstm.h
                 found[f'lstm {number}'] = state is not None and _bits(state.array)
-        name, keys, position, has_gauss, cached = np.random.get_state()
-        found['random'] = keys.tobytes(), position, has_gauss, cached
+        found['random'] = self.place.random_state()
         return found
 
 
@@ -347,7 +349,7 @@ class _Failing(chainer.FunctionHook):
 def _bits(array: Any) -> Any:
     if array is None:
         return None
-    array = np.asarray(array)
+    array = np.asarray(chainer.get_device('@numpy').send(array))
     return array.dtype.str, array.shape, array.tobytes()
 
 
@@ -378,7 +380,7 @@ def random_plan(
 
 @contextlib.contextmanager
 def surroundings(case: Case) -> Iterator[None]:
-    """Poisoned memory, odd copies, a drawn link, and no map too small to move."""
+    """Odd memory and copies, a drawn link, and no map too small to move."""
     options = case.session
     chance = random.Random(options['clock'])
     speed = options['speed']
@@ -386,11 +388,7 @@ def surroundings(case: Case) -> Iterator[None]:
     clock = Clock(chance, 1e-5)
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(poisoned_memory())
-        if options['copies'] == 'threads':
-            enter(late_copies(options['clock'], THREAD_DELAYS))
-        else:
-            enter(repeatable_copies(chance, options['copies'], clock))
+        place().surround(enter, case, chance, clock)
         enter(mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan}))
         enter(mock.patch.object(session, 'measure_link', lambda device, **_: link))
         enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
@@ -405,12 +403,15 @@ def surroundings(case: Case) -> Iterator[None]:
 def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.Session:
     """The case's session for a run."""
     options = run.case.session
+    share = options.get('host_share')
+    host_limit = None if share is None else LEAST_ROOM_BYTES + int(share * limit_bytes)
     opened = chainer_hybridmem.optimize(
         run.model,
         limit_bytes,
         options['planner'],
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
+        host_limit=host_limit,
         improve=options['improve'],
         arena=options['arena'],
         feedback=options['feedback'],
@@ -443,7 +444,7 @@ def ask(opened: chainer_hybridmem.Session, event: str, case: Case) -> None:
 def in_core_bytes(case: Case, steps: int) -> tuple[int, int]:
     """Memory that plain Chainer needs between and in its first iterations."""
     run = Run(case)
-    device = HostDevice(1 << 50)
+    device = place().open_unlimited()
     device.adopt(owners.model_arrays(run.model))
     device.install(lambda missing: None)
     try:

@@ -1,0 +1,211 @@
+"""Where cases run: with NumPy or, where ``FUZZ_DEVICE=cuda`` says so, with CuPy.
+
+Cases are drawn for NumPy. On a GPU the same ones run, without what only the host has:
+``adapted`` leaves it out, and a case without it stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
+
+from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.host import HostDevice
+
+from .cases import Case
+
+THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
+# Of programs that write through an array they let go of, which is lost on a GPU.
+HOST_LAYERS = ('written',)
+HOST_SESSION = {'file': False, 'link_bandwidth': None}
+HOST_LIMITED = 0.25  # of the cases on a GPU
+GPU_BYTES = 1 << 32  # more than any case needs
+
+
+class Host:
+    """NumPy, with copies and memory as odd as they may be."""
+
+    name = '@numpy'
+
+    def adapted(self, case: Case) -> Case:
+        """The case as it runs here."""
+        return case
+
+    def begin(self, case: Case) -> None:
+        """Before a run: generators begin anew."""
+        np.random.seed(case.seed % (1 << 32))
+
+    def random_state(self) -> Any:
+        """Of the generators of arrays."""
+        _, keys, position, has_gauss, cached = np.random.get_state()
+        return keys.tobytes(), position, has_gauss, cached
+
+    def surround(
+        self,
+        enter: Callable[[Any], Any],
+        case: Case,
+        chance: random.Random,
+        clock: Clock,
+    ) -> None:
+        """Makes memory and copies of a session odd, and its times drawn ones."""
+        options = case.session
+        enter(poisoned_memory())
+        if options['copies'] == 'threads':
+            enter(late_copies(options['clock'], THREAD_DELAYS))
+        else:
+            enter(repeatable_copies(chance, options['copies'], clock))
+
+    def open_unlimited(self) -> Any:
+        """A device that counts what plain Chainer needs."""
+        return HostDevice(1 << 50)
+
+    def is_left(self) -> bool:
+        """Whether a session that is over still counts allocations."""
+        return numpy_memory.installed()
+
+    def take_figures(self) -> tuple[int, int]:
+        """Most memory taken from the driver since this was last called, and races.
+
+        Nought where it is not known.
+        """
+        return 0, 0
+
+
+class Cuda(Host):
+    """CuPy, on a GPU or on the emulator, where the case says when work runs."""
+
+    name = '@cupy:0'
+    _races = 0
+
+    def adapted(self, case: Case) -> Case:
+        layers = [layer for layer in case.layers if layer[0] not in HOST_LAYERS]
+        chance = random.Random(case.seed ^ 0xC0DA)
+        share = chance.uniform(0, 1) if chance.random() < HOST_LIMITED else None
+        session = {'host_share': share, **case.session, **HOST_SESSION}
+        return dataclasses.replace(case, layers=layers, session=session)
+
+    def begin(self, case: Case) -> None:
+        import cupy
+
+        super().begin(case)
+        gc.collect()  # what is left of other runs would count
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.random.seed(case.seed % (1 << 32))
+        self._schedule(case)
+
+    def _schedule(self, case: Case) -> None:
+        control = _emulator()
+        if control is not None:
+            copies = case.session['copies']
+            mode = {0.0: 'lazy', 1.0: 'eager'}.get(copies, 'random')
+            control.schedule(mode, case.session['clock'] % (1 << 31))
+
+    def random_state(self) -> Any:
+        import cupy
+
+        return *super().random_state(), cupy.random.random_sample(4).tobytes()
+
+    def surround(
+        self,
+        enter: Callable[[Any], Any],
+        case: Case,
+        chance: random.Random,
+        clock: Clock,
+    ) -> None:
+        from chainer_hybridmem.devices.cuda import CudaDevice
+
+        enter(_poisoned_blocks())
+        elapsed = CudaDevice.elapsed
+
+        def drawn(self: Any, start: Any, end: Any) -> float:
+            elapsed(self, start, end)  # both have happened
+            first = _moment(start, clock)
+            return max(_moment(end, clock) - first, 1e-9)
+
+        enter(mock.patch.object(CudaDevice, 'elapsed', drawn))
+
+    def open_unlimited(self) -> Any:
+        from chainer_hybridmem.devices.cuda import CudaDevice
+
+        return CudaDevice(GPU_BYTES)
+
+    def is_left(self) -> bool:
+        import cupy
+
+        from chainer_hybridmem.devices.cuda import CudaDevice
+
+        allocator = cupy.cuda.get_allocator()
+        return isinstance(getattr(allocator, '__self__', None), CudaDevice)
+
+    def take_figures(self) -> tuple[int, int]:
+        control = _emulator()
+        if control is None:
+            return 0, 0
+        known, self._races = self._races, control.counters()['race']
+        return control.take_device_peak(), self._races - known
+
+
+def _emulator() -> Any:
+    """Its controls, if this process runs on it."""
+    if 'EMU_LIBRARY' not in os.environ:
+        return None
+    from cuda_emulator import control
+
+    return control
+
+
+def _moment(event: Any, clock: Clock) -> float:
+    """When an event has happened: drawn when it is first asked for."""
+    if not hasattr(event, 'moment'):
+        event.moment = clock.perf_counter()
+    return float(event.moment)
+
+
+class _Poisoned:
+    """A block that is full of NaN once nobody has it, in the order of compute."""
+
+    def __init__(self, block: Any, nbytes: int) -> None:
+        self._block, self.ptr, self._nbytes = block, block.ptr, nbytes
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            import cupy
+
+            stream = cupy.cuda.get_current_stream().ptr
+            cupy.cuda.runtime.memsetAsync(self.ptr, 0xFF, self._nbytes, stream)
+
+
+@contextlib.contextmanager
+def _poisoned_blocks() -> Iterator[None]:
+    from chainer_hybridmem.devices.cuda import CudaDevice
+
+    find = CudaDevice._find_block
+
+    def found(self: Any, nbytes: int) -> Any:
+        block = find(self, nbytes)
+        return None if block is None else _Poisoned(block, nbytes)
+
+    with mock.patch.object(CudaDevice, '_find_block', found):
+        yield
+
+
+_PLACES: dict[str, Host] = {'host': Host(), 'cuda': Cuda()}
+
+
+def place() -> Host:
+    """The one that ``FUZZ_DEVICE`` names, or the host.
+
+    Raises:
+        KeyError: If there is no such place.
+    """
+    return _PLACES[os.environ.get('FUZZ_DEVICE') or 'host']
