@@ -37,7 +37,10 @@ def main() -> int:
     pip = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps']
     pip += ['--no-compile', '--no-cache-dir', '--disable-pip-version-check']
     pip += ['--target', str(target)]
-    return subprocess.call([*pip, *map(str, wheels)])
+    failed = [wheel for wheel in wheels if subprocess.call([*pip, str(wheel)])]
+    for wheel in failed:  # one of another Python, say: the others are there
+        print(f'not installed: {wheel.name}')
+    return 1 if failed else 0
 
 
 if __name__ == '__main__':

@@ -4,17 +4,18 @@
 # ways, the gpu tests. No network is used; eight minutes in all.
 #
 #   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 480] [--scale 1.0]
-#                              [--insize 112] [--steps 'smoke exactness ...']
+#                              [--insize 112] [--patience 1] [--steps 'smoke ...']
 #
 # Rows are saved as they are measured, to benchmarks/results/gpu_*.json; a second folder
 # may be named by RESULTS_COPY. gpu.md there sums up, gpu_run.txt is the log. PYTHON
 # names the interpreter: it needs CuPy, NumPy, SciPy and numba. What else is lacking is
 # installed from the folder .gpu-wheels (`make gpu-wheels`) for this run only.
-# --scale and --insize (of the first step's pictures) are for rehearsals.
+# --scale, --insize (of the first step's pictures) and --patience (times every step's
+# limit) are for rehearsals.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-limit=16GiB seconds=480 scale=1.0 insize=112
+limit=16GiB seconds=480 scale=1.0 insize=112 patience=1
 steps='smoke exactness methods arena torch tests'
 while [ $# -gt 0 ]; do
     case $1 in
@@ -22,6 +23,7 @@ while [ $# -gt 0 ]; do
         --seconds) seconds=$2 ;;
         --scale) scale=$2 ;;
         --insize) insize=$2 ;;
+        --patience) patience=$2 ;;
         --steps) steps=$2 ;;
         *) sed -n '2,/^set /p' "${BASH_SOURCE[0]}" | grep '^#' >&2; exit 2 ;;
     esac
@@ -56,7 +58,7 @@ publish() {
 
 # step NAME SECONDS COMMAND...: within its time and what is left of all.
 step() {
-    local name=$1 allowed=$2 left=$((seconds - SECONDS)) code began=$SECONDS said
+    local name=$1 allowed=$(($2 * patience)) left=$((seconds - SECONDS)) code began=$SECONDS said
     shift 2
     case " $steps " in *" $name "*) ;; *) return ;; esac
     [ "$allowed" -le "$left" ] || allowed=$left
