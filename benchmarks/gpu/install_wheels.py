@@ -36,7 +36,7 @@ def main() -> int:
         return 0
     pip = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps']
     pip += ['--no-compile', '--no-cache-dir', '--disable-pip-version-check']
-    pip += ['--target', str(target)]
+    pip += ['--upgrade', '--target', str(target)]
     failed = [wheel for wheel in wheels if subprocess.call([*pip, str(wheel)])]
     for wheel in failed:  # one of another Python, say: the others are there
         print(f'not installed: {wheel.name}')
