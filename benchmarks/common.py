@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -67,6 +68,15 @@ class Training:
             arrays.extend((rule.state or {}).values() if rule is not None else ())
             total += sum(a.nbytes for a in arrays if a is not None)
         return total
+
+
+def free_gpu() -> None:
+    """Gives back what garbage and CuPy's pools keep of what ran before."""
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 def recordings(

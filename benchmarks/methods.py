@@ -50,8 +50,8 @@ def plain(arch: str, batchsize: int, iterations: int) -> dict[str, Any]:
     """Time and memory of plain Chainer on the current GPU: the pool's, as it grows."""
     import cupy
 
+    common.free_gpu()
     pool = cupy.get_default_memory_pool()
-    pool.free_all_blocks()
     before = pool.total_bytes()
     training = common.Training(arch, batchsize, gpu=True)
     seconds = []
@@ -120,6 +120,8 @@ def out_of_core(
         planners: The methods.
         keep: Called with each row as it is measured.
     """
+    if gpu:
+        common.free_gpu()
     training = common.Training(arch, batchsize, gpu=gpu)
     options: dict[str, Any] = {'link_bandwidth': link_bandwidth} if not gpu else {}
     rows: list[dict[str, Any]] = []

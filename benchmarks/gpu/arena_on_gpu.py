@@ -48,19 +48,11 @@ def free_bytes() -> int:
     return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-def empty_pools() -> None:
-    """Gives back what CuPy keeps."""
-    import cupy
-
-    cupy.get_default_memory_pool().free_all_blocks()
-    cupy.get_default_pinned_memory_pool().free_all_blocks()
-
-
 def session(
     arch: str, batchsize: int, limit: int, arena: bool, planner: str = 'hybrid'
 ) -> dict[str, Any]:
     """One session; the driver is asked after every iteration."""
-    empty_pools()
+    common.free_gpu()
     before = least = free_bytes()
     training = common.Training(arch, batchsize, gpu=True)
     with (
@@ -130,7 +122,7 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
         for event, nbytes in log.events
         if abs(event) in born and abs(event) in freed
     ]
-    empty_pools()
+    common.free_gpu()
     device = CudaDevice(WITHOUT_LIMIT)
     one = IterationLog(tuple(events), (0,), 0)
     arena = lay_out((one, one), device.block_bytes, device.alignment_bytes)
