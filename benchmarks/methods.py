@@ -15,7 +15,6 @@ from typing import Any
 import common
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.guide import TIMING_RUNS
 from chainer_hybridmem.planners import DEFAULT, PLANNERS
 
@@ -134,7 +133,7 @@ def out_of_core(
             row |= {'limit_bytes': limit_bytes, 'link_bandwidth': link_bandwidth}
             try:
                 row |= _measure(session, training, planner, iterations, not rows)
-            except (hybridmem.InfeasibleError, OptionError, RuntimeError) as error:
+            except (hybridmem.HybridMemoryError, RuntimeError) as error:
                 # No plan here, or one that asks for options: the others go on.
                 why = f'{type(error).__name__}: {error}'
                 row |= {'fits': False, 'why': why}

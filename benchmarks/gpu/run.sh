@@ -97,11 +97,11 @@ warming=$!
 
 gpu=benchmarks/gpu
 step smoke 75 "$python" $gpu/smoke.py --scale "$scale" --insize "$insize"
-step exactness 60 "$python" $gpu/exactness_on_gpu.py
+step exactness 75 "$python" $gpu/exactness_on_gpu.py
 sed 's/^/warm: /' "$run/warm.txt" | log
 step methods 210 "$python" $gpu/methods_on_gpu.py --memory-limit "$limit" --scale "$scale"
 step arena 60 "$python" $gpu/arena_on_gpu.py --batchsize 64 --scale "$scale"
-step torch 60 "$python" $gpu/torch_on_gpu.py --memory-limit "$limit" --scale "$scale"
+step torch 75 "$python" $gpu/torch_on_gpu.py --memory-limit "$limit" --scale "$scale"
 # Files with gpu tests, the whole path first.
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
     --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)

@@ -180,7 +180,7 @@ def _over(row: dict[str, Any], base: dict[str, Any] | None) -> float | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('--memory-limit', default='16GiB')
-    parser.add_argument('--iterations', type=int, default=5)
+    parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
     parser.add_argument('--insize', type=int, default=INSIZE)
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
