@@ -96,7 +96,7 @@ timeout 200 "$python" benchmarks/gpu/warm.py >"$run/warm.txt" 2>&1 &
 warming=$!
 
 gpu=benchmarks/gpu
-step smoke 75 "$python" $gpu/smoke.py --scale "$scale" --insize "$insize"
+step smoke 90 "$python" $gpu/smoke.py --scale "$scale" --insize "$insize"
 step exactness 75 "$python" $gpu/exactness_on_gpu.py
 sed 's/^/warm: /' "$run/warm.txt" | log
 step methods 210 "$python" $gpu/methods_on_gpu.py --memory-limit "$limit" --scale "$scale"

@@ -33,7 +33,7 @@ from chainer import training
 from chainer_hybridmem.architectures.resnet import ResidualBlock
 
 ITERATIONS = 10
-BATCHSIZE, INSIZE = 48, 112
+BATCHSIZE, INSIZE = 24, 112
 BLOCKS = 12
 PLANNERS = ('swap-all', 'hybrid')
 Outcome = dict[str, np.ndarray]
@@ -103,7 +103,7 @@ def train(batchsize: int, insize: int, **options: Any) -> tuple[Outcome, Any, fl
             observation: dict[str, Any] = {}
             with reporter.scope(observation):
                 updater.update()
-            losses.append(observation['main/loss'])
+            losses.append(observation['main/loss'].array)  # without its graph
         cupy.cuda.Device().synchronize()
         seconds = time.perf_counter() - began
     return outcome(model, losses), session, seconds
@@ -112,7 +112,7 @@ def train(batchsize: int, insize: int, **options: Any) -> tuple[Outcome, Any, fl
 def outcome(model: chainer.Link, losses: list[Any]) -> Outcome:
     """Losses, parameters, gradients, optimizer states and statistics, on the host."""
     send = chainer.get_device('@numpy').send
-    values = [float(send(getattr(loss, 'array', loss))) for loss in losses]
+    values = [float(send(loss)) for loss in losses]
     result = {'losses': np.array(values)}
     for name, parameter in model.namedparams():
         result[name] = send(parameter.array)
