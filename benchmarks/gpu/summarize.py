@@ -192,14 +192,19 @@ def steps(path: str) -> str:
     return '\n'.join(lines)
 
 
-def last_words(name: str) -> str:
-    """The last line of a text; empty if it is not there."""
+def tests(name: str) -> str:
+    """How many tests have passed and not, and which have not; empty without any."""
     try:
         with open(os.path.join(RESULTS, name), encoding='utf-8') as file:
-            lines = [line.strip() for line in file if line.strip()]
+            lines = [line.split() for line in file if line.startswith('tests/')]
     except OSError:
         return ''
-    return lines[-1] if lines else ''
+    ends = [(words[0], words[1]) for words in lines if len(words) > 1]
+    words = ('PASSED', 'FAILED', 'ERROR', 'SKIPPED', 'XFAIL')
+    counts = [f'{[end for _, end in ends].count(w)} {w.lower()}' for w in words]
+    bad = [f'- `{test}` {end.lower()}' for test, end in ends if end in words[1:3]]
+    running = [f'- `{words[0]}` did not end' for words in lines if len(words) == 1]
+    return '\n'.join([', '.join(counts), '', *bad, *running[-1:]]) if lines else ''
 
 
 def main() -> int:
@@ -222,9 +227,9 @@ def main() -> int:
             parts.append(f'`{name}.json` cannot be shown: {error!r}')
         for failure in body.get('failures', ()):
             parts.append(f'Failed: `{failure.get("why")}`')
-    words = last_words('gpu_tests.txt')
+    words = tests('gpu_tests.txt')
     if words:
-        parts += ['## Tests', f'`{words}`']
+        parts += ['## Tests', words]
     text = '\n\n'.join([*parts, ''])
     with open(os.path.join(RESULTS, 'gpu.md'), 'w', encoding='utf-8') as file:
         file.write(text)

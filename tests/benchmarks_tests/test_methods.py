@@ -84,9 +84,16 @@ def test_the_summary_of_half_a_run(rows, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(saving, 'RESULTS', str(tmp_path))
     saving.save('gpu_methods', {'rows': rows})
     (tmp_path / 'gpu_smoke.json').write_text('{"rows": [')
+    (tmp_path / 'gpu_tests.txt').write_text(
+        'collected 3 items\n\ntests/test_a.py::test_one PASSED [ 30%]\n'
+        'tests/test_a.py::test_two FAILED [ 60%]\ntests/test_a.py::test_three '
+    )
     steps = tmp_path / 'steps.tsv'
     steps.write_text('smoke\tout of time\t124\t60\n')
     monkeypatch.setattr(summarize.sys, 'argv', ['summarize.py', str(steps)])
     assert summarize.main() == 0
     text = (tmp_path / 'gpu.md').read_text()
     assert 'out of time' in text and 'Speeds under the limit' in text
+    assert '1 passed, 1 failed' in text
+    assert '`tests/test_a.py::test_two` failed' in text
+    assert '`tests/test_a.py::test_three` did not end' in text
