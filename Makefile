@@ -6,6 +6,8 @@
 # make lint    ruff and mypy
 # make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
+# make gpu-wheels      what a GPU machine without network lacks, in .gpu-wheels, for
+#                      benchmarks/gpu/run.sh; GPU_PYTHON is that machine's version
 # make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS;
 #              with FUZZ_DEVICE=cuda on a GPU or, where there is none, on the emulator if it has been built
 # make clean   removes .venv and what the tools left behind
@@ -25,8 +27,9 @@ STAMP := $(VENV)/.installed
 # Chainer is built from source, and its build needs setuptools < 81. Older
 # versions of pip hand PIP_CONSTRAINT to that build, newer ones PIP_BUILD_CONSTRAINT. pip
 # splits both at blanks: a relative name works in a folder with a blank in its path too.
-PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+PIP_INSTALL = $(PIP) install --quiet
 
 # CuPy for the driver's CUDA version, where a GPU answers and no CuPy is installed.
 GPU_EXTRA = extra=; \
@@ -45,7 +48,14 @@ ONE_THREAD = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 ON_EMULATOR = $(if $(filter cuda,$(FUZZ_DEVICE)),$(shell nvidia-smi >/dev/null 2>&1 || \
 	test ! -d $(EMULATOR) || echo $(EMULATED)))
 
-.PHONY: train test test-all test-cuda cuda-emulator lint fuzz venv clean
+# Chainer's wheel is for any Python. Of the others, what does not run everywhere is for
+# the Python of the GPU machine.
+WHEELS := .gpu-wheels
+GPU_PYTHON ?= 3.12
+GPU_NEEDS = six protobuf filelock typing_extensions \
+	pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers
+
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
@@ -70,6 +80,16 @@ test-cuda: cuda-emulator
 cuda-emulator: venv
 	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR)
 
+gpu-wheels: venv
+	rm -rf $(WHEELS)
+	$(PIP) wheel --quiet --no-deps --wheel-dir $(WHEELS) chainer==7.8.1
+	$(PIP) download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		--platform manylinux2014_x86_64 --dest $(WHEELS) $(GPU_NEEDS)
+	git rev-parse --short HEAD >$(WHEELS)/commit.txt
+	git status --porcelain -- chainer_hybridmem >>$(WHEELS)/commit.txt
+	du -sh $(WHEELS)
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,6 +113,6 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(EMULATOR) build dist *.egg-info .coverage
+	rm -rf $(VENV) $(EMULATOR) $(WHEELS) build dist *.egg-info .coverage
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

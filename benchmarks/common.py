@@ -1,12 +1,9 @@
-"""What the benchmark scripts share: machine, training step, result files."""
+"""What the benchmark scripts share: training step, recordings, tables."""
 
 from __future__ import annotations
 
-import datetime
-import json
+import gc
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,43 +13,16 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 import numpy as np
+from saving import ROOT, environment, save  # noqa: F401  for the scripts
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import base, samples
-from chainer_hybridmem.devices.host import processor_name
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
 # AlexNet's second convolution alone, as im2col and matrix product, needs three
 # fifths of what lies above parameters, gradients and optimizer state.
 ALEXNET_PART = 0.65
-
-
-def environment() -> dict[str, Any]:
-    """Machine, versions, commit and date of a run."""
-    import numba
-
-    return {
-        'date': datetime.date.today().isoformat(),
-        'commit': _git('rev-parse', '--short', 'HEAD'),
-        'clean': not _git('status', '--porcelain', '--', 'chainer_hybridmem'),
-        'processor': processor_name(),
-        'cores': os.cpu_count(),
-        'python': platform.python_version(),
-        'numpy': np.__version__,
-        'chainer': chainer.__version__,
-        'numba': numba.__version__,
-        'blas_threads': os.environ.get('OPENBLAS_NUM_THREADS', 'default'),
-    }
-
-
-def _git(*arguments: str) -> str:
-    result = subprocess.run(
-        ['git', *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip()
 
 
 class Training:
@@ -100,6 +70,15 @@ class Training:
         return total
 
 
+def free_gpu() -> None:
+    """Gives back what garbage and CuPy's pools keep of what ran before."""
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
 def recordings(
     arch: str, folder: str | None, n_class: int = 1000
 ) -> samples.SamplePair:
@@ -130,17 +109,6 @@ def half_limit(arch: str, peak: int, fixed: int) -> int:
     if arch == 'alexnet':
         return fixed + int((peak - fixed) * ALEXNET_PART)
     return peak // 2
-
-
-def save(name: str, body: dict[str, Any]) -> None:
-    """Writes a result with its environment to ``benchmarks/results``."""
-    folder = os.path.join(ROOT, 'benchmarks', 'results')
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f'{name}.json')
-    with open(path, 'w', encoding='utf-8') as file:
-        json.dump({'environment': environment(), **body}, file, indent=1)
-        file.write('\n')
-    print(f'written: benchmarks/results/{name}.json', file=sys.stderr)
 
 
 def table(rows: list[dict[str, Any]], columns: dict[str, Callable[[Any], str]]) -> str:

@@ -1,6 +1,6 @@
 """The methods of Ito et al., Fig. 14, measured next to their predictions.
 
-Used by ``host_methods.py`` and ``gpu/methods.py``. One session per network
+Used by ``host_methods.py`` and ``gpu/methods_on_gpu.py``. One session per network
 profiles once; then the methods take turns.
 """
 
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import common
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.guide import TIMING_RUNS
-from chainer_hybridmem.planners import PLANNERS
+from chainer_hybridmem.planners import DEFAULT, PLANNERS
 
 OUT_OF_CORE = [name for name in PLANNERS if name not in ('in-core', 'exact')]
+WARM_UPS = 2  # iterations of plain Chainer
+FIRST = 5  # losses that a row keeps
+MOST_ITERATIONS = 40  # until a plan has settled
 
 
 def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, Any]:
@@ -36,14 +41,53 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
         'peak_bytes': figures['guided_peak_bytes'],
         'predicted_peak_bytes': figures['in_core_peak_bytes'],
         'fixed_bytes': fixed,
+        'losses': training.losses,
     }
 
 
-def settle(session: hybridmem.Session, training: common.Training) -> None:
-    """Trains until the plan is made and its iterations have been timed."""
-    while not session.settled:
+def plain(arch: str, batchsize: int, iterations: int) -> dict[str, Any]:
+    """Time and memory of plain Chainer on the current GPU: the pool's, as it grows."""
+    import cupy
+
+    common.free_gpu()
+    pool = cupy.get_default_memory_pool()
+    before = pool.total_bytes()
+    training = common.Training(arch, batchsize, gpu=True)
+    seconds = []
+    for _ in range(WARM_UPS + iterations):
+        began = time.perf_counter()
         training.step()
-    session.finish_iteration()
+        cupy.cuda.Device().synchronize()
+        seconds.append(time.perf_counter() - began)
+    return {
+        'arch': arch,
+        'batchsize': batchsize,
+        'planner': 'in-core',
+        'iteration_seconds': statistics.median(seconds[WARM_UPS:]),
+        'all_seconds': seconds,
+        'footprint_bytes': pool.total_bytes() - before,
+        'fixed_bytes': training.fixed_bytes(),
+        'losses': training.losses,
+    }
+
+
+def settle(session: hybridmem.Session, training: common.Training) -> list[float]:
+    """Trains until the plan is made and its iterations have been timed.
+
+    Returns:
+        Seconds of each iteration.
+
+    Raises:
+        RuntimeError: If that does not come.
+    """
+    seconds: list[float] = []
+    while not session.settled:
+        if len(seconds) == MOST_ITERATIONS:
+            raise RuntimeError(f'not settled after {MOST_ITERATIONS} iterations')
+        training.step()
+        session.finish_iteration()
+        seconds.append(session.last_iteration()['seconds'])
+    return seconds
 
 
 def out_of_core(
@@ -53,6 +97,8 @@ def out_of_core(
     link_bandwidth: float | None,
     gpu: bool,
     iterations: int,
+    planners: Sequence[str] = OUT_OF_CORE,
+    keep: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
     """One row per method at a limit that in-core training does not keep.
 
@@ -60,8 +106,21 @@ def out_of_core(
     predicted anew, and trains ``iterations`` more. Two errors come of it: that of
     the *forecast*, made before the last iterations, which includes how the
     machine's speed drifts meanwhile; and that of the *simulator*, given the operation
-    times of the very iterations it is compared with.
+    times of the very iterations it is compared with. The session begins with the
+    first method, if that is the default.
+
+    Args:
+        arch: Name of the architecture.
+        batchsize: Pictures per iteration.
+        limit_bytes: The memory limit.
+        link_bandwidth: Bytes per second of copies on the host; None for its own speed.
+        gpu: Whether to train on the current GPU.
+        iterations: Of each method, after those that time its operations.
+        planners: The methods.
+        keep: Called with each row as it is measured.
     """
+    if gpu:
+        common.free_gpu()
     training = common.Training(arch, batchsize, gpu=gpu)
     options: dict[str, Any] = {'link_bandwidth': link_bandwidth} if not gpu else {}
     rows: list[dict[str, Any]] = []
@@ -69,35 +128,56 @@ def out_of_core(
         training.model, limit_bytes, progress=sys.stderr, **options
     ) as session:
         settle(session, training)
-        for planner in OUT_OF_CORE:
+        for planner in planners:
             row = {'arch': arch, 'batchsize': batchsize, 'planner': planner}
             row |= {'limit_bytes': limit_bytes, 'link_bandwidth': link_bandwidth}
             try:
-                plan = session.replan(planner)
-            except hybridmem.InfeasibleError as error:
-                rows.append({**row, 'fits': False, 'why': str(error)})
-                continue
-            row |= {'first_predicted_seconds': plan.predicted_seconds}
-            session.retime()
-            timed: list[float] = []
-            while not session.settled:
-                training.step()
-                session.finish_iteration()
-                timed.append(session.last_iteration()['seconds'])
-            timed = timed[-TIMING_RUNS:]
-            simulated = session.plan.predicted_seconds
-            row |= {
-                'timed_seconds': timed,
-                'simulated_seconds': simulated,
-                'simulator_error': simulated / statistics.median(timed) - 1,
-            }
-            for _ in range(iterations):
-                training.step()
-            session.finish_iteration()
-            rows.append({**row, 'fits': True, **session.statistics()})
-            rows[-1]['peak_bytes'] = rows[-1]['guided_peak_bytes']
-            rows[-1]['all_seconds'] = session.iteration_times()
+                row |= _measure(session, training, planner, iterations, not rows)
+            except (hybridmem.HybridMemoryError, RuntimeError) as error:
+                # No plan here, or one that asks for options: the others go on.
+                why = f'{type(error).__name__}: {error}'
+                row |= {'fits': False, 'why': why}
+            rows.append(row)
+            keep(row)
     return rows
+
+
+def _measure(
+    session: hybridmem.Session,
+    training: common.Training,
+    planner: str,
+    iterations: int,
+    first: bool,
+) -> dict[str, Any]:
+    """What one method's row says of its iterations."""
+    before = session.statistics()
+    if first and planner == DEFAULT:
+        assert session.plan is not None
+        plan = session.plan
+    else:
+        plan = session.replan(planner)
+    row: dict[str, Any] = {'first_predicted_seconds': plan.predicted_seconds}
+    session.retime()
+    timed = settle(session, training)[-TIMING_RUNS:]
+    simulated = session.plan.predicted_seconds
+    row |= {
+        'timed_seconds': timed,
+        'simulated_seconds': simulated,
+        'simulator_error': _error(simulated, statistics.median(timed)),
+    }
+    for _ in range(iterations):
+        training.step()
+    session.finish_iteration()
+    figures = session.statistics()
+    row |= {'fits': True, **figures, 'peak_bytes': figures['guided_peak_bytes']}
+    for name in ('evictions', 'restores'):  # of this method only
+        row[name] = figures[name] - before[name]
+    row['losses'] = training.losses[:FIRST]
+    return {**row, 'all_seconds': session.iteration_times()}
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return predicted / measured - 1 if predicted and measured else None
 
 
 def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
@@ -112,20 +192,20 @@ def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
             shown.append({**row, **dict.fromkeys(_COLUMNS, ''), 'fits': False})
             shown[-1] |= {'arch': row['arch'], 'planner': row['planner'] + ': no plan'}
             continue
-        measured, predicted = row['iteration_seconds'], row['predicted_seconds']
+        measured, predicted = row['iteration_seconds'], row.get('predicted_seconds')
         shown.append(
             {
                 'arch': f'{row["arch"]} b{row["batchsize"]}',
                 'planner': row['planner'],
-                'predicted s': f'{predicted:.3f}',
+                'predicted s': _number(predicted),
                 'measured s': f'{measured:.3f}',
-                'forecast error': f'{predicted / measured - 1:+.1%}',
+                'forecast error': _percent(_error(predicted, measured)),
                 'simulator error': _percent(row.get('simulator_error')),
                 'bound s': _number(row.get('lower_bound_seconds')),
-                'overhead': f'{measured / in_core_seconds - 1:+.1%}',
-                'speed': f'{base / measured:.2f}x' if base else '',
-                'predicted peak': f'{row["predicted_peak_bytes"] / 2**20:.1f}',
-                'measured peak': f'{row["peak_bytes"] / 2**20:.1f}',
+                'overhead': _percent(_error(measured, in_core_seconds)),
+                'speed': f'{base / measured:.2f}x' if base and measured else '',
+                'predicted peak': _mebibytes(row.get('predicted_peak_bytes')),
+                'measured peak': _mebibytes(row.get('peak_bytes')),
                 'keep/swap/recompute': '/'.join(
                     str(row.get(key, '')) for key in ('keep', 'swap', 'recompute')
                 ),
@@ -138,6 +218,10 @@ def show(rows: list[dict[str, Any]], in_core_seconds: float) -> str:
 
 def _percent(value: float | None) -> str:
     return '' if value is None else f'{value:+.1%}'
+
+
+def _mebibytes(value: int | None) -> str:
+    return '' if value is None else f'{value / 2**20:.1f}'
 
 
 def _number(value: float | None) -> str:

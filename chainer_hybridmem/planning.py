@@ -390,7 +390,11 @@ class Planning:
         self._executor.settle()
         if guide.problem is not problem:
             self._stop_improving(guide.problem)
+        had_places = guide.arena is not None
         guide.follow(problem, plan)
+        if had_places and guide.arena is None:
+            # Its last iteration is over: what it keeps is outside of it.
+            self._device.release_places()
         self.reserve(guide)
         self._keep(guide)
         if old is not None and plan.maps == old.maps:

@@ -4,7 +4,8 @@ Footprint: the least memory that the driver has called free during each iteratio
 against what was free before the model was made; CUDA's own context and libraries are
 loaded before. Allocation: an iteration's mallocs and frees, replayed with CuPy's pool,
 with ours and with the arena; the pool's real size is set beside the model of
-``pools/models.py``.
+``pools/models.py``. Losses are compared with those of in-core training, with
+``cudnn_deterministic``.
 
     python benchmarks/gpu/arena_on_gpu.py [--arch resnet50] [--part 0.5]
 """
@@ -22,9 +23,13 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import common
-
 import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import common
+import saving
+
 from chainer_hybridmem.devices.cuda import CudaDevice
 from chainer_hybridmem.pools import IterationLog, from_log, lay_out
 from chainer_hybridmem.pools.models import replay as replay_model
@@ -43,22 +48,17 @@ def free_bytes() -> int:
     return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-def empty_pools() -> None:
-    """Gives back what CuPy keeps."""
-    import cupy
-
-    cupy.get_default_memory_pool().free_all_blocks()
-    cupy.get_default_pinned_memory_pool().free_all_blocks()
-
-
 def session(
     arch: str, batchsize: int, limit: int, arena: bool, planner: str = 'hybrid'
 ) -> dict[str, Any]:
     """One session; the driver is asked after every iteration."""
-    empty_pools()
+    common.free_gpu()
     before = least = free_bytes()
     training = common.Training(arch, batchsize, gpu=True)
-    with hybridmem.optimize(training.model, limit, planner=planner, arena=arena) as run:
+    with (
+        chainer.using_config('cudnn_deterministic', True),
+        hybridmem.optimize(training.model, limit, planner=planner, arena=arena) as run,
+    ):
         for _ in range(ITERATIONS):
             training.step()
             least = min(least, free_bytes())
@@ -122,7 +122,7 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
         for event, nbytes in log.events
         if abs(event) in born and abs(event) in freed
     ]
-    empty_pools()
+    common.free_gpu()
     device = CudaDevice(WITHOUT_LIMIT)
     one = IterationLog(tuple(events), (0,), 0)
     arena = lay_out((one, one), device.block_bytes, device.alignment_bytes)
@@ -167,20 +167,22 @@ def main() -> int:
     parser.add_argument('--arch', default='resnet50')
     parser.add_argument('--batchsize', type=int, default=128)
     parser.add_argument('--part', type=float, default=0.5, help='of the in-core peak')
+    parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
     options = parser.parse_args()
-    arch, batchsize = options.arch, options.batchsize
+    arch, batchsize = options.arch, max(2, int(options.batchsize * options.scale))
     common.Training(arch, 2, gpu=True).step()  # context, libraries, kernels
-    rows = [session(arch, batchsize, WITHOUT_LIMIT, False, 'in-core')]
-    limit = int(rows[0]['in_core_peak_bytes'] * options.part)
-    rows += [session(arch, batchsize, limit, arena) for arena in (False, True)]
-    losses = rows[0].pop('losses')
-    rows[0]['same_losses'] = True
-    for row in rows[1:]:
+    result = saving.Rows('gpu_arena')
+    first = session(arch, batchsize, WITHOUT_LIMIT, False, 'in-core')
+    losses = first.pop('losses')
+    result.add({**first, 'same_losses': True})
+    limit = int(first['in_core_peak_bytes'] * options.part)
+    for arena in (True, False):
+        row = session(arch, batchsize, limit, arena)
         row['same_losses'] = row.pop('losses') == losses
-    body = {'sessions': rows, 'allocation': allocation(arch, batchsize)}
-    for row in (*rows, body['allocation']):
+        result.add(row)
+    result.tell(allocation=allocation(arch, batchsize))
+    for row in result.rows:
         print(row, flush=True)
-    common.save('gpu_arena', body)
     return 0
 
 

@@ -1,35 +1,116 @@
 #!/usr/bin/env bash
-# The gpu tests and the tables of Ito et al. on an NVIDIA GPU, with a limit of
-# 16 GiB (or $1). Results go to benchmarks/results; less than 12 minutes.
+# What a GPU is asked first, the most valuable figures first: a loop with the same bits
+# in half the memory, exactness, speeds with a limit of 16 GiB, the arena, PyTorch's own
+# ways, the gpu tests. No network is used; eight minutes in all.
 #
-#   bash benchmarks/gpu/run.sh [16GiB]
+#   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 480] [--scale 1.0]
+#                              [--insize 112] [--patience 1] [--steps 'smoke ...']
 #
-# PYTHON names the interpreter; it needs CuPy and this package's requirements.
+# Rows are saved as they are measured, to benchmarks/results/gpu_*.json; a second folder
+# may be named by RESULTS_COPY. gpu.md there sums up, gpu_run.txt is the log. PYTHON
+# names the interpreter: it needs CuPy, NumPy, SciPy and numba. What else is lacking is
+# installed from the folder .gpu-wheels (`make gpu-wheels`) for this run only.
+# --scale, --insize (of the first step's pictures) and --patience (times every step's
+# limit) are for rehearsals.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
-limit=${1:-16GiB}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+limit=16GiB seconds=480 scale=1.0 insize=112 patience=1
+steps='smoke exactness methods arena torch tests'
+while [ $# -gt 0 ]; do
+    case $1 in
+        --memory-limit) limit=$2 ;;
+        --seconds) seconds=$2 ;;
+        --scale) scale=$2 ;;
+        --insize) insize=$2 ;;
+        --patience) patience=$2 ;;
+        --steps) steps=$2 ;;
+        *) sed -n '2,/^set /p' "${BASH_SOURCE[0]}" | grep '^#' >&2; exit 2 ;;
+    esac
+    shift 2 || exit 2
+done
+
 python=${PYTHON:-python3}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-mkdir -p benchmarks/results
+results=$PWD/benchmarks/results
+run=$(mktemp -d)
+warming=
+trap '[ -z "$warming" ] || kill "$warming" 2>/dev/null; rm -rf "$run"' EXIT
+export PYTHONPATH="$PWD:$run/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export NUMBA_CACHE_DIR=$run/numba PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+mkdir -p "$results" ${RESULTS_COPY:+"$RESULTS_COPY"}
+rm -f "$results"/gpu_*.json "$results"/gpu_*.txt "$results"/gpu.md
+touch "$results/gpu_run.txt"
 status=0
 
-"$python" - <<'PYTHON' || exit 1
-from chainer_hybridmem import compat
-import sys
-if not compat.cuda_available():
-    sys.exit('No CUDA GPU that CuPy can use: nothing to measure here.')
-import cupy
-properties = cupy.cuda.runtime.getDeviceProperties(0)
-print('GPU', properties['name'].decode(), 'CuPy', cupy.__version__)
-PYTHON
+# Every line with its second, to the log and the screen.
+log() {
+    while IFS= read -r line; do
+        printf '[%3d s] %s\n' "$SECONDS" "$line"
+    done | tee -a "$results/gpu_run.txt"
+}
 
-echo '== tests that need a GPU'
-timeout 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests \
-    2>&1 | tee benchmarks/results/gpu_tests.txt || status=1
-echo '== methods'
-timeout 320 "$python" benchmarks/gpu/methods_on_gpu.py --memory-limit "$limit" \
-    2>&1 | tee benchmarks/results/gpu_methods.txt || status=1
-echo '== arena'
-timeout 240 "$python" benchmarks/gpu/arena_on_gpu.py \
-    2>&1 | tee benchmarks/results/gpu_arena.txt || status=1
+# What is no row: log, summary, the tests' words.
+publish() {
+    "$python" benchmarks/gpu/summarize.py "$run/steps.tsv" >/dev/null || status=1
+    [ -z "${RESULTS_COPY:-}" ] ||
+        cp "$results/gpu.md" "$results"/gpu_*.txt "$RESULTS_COPY/" || status=1
+}
+
+# step NAME SECONDS COMMAND...: within its time and what is left of all.
+step() {
+    local name=$1 allowed=$(($2 * patience)) left=$((seconds - SECONDS)) code began=$SECONDS said
+    shift 2
+    case " $steps " in *" $name "*) ;; *) return ;; esac
+    [ "$allowed" -le "$left" ] || allowed=$left
+    if [ "$allowed" -lt 5 ]; then
+        code=- said='left out: no time'
+    else
+        echo "== $name, at most $allowed s" | log
+        timeout -k 5 "$allowed" "$@" 2>&1 | log
+        code=${PIPESTATUS[0]}
+        said=failed
+        [ "$code" -ne 0 ] || said=done
+        [ "$code" -eq 0 ] || [ $((SECONDS - began)) -lt "$allowed" ] || said='out of time'
+    fi
+    [ "$said" = done ] || status=1
+    echo "== $name: $said after $((SECONDS - began)) s" | log
+    printf '%s\t%s\t%s\t%s\n' "$name" "$said" "$code" "$((SECONDS - began))" \
+        >>"$run/steps.tsv"
+    publish
+}
+
+echo "== at most $seconds s, limit $limit, steps: $steps" | log
+if [ -d .gpu-wheels ]; then
+    timeout 60 "$python" benchmarks/gpu/install_wheels.py .gpu-wheels "$run/site" \
+        2>&1 | log
+fi
+timeout 60 "$python" benchmarks/gpu/look.py 2>&1 | log
+if [ "${PIPESTATUS[0]}" -ne 0 ]; then
+    printf 'look\tfailed\t1\t%s\n' "$SECONDS" >>"$run/steps.tsv"
+    publish
+    exit 1
+fi
+timeout 200 "$python" benchmarks/gpu/warm.py >"$run/warm.txt" 2>&1 &
+warming=$!
+
+gpu=benchmarks/gpu
+step smoke 90 "$python" $gpu/smoke.py --scale "$scale" --insize "$insize"
+step exactness 75 "$python" $gpu/exactness_on_gpu.py
+sed 's/^/warm: /' "$run/warm.txt" | log
+step methods 210 "$python" $gpu/methods_on_gpu.py --memory-limit "$limit" --scale "$scale"
+step arena 60 "$python" $gpu/arena_on_gpu.py --batchsize 64 --scale "$scale"
+step torch 75 "$python" $gpu/torch_on_gpu.py --memory-limit "$limit" --scale "$scale"
+# Files with gpu tests, the whole path first.
+mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
+    --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)
+tests() {
+    "$python" -m pytest -v --tb=short -m gpu -p no:cacheprovider \
+        --continue-on-collection-errors "${files[@]}" 2>&1 |
+        tee "$results/gpu_tests.txt"
+}
+export -f tests
+export python results
+step tests 600 bash -c "set -o pipefail; files=(${files[*]}); tests"
+echo "== the end after $SECONDS s" | log
+publish
 exit $status

@@ -146,6 +146,7 @@ class CudaDevice(StoringDevice):
         self._stalls: list[tuple[Any, Any]] = []
         self._slab: Slab | None = None
         self._slab_stream = 0  # only there memory of the slab is used again
+        self._placed = PlaceFigures(0, 0, 0)  # in slabs that are gone
         self._set_pool_limit()
 
     # -- life ---------------------------------------------------------------
@@ -534,21 +535,36 @@ class CudaDevice(StoringDevice):
         """See :class:`Device`; a larger arena takes the place of a smaller one."""
         nbytes = arena.slab_bytes
         if self._slab is None or self._slab.nbytes < nbytes:
-            self._slab = None  # goes with the last block in it
-            self._give_back()
+            smaller = weakref.ref(self._slab) if self._slab is not None else None
+            counted = self._placed
+            self.release_places()
             block = self._new_block(nbytes)
             if block is None:
+                # Where blocks keep it alive, the rest of it is still to be used.
+                self._slab = smaller() if smaller is not None else None
+                if self._slab is not None:
+                    self._placed = counted
                 return False
             self._slab, self._slab_stream = Slab(block, nbytes), self._compute().ptr
         self._slab.table.expect(arena)
         return True
+
+    def release_places(self) -> None:
+        """See :meth:`Device.release_places`."""
+        self._placed = self.place_figures()
+        self._slab = None  # goes with the last block in it
+        self._give_back()
 
     def seek(self, k: int) -> None:
         if self._slab is not None:
             self._slab.table.seek(k)
 
     def place_figures(self) -> PlaceFigures:
-        return self._slab.table.figures() if self._slab else PlaceFigures(0, 0, 0)
+        if self._slab is None:
+            return self._placed
+        return PlaceFigures(
+            *map(sum, zip(self._placed, self._slab.table.figures(), strict=True))
+        )
 
     # -- copies -------------------------------------------------------------
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:

@@ -335,6 +335,12 @@ class Device(abc.ABC):
             bool: Whether there is memory for the arena now.
         """
 
+    def release_places(self) -> None:  # noqa: B027  most devices lose nothing by it
+        """The iterations to come have other places or none: frees the arena's memory.
+
+        What lies in it stays, and its memory with it.
+        """
+
     @abc.abstractmethod
     def seek(self, k: int) -> None:
         """The allocations to come are those of operation k; -1 for none of them."""

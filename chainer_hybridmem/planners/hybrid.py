@@ -345,7 +345,8 @@ def anneal_round(
     With ``groups`` it changes maps that are alike together.
     """
     problem = search.problem
-    cold = COLD * problem.in_core_seconds
+    # Where no time at all was measured, one temperature is as good as another.
+    cold = COLD * problem.in_core_seconds or COLD
     if steps == 0 or start.seconds <= goal:
         return start
     began = time.perf_counter()

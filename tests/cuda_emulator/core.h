@@ -77,7 +77,7 @@ const Block* block_of(const void* pointer);  // the one that holds it, or null
 bool on_device(const void* pointer);
 bool pinned(const void* pointer);
 extern char* const region;  // where all blocks lie
-constexpr size_t REGION_BYTES = size_t(1) << 37;
+constexpr size_t REGION_BYTES = size_t(1) << 40;
 
 // ---- races ---------------------------------------------------------------------------
 void begin_task(Stream* stream, const Task& task);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import time
@@ -135,3 +136,16 @@ def test_a_time_budget_is_kept() -> None:
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make_plan(toys.chain(3), '1GiB', 'hybrid', **options)
+
+
+def test_operations_that_take_no_time() -> None:
+    """Where the clock is too coarse, or nothing is computed."""
+    profile = toys.random_network(3, 10)
+    operations = tuple(
+        dataclasses.replace(op, device_seconds=0.0, host_seconds=0.0)
+        for op in profile.operations
+    )
+    problem = make_problem(dataclasses.replace(profile, operations=operations))
+    for limit in ladder(problem, 3):
+        plan = make_plan(problem, limit, 'hybrid', steps=STEPS)
+        assert plan.predicted_seconds >= plan.lower_bound_seconds >= 0

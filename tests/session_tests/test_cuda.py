@@ -79,6 +79,32 @@ def test_guided_iterations_get_their_places(planner, in_core, peak):
     assert last['placed'] > 50 and last['unplaced'] == 0
 
 
+def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
+    """What the next plan's iterations allocate without places must not lie in it."""
+    import cupy
+
+    np.random.seed(0)
+    cupy.random.seed(0)
+    model = networks.Everything(channels=16)
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    send = chainer.get_device('@cupy:0').send
+    (batch,) = map(send, networks.batches(1, size=32))
+    limit, rows = int(peak * 0.75), []
+    with hybridmem.optimize(model, limit, planner='hybrid') as session:
+        for planner in (None, 'swap-all', 'hybrid'):
+            if planner is not None:
+                session.replan(planner)
+            for _ in range(ITERATIONS):
+                networks.iterate(model, optimizer, *batch)
+                session.finish_iteration()
+                rows.append(session.last_iteration())
+                assert session.device.footprint_bytes <= limit
+            assert rows[-1]['placed'] > 50
+    assert [row['evictions'] for row in rows[ITERATIONS:]] == [0] * 2 * ITERATIONS
+    assert all(row['placed'] >= 0 == row['unplaced'] for row in rows)
+
+
 def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkeypatch):
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy

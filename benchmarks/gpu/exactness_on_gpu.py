@@ -1,0 +1,120 @@
+"""The small networks of the tests on a GPU: plain Chainer's bits in less memory?
+
+Each network is trained twice by plain Chainer and then under ``swap-all`` and
+``hybrid``; losses, parameters, gradients, optimizer states and statistics are
+compared. Backward functions that add atomically (of indexing, embeddings, ROI pooling,
+resizing, the sampler of spatial transformers) give other bits each time, also without
+us: networks that have one are judged by a tolerance.
+
+    python benchmarks/gpu/exactness_on_gpu.py [--networks NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import time
+import traceback
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
+sys.path.append(
+    str(pathlib.Path(__file__).resolve().parents[2] / 'tests/session_tests')
+)
+
+import chainer_hybridmem  # noqa: F401  before chainer
+
+# isort: split
+import chainer
+import saving
+import test_cuda_programs as programs
+from smoke import compare, figures_of
+
+PLANNERS = ('swap-all', 'hybrid')
+TOLERANCE = 1e-3  # of an array's largest value, after nine updates
+ATOMIC = ('GetItem', 'EmbedID', 'ROI', 'ResizeImages', 'SpatialTransformerSampler')
+
+
+class Names(chainer.FunctionHook):
+    """Which functions have run."""
+
+    name = 'names'
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def forward_preprocess(self, function: Any, in_data: Any) -> None:
+        """Before a forward function."""
+        inner = getattr(function, '_function', None) or function  # of old style
+        self.seen.add(type(inner).__name__)
+
+
+def judge(row: dict[str, Any], atomic: list[str]) -> str:
+    """What a comparison comes to, in words."""
+    if row['same_bits']:
+        return 'same bits'
+    difference = row['largest_difference']
+    if atomic and difference is not None and difference <= TOLERANCE:
+        return 'within tolerance'
+    return 'DIFFERENT'
+
+
+def measure(result: saving.Rows, name: str) -> bool:
+    """The rows of one network; tells whether all is as it must be."""
+    program = programs.PROGRAMS[name]
+    with Names() as names:
+        expected = programs.train(program)[0]
+    atomic = sorted(n for n in names.seen if n.startswith(ATOMIC))
+    begin = {'network': name, 'atomic': atomic}
+
+    def add(way: str, actual: Any, seconds: float, **rest: Any) -> bool:
+        row = {**begin, 'way': way, 'seconds': seconds, **compare(expected, actual)}
+        row |= {'verdict': judge(row, atomic), **rest}
+        result.add(row)
+        print(name, way, row['verdict'], row['largest_difference'], flush=True)
+        return row['verdict'] != 'DIFFERENT'
+
+    began = time.perf_counter()
+    actual = programs.train(program)[0]
+    add('plain, again', actual, time.perf_counter() - began)
+    _, session, _ = programs.train(program, memory_limit='4GiB', planner='in-core')
+    peak = session.statistics()['in_core_peak_bytes']
+    limit = int(peak * program.share)
+    good = True
+    for planner in PLANNERS:
+        began = time.perf_counter()
+        actual, session, _ = programs.train(
+            program, memory_limit=limit, planner=planner
+        )
+        figures = figures_of(session)
+        inside = figures['footprint_bytes'] <= limit
+        seconds = time.perf_counter() - began
+        rest = {'limit_bytes': limit, 'inside': inside, **figures}
+        good &= add(planner, actual, seconds, **rest) and inside
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--networks', nargs='+', default=list(programs.PROGRAMS))
+    options = parser.parse_args()
+    failures: list[dict[str, Any]] = []
+    result = saving.Rows('gpu_exactness', tolerance=TOLERANCE, failures=failures)
+    good = True
+    for name in options.networks:
+        try:
+            good &= measure(result, name)
+        except Exception as error:
+            good = False
+            traceback.print_exc()
+            failures.append({'network': name, 'why': repr(error)})
+            result.tell(failures=failures)
+    print('all as plain Chainer' if good else 'NOT all as plain Chainer', flush=True)
+    return 0 if good else 1
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""Says which GPU and packages a run has; fails where there is nothing to measure.
+
+python benchmarks/gpu/look.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import saving
+
+from chainer_hybridmem import compat
+
+
+def main() -> int:
+    for name, value in saving.environment().items():
+        print(f'{name}: {value}')
+    if not compat.cuda_available():
+        print('No CUDA GPU that CuPy can use: nothing to measure here.')
+        return 1
+    import cupy
+
+    free, total = cupy.cuda.runtime.memGetInfo()
+    print(f'memory: {free / 2**30:.1f} GiB free of {total / 2**30:.1f} GiB')
+    chainer = compat.import_chainer()
+    print(f'cuDNN: {chainer.backends.cuda.cudnn_enabled}')
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,241 @@
+"""Sums up in ``benchmarks/results/gpu.md`` what a run has saved so far.
+
+    python benchmarks/gpu/summarize.py [STEPS]
+
+``STEPS`` is the file that ``run.sh`` writes: name, outcome, code and seconds a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RESULTS = os.path.join(ROOT, 'benchmarks', 'results')
+Row = dict[str, Any]
+
+
+def load(name: str) -> Row | None:
+    """A result file; None if it is not there or damaged."""
+    try:
+        with open(os.path.join(RESULTS, f'{name}.json'), encoding='utf-8') as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def table(rows: Iterable[Row], columns: dict[str, Callable[[Row], Any]]) -> str:
+    """A Markdown table; what a row lacks is left empty."""
+    lines = ['| ' + ' | '.join(columns) + ' |', '|---' * len(columns) + '|']
+    for row in rows:
+        cells = []
+        for show in columns.values():
+            try:
+                cells.append(str(show(row)))
+            except (KeyError, TypeError, ZeroDivisionError):
+                cells.append('')
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def gib(key: str) -> Callable[[Row], str]:
+    """Shows bytes."""
+    return lambda row: f'{row[key] / 2**30:.2f} GiB'
+
+
+def number(key: str) -> Callable[[Row], str]:
+    """Shows seconds and the like."""
+    return lambda row: f'{row[key]:.3f}'
+
+
+def percent(key: str) -> Callable[[Row], str]:
+    """Shows a share."""
+    return lambda row: f'{row[key]:+.1%}'
+
+
+def _bits(row: Row) -> str:
+    if row['same_bits']:
+        return 'the same'
+    difference = row['largest_difference']
+    return f'differ by {difference:.1e}' if difference is not None else 'differ'
+
+
+def smoke(body: Row) -> str:
+    """The first step."""
+    columns = {
+        'way': lambda r: r['way'],
+        'bits': lambda r: r.get('why') or _bits(r),
+        's / iteration': number('iteration_seconds'),
+        'forecast': number('predicted_seconds'),
+        'limit': gib('limit_bytes'),
+        'footprint': gib('footprint_bytes'),
+        'keep / swap / recompute': _actions,
+        'evictions': lambda r: r['evictions'],
+        'state': lambda r: r['state'],
+    }
+    return f'{body["network"]}\n\n{table(body["rows"], columns)}'
+
+
+def _actions(row: Row) -> str:
+    return f'{row["keep"]} / {row["swap"]} / {row["recompute"]}'
+
+
+def exactness(body: Row) -> str:
+    """Small networks."""
+    columns = {
+        'network': lambda r: r['network'],
+        'way': lambda r: r['way'],
+        'verdict': lambda r: r['verdict'],
+        'largest difference': lambda r: f'{r["largest_difference"]:.1e}',
+        'inside the limit': lambda r: r['inside'],
+        'adds atomically': lambda r: ', '.join(r['atomic']),
+    }
+    return table(body['rows'], columns)
+
+
+def methods(body: Row) -> str:
+    """Speeds under the limit."""
+    base: Row = {}
+    rows = []
+    for row in body['rows']:
+        if row['planner'] == 'in-core':
+            base = row
+        rows.append({**row, 'base': base.get('iteration_seconds')})
+    error = lambda r: r['predicted_seconds'] / r['iteration_seconds'] - 1  # noqa: E731
+    columns = {
+        'network': lambda r: f'{r["arch"]} b{r["batchsize"]}',
+        'planner': lambda r: r['planner'],
+        's / iteration': number('iteration_seconds'),
+        'forecast': number('predicted_seconds'),
+        'forecast error': lambda r: f'{error(r):+.1%}',
+        'simulator error': percent('simulator_error'),
+        'bound': number('lower_bound_seconds'),
+        'over in-core': lambda r: f'{r["iteration_seconds"] / r["base"] - 1:+.1%}',
+        'pictures / s': lambda r: f'{r["batchsize"] / r["iteration_seconds"]:.1f}',
+        'peak': gib('peak_bytes'),
+        'predicted': gib('predicted_peak_bytes'),
+        'footprint': gib('footprint_bytes'),
+        'keep / swap / recompute': _actions,
+        'evictions': lambda r: r['evictions'],
+        'unplaced': lambda r: r['unplaced'],
+        'first losses the same': lambda r: r['same_losses'],
+        'why not': lambda r: r['why'],
+    }
+    return table(rows, columns)
+
+
+def arena(body: Row) -> str:
+    """What the driver sees."""
+    columns = {
+        'network': lambda r: r['network'],
+        'arena': lambda r: r['arena'],
+        'limit': lambda r: gib('limit_bytes')(r) if r['limit_bytes'] < 1 << 40 else '',
+        'taken from the driver': gib('driver_bytes'),
+        'footprint': gib('footprint_bytes'),
+        's / iteration': number('iteration_seconds'),
+        'forecast': number('predicted_seconds'),
+        'same losses': lambda r: r['same_losses'],
+        'evictions': lambda r: r['evictions'],
+        'placed': lambda r: r['placed'],
+        'unplaced': lambda r: r['unplaced'],
+    }
+    text = table(body['rows'], columns)
+    if 'allocation' in body:
+        text += f'\n\nAllocation: `{json.dumps(body["allocation"])}`'
+    return text
+
+
+def rivals(body: Row) -> str:
+    """PyTorch's own ways."""
+    if 'skipped' in body:
+        return f'Left out: {body["skipped"]}'
+    columns = {
+        'way': lambda r: r['way'],
+        's / iteration': number('iteration_seconds'),
+        'pictures / s': lambda r: f'{r["pictures_per_second"]:.1f}',
+        'allocated': gib('allocated_bytes'),
+        'reserved': gib('reserved_bytes'),
+        'why not': lambda r: r['why'],
+    }
+    pairs = {
+        'ours': lambda r: r['ours'],
+        'theirs': lambda r: r['theirs'],
+        'speed, ours : theirs': lambda r: f'{r["speed_ratio"]:.2f}',
+        'ours over our in-core': percent('our_overhead'),
+        'theirs over their in-core': percent('their_overhead'),
+    }
+    words = 'float32, TF32 off; their convolutions are cuDNN, ours are without it.'
+    return '\n\n'.join(
+        (words, table(body['rows'], columns), table(body['ratios'], pairs))
+    )
+
+
+PARTS = {
+    'gpu_smoke': ('The same bits in half the memory', smoke),
+    'gpu_exactness': ('Exactness of small networks', exactness),
+    'gpu_methods': ('Speeds under the limit', methods),
+    'gpu_arena': ('The arena, as the driver sees it', arena),
+    'gpu_torch': ('PyTorch in the same memory', rivals),
+}
+
+
+def steps(path: str) -> str:
+    """The table of the steps."""
+    lines = ['| step | outcome | code | seconds |', '|---|---|---|---|']
+    with open(path, encoding='utf-8') as file:
+        lines += [
+            '| ' + ' | '.join(line.rstrip('\n').split('\t')) + ' |' for line in file
+        ]
+    return '\n'.join(lines)
+
+
+def tests(name: str) -> str:
+    """How many tests have passed and not, and which have not; empty without any."""
+    try:
+        with open(os.path.join(RESULTS, name), encoding='utf-8') as file:
+            lines = [line.split() for line in file if line.startswith('tests/')]
+    except OSError:
+        return ''
+    ends = [(words[0], words[1]) for words in lines if len(words) > 1]
+    words = ('PASSED', 'FAILED', 'ERROR', 'SKIPPED', 'XFAIL')
+    counts = [f'{[end for _, end in ends].count(w)} {w.lower()}' for w in words]
+    bad = [f'- `{test}` {end.lower()}' for test, end in ends if end in words[1:3]]
+    running = [f'- `{words[0]}` did not end' for words in lines if len(words) == 1]
+    return '\n'.join([', '.join(counts), '', *bad, *running[-1:]]) if lines else ''
+
+
+def main() -> int:
+    bodies = {name: load(name) for name in PARTS}
+    parts = ['# Measured on a GPU']
+    known = [body for body in bodies.values() if body is not None]
+    if known:
+        about = known[0].get('environment', {})
+        parts.append('\n'.join(f'- {key}: {value}' for key, value in about.items()))
+    if len(sys.argv) > 1 and os.path.exists(sys.argv[1]):
+        parts += ['## Steps', steps(sys.argv[1])]
+    for name, (title, show) in PARTS.items():
+        body = bodies[name]
+        if body is None:
+            continue
+        parts.append(f'## {title}')
+        try:
+            parts.append(show(body))
+        except Exception as error:  # a result of half a run must not hide the others
+            parts.append(f'`{name}.json` cannot be shown: {error!r}')
+        for failure in body.get('failures', ()):
+            parts.append(f'Failed: `{failure.get("why")}`')
+    words = tests('gpu_tests.txt')
+    if words:
+        parts += ['## Tests', words]
+    text = '\n\n'.join([*parts, ''])
+    with open(os.path.join(RESULTS, 'gpu.md'), 'w', encoding='utf-8') as file:
+        file.write(text)
+    print(text)
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
