@@ -131,8 +131,8 @@ class _Findings:
     spare_bytes: int
     foreign_bytes: int
     outliving: tuple[Slot, ...]
-    written: tuple[Slot, ...]
     ways: tuple[_PlacedWay, ...]
+    written: tuple[Slot, ...]
 
     def check(self, n_operations: int, limit_bytes: int, inexact: bool) -> None:
         """Refuses what no session can have found.

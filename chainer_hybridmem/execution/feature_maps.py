@@ -450,7 +450,8 @@ class LiveMap:
                 arrays[id(array)] = array
                 places.setdefault(id(array), set()).add(slot.place)
         array = None  # every reference counts
-        if self._device.kind == 'cuda':
+        on_gpu = self._device.kind == 'cuda'
+        if on_gpu:
             _add_bases(arrays, places)
         roots: dict[int, Root] = {}
         known: dict[int, int] = {}  # references to each root
@@ -465,9 +466,10 @@ class LiveMap:
                 continue
             if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
                 return False
-            pointer = id(arrays[key].data)
+            pointer = id(arrays[key].data) if on_gpu else 0
             known[id(root)] += pointer not in pointers
-            pointers.setdefault(pointer, []).append(arrays[key].data)
+            if on_gpu:
+                pointers.setdefault(pointer, []).append(arrays[key].data)
         root = None
         if any(
             sys.getrefcount(same[0]) != _REFERENCES + 2 * len(same) - 1

@@ -25,8 +25,6 @@ from chainer_hybridmem.devices.host import HostDevice
 from .cases import Case
 
 THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
-# Of programs that write through an array they let go of, which is lost on a GPU.
-HOST_LAYERS = ('written',)
 HOST_SESSION = {'file': False, 'link_bandwidth': None}
 HOST_LIMITED = 0.25  # of the cases on a GPU
 GPU_BYTES = 1 << 32  # more than any case needs
@@ -88,7 +86,12 @@ class Cuda(Host):
     _races = 0
 
     def adapted(self, case: Case) -> Case:
-        layers = [layer for layer in case.layers if layer[0] not in HOST_LAYERS]
+        # What a program begins to write when a plan is followed is not looked for.
+        layers = [
+            layer
+            for layer in case.layers
+            if layer[0] != 'written' or not layer[1]['since']
+        ]
         chance = random.Random(case.seed ^ 0xC0DA)
         share = chance.uniform(0, 1) if chance.random() < HOST_LIMITED else None
         session = {'host_share': share, **case.session, **HOST_SESSION}

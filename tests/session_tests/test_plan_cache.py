@@ -448,7 +448,8 @@ def findings(index: int, value: Any) -> Any:
         (findings(6, [[0, 0, 'ReLU', 'batch', 2, False]]), 'cannot run like'),
         (findings(6, [[0, 0, 'ReLU', 'batch', 0, True]]), 'cannot run like'),
         (findings(6, [[-1, 0, 'ReLU', 'batch', 2, True]]), 'cannot run like'),
-        (lambda body: body['findings'].pop(), 'needs 7 values'),
+        (findings(7, [[10**6, 'input', 0]]), 'no place for an array'),
+        (lambda body: body['findings'].pop(), 'needs 8 values'),
     ],
 )
 def test_hostile_contents(change, reason, folder):
@@ -640,10 +641,19 @@ def test_everything_that_was_found_out_comes_back(folder):
     guide.foreign_bytes, guide.spare_bytes = 1000, 2000
     guide.wants_arena = guide.recomputes = False
     guide.outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
+    guide.written = {Slot(2, SlotKind.INPUT, 0)}
     guide.ways = {(4, 0, 'ReLU'): Way('batch', 2, True)}
     cache.save(guide)
     (again,) = cache.load()
-    for name in ('outliving', 'ways', 'wants_arena', 'recomputes', 'timed', 'keys'):
+    for name in (
+        'outliving',
+        'written',
+        'ways',
+        'wants_arena',
+        'recomputes',
+        'timed',
+        'keys',
+    ):
         assert getattr(again, name) == getattr(guide, name), name
     for name in ('foreign_bytes', 'spare_bytes', 'stage', 'plan', 'table'):
         assert getattr(again, name) == getattr(guide, name), name
