@@ -122,6 +122,11 @@ class Guide:
         """Whether the next guided iteration is to be logged for an arena."""
         return self.stage is Stage.GUIDED and self.arena is None and self.wants_arena
 
+    @property
+    def watched(self) -> set[Slot] | None:
+        """Of maps that the program may write into; None as long as it is learnt."""
+        return self.written if self.stage is Stage.GUIDED else None
+
     def begin_placing(self) -> None:
         """Forgets what has been found out about arenas of other plans."""
         self.spare_bytes = 0

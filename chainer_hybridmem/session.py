@@ -733,7 +733,7 @@ class Session(chainer.FunctionHook):
             self._executor.leave_plan()
         else:
             self._executor.switch(
-                other.table, other.copies, k, other.outliving, other.written
+                other.table, other.copies, k, other.outliving, other.watched
             )
         self._splitter.switch(other.ways)
 
@@ -761,8 +761,8 @@ class Session(chainer.FunctionHook):
         copies = {} if guide is None else guide.copies
         alone = self._guides.alone(key)
         outliving = () if guide is None else guide.outliving
-        written = None if guide is None or table is None else guide.written
-        self._executor.begin(table, copies, holders, not alone, outliving, written)
+        watched = None if guide is None else guide.watched
+        self._executor.begin(table, copies, holders, not alone, outliving, watched)
         self._splitter.begin({} if guide is None else guide.ways)
         self._foreign_bytes = self._foreign(guide)
         self.device.forget_failure()

@@ -187,7 +187,7 @@ class Executor:
         self._transient_bytes = 0  # that a backward function takes at most
         self._may_switch = False
         self._outliving: Collection[Slot] = ()
-        self._written: Collection[Slot] | None = None
+        self._watched: Collection[Slot] | None = None
         self._purge_at = PURGED_MAPS
         self.shortage: Shortage | None = None
         self._bring_back: graph.BringBack = weakref.WeakMethod(self._fetch)
@@ -200,7 +200,7 @@ class Executor:
         holders: Iterable[owners.Owner] = (),
         may_switch: bool = False,
         outliving: Collection[Slot] = (),
-        written: Collection[Slot] | None = None,
+        watched: Collection[Slot] | None = None,
     ) -> None:
         """Starts an iteration.
 
@@ -211,10 +211,10 @@ class Executor:
             holders: Who holds the parameters and optimizer states that may leave.
             may_switch: Whether the iteration may go on with another plan.
             outliving: Slots of maps that later iterations will ask for.
-            written: Slots of maps that the program may write into; None: of all.
+            watched: Slots of maps that the program may write into; None: of all.
         """
         self.settle()
-        self._written = written
+        self._watched = watched
         self._may_switch = may_switch
         self._outliving = outliving
         self._busy.clear()
@@ -304,7 +304,7 @@ class Executor:
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
-        self._table = self._written = None
+        self._table = self._watched = None
         for live in self._by_allocation.values():
             live.watched = True
         self._stray, self._coming_back = True, None
@@ -315,7 +315,7 @@ class Executor:
         copies: dict[int, HostCopy],
         k: int,
         outliving: Collection[Slot] = (),
-        written: Collection[Slot] = (),
+        watched: Collection[Slot] | None = None,
     ) -> None:
         """Goes on with another plan, for iterations that begin like this one.
 
@@ -324,9 +324,9 @@ class Executor:
             copies: Its host copies by storage id.
             k: The next operation.
             outliving: As for :meth:`begin`.
-            written: As for :meth:`begin`.
+            watched: As for :meth:`begin`.
         """
-        self._outliving, self._written = outliving, written
+        self._outliving, self._watched = outliving, watched
         former, self._copies = self._copies, copies
         self._table, self._by_storage = table, {}
         self._stray, self._coming_back = True, None
@@ -568,7 +568,7 @@ class Executor:
     def _expect_use(self, live: LiveMap, slot: Slot) -> None:
         """What earlier iterations tell about a map."""
         live.outlives = live.outlives or slot in self._outliving
-        live.watched = live.watched or slot in (self._written or ())
+        live.watched |= self._watched is None or slot in self._watched
 
     def written_slots(self) -> set[Slot]:
         """Of the maps of this iteration that the program has written into."""
@@ -613,7 +613,7 @@ class Executor:
             if nbytes < self.minimum_map_bytes:
                 return None
             live = LiveMap(device, allocation, nbytes)
-            live.watched = self._written is None
+            live.watched = self._watched is None
             self._by_allocation[allocation] = live
         return live
 

@@ -360,14 +360,14 @@ def train_on_two_gpus(**options):
     with cupy.cuda.Device(1):
         cupy.random.seed(0)
     rng = np.random.RandomState(1)
-    x = rng.rand(ITERATIONS * 32, 3, 24, 24).astype(np.float32)
+    x = rng.rand(ITERATIONS * 16, 3, 24, 24).astype(np.float32)
     data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, len(x)).astype('i'))
-    model = Reported(lambda: networks.Everything(channels=16))
+    model = Reported(lambda: networks.Everything(channels=8))
     model(*chainer.dataset.concat_examples(data[:2]))  # a copy needs parameters
     model.cleargrads()
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     updater = training.updaters.ParallelUpdater(
-        chainer.iterators.SerialIterator(data, 32, shuffle=False),
+        chainer.iterators.SerialIterator(data, 16, shuffle=False),
         optimizer,
         devices={'main': '@cupy:0', 'second': '@cupy:1'},
     )
@@ -433,11 +433,10 @@ def train_in_two_parts(program, **options):
     return end(model, losses), session, taken
 
 
-@pytest.mark.parametrize('name', ['googlenet', 'residual'])
-def test_what_was_trained_before_moves_in(name, plain):
+def test_what_was_trained_before_moves_in(plain):
     """CuPy's pool keeps the pieces that small arrays were cut from."""
-    program = PROGRAMS[name]
-    limit = int(plain(name)[1] * program.share)
+    program = PROGRAMS['googlenet']
+    limit = int(plain('googlenet')[1] * program.share)
     expected = train_in_two_parts(program)[0]
     result, session, taken = train_in_two_parts(
         program, memory_limit=limit, planner='hybrid'
