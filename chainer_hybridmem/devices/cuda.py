@@ -134,6 +134,7 @@ class CudaDevice(StoringDevice):
         self._reclaim: Callable[[int], None] | None = None
         self._reclaiming = False
         self._installed = self._closed = False
+        self._limited = True
         self._previous: Any = None
         self._allocator = self._take_pointer  # one object, to be recognised
         self._adopted: dict[int, tuple[int, int, Any]] = {}  # id, bytes, reference
@@ -172,13 +173,14 @@ class CudaDevice(StoringDevice):
             ) from error
         self._previous = previous
         self._reclaim = reclaim
-        self._installed = True
+        self._installed = self._limited = True
         self._count_others()
 
     def uninstall(self) -> None:
         if not self._installed:
             return
         self._installed = False
+        self._limited = False  # graphs that the program keeps come back
         self._reclaim = None
         if self._cuda.get_allocator() is self._allocator:
             self._cuda.set_allocator(self._previous)
@@ -283,7 +285,7 @@ class CudaDevice(StoringDevice):
         limit = self.limit_bytes - self._elsewhere_bytes
         if self.footprint_bytes + nbytes > limit:
             self._give_back()
-        if self.footprint_bytes + nbytes > limit:
+        if self._limited and self.footprint_bytes + nbytes > limit:
             return None
         try:
             with self._current():
@@ -443,10 +445,11 @@ class CudaDevice(StoringDevice):
             self._set_pool_limit()
 
     def _set_pool_limit(self) -> None:
-        """Leaves the pool what nothing else takes; 0 would be no limit."""
+        """Leaves the pool what nothing else takes; 0 is no limit."""
         others = self._elsewhere_bytes + self._blocks.total_bytes
+        left = max(self.limit_bytes - others, 1) if self._limited else 0
         with self._current():
-            self._pool.set_limit(size=max(self.limit_bytes - others, 1))
+            self._pool.set_limit(size=left)
 
     @property
     def _elsewhere_bytes(self) -> int:

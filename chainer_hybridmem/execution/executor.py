@@ -443,7 +443,8 @@ class Executor:
         self._table = None
         for live in list(self._by_allocation.values()):
             if live.alive():
-                with contextlib.suppress(SessionError):  # whoever asks for it is told
+                # Whoever asks for what does not come back is told.
+                with contextlib.suppress(SessionError, MemoryError):
                     self._restore(live)
 
     def drop_graphs(self) -> None:

@@ -447,6 +447,34 @@ def test_what_was_trained_before_moves_in(plain):
         assert taken <= limit
 
 
+def train_and_keep_graphs(**options):
+    """Keeps every loss, as a careless loop does, and goes back to one at the end."""
+    begin(0)
+    model = networks.Everything(channels=8)
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    send, losses = chainer.get_device('@cupy:0').send, []
+    batches = networks.batches(ITERATIONS, 16)
+    with networks.session_for(model, options):
+        for batch in batches:
+            losses.append(model(*send(batch)))
+            model.cleargrads()
+            losses[-1].backward()
+            optimizer.update()
+        losses.append(model(*send(batches[0])))
+        model.cleargrads()
+    losses[-1].backward()
+    return end(model, [loss.array for loss in losses])
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
+def test_graphs_that_outlive_the_session_come_back(planner):
+    """Beyond the limit, which is the session's."""
+    expected = train_and_keep_graphs()
+    options = {'memory_limit': '5MB', 'planner': planner}
+    networks.assert_same(expected, train_and_keep_graphs(**options))
+
+
 def test_a_session_leaves_nothing_on_the_gpu():
     """Neither does what outlives it, in the end: states die with the model."""
     import cupy
