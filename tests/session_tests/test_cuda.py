@@ -55,7 +55,8 @@ def peak():
 
 @pytest.mark.parametrize('planner', [p for p in planners.PLANNERS if p != 'in-core'])
 def test_same_bits_inside_the_limit(planner, in_core, peak):
-    limit = int(peak * (1 if planner in networks.BLIND else 0.75))
+    # More than all: what other tests have left in CuPy's own pool counts as well.
+    limit = int(peak * (1.05 if planner in networks.BLIND else 0.75))
     options = networks.OPTIONS.get(planner, {})
     result, session = train(memory_limit=limit, planner=planner, **options)
     networks.assert_same(in_core, result)
