@@ -124,23 +124,45 @@ class ParameterOwner(Owner):
             node._data = array
 
 
-class StateOwner(Owner):
-    """One entry of an update rule's state."""
-
-    category = Category.OPTIMIZER_STATE
-    _field = '_state'
+class EntryOwner(Owner):
+    """An entry of a dictionary that its holder has."""
 
     def __init__(self, label: str, holder: Any, name: str) -> None:
         super().__init__(label, holder)
         self._name = name
 
+    @property
+    def _entries(self) -> Any:
+        raise NotImplementedError
+
     def get(self) -> Array | None:
         """See :class:`Owner`."""
-        return (self._holder.__dict__['_state'] or {}).get(self._name)
+        return (self._entries or {}).get(self._name)
 
     def put(self, array: Array | None) -> None:
         """See :class:`Owner`."""
-        self._holder.__dict__['_state'][self._name] = array
+        self._entries[self._name] = array
+
+
+class StateOwner(EntryOwner):
+    """One entry of an update rule's state."""
+
+    category = Category.OPTIMIZER_STATE
+    _field = '_state'
+
+    @property
+    def _entries(self) -> Any:
+        return self._holder.__dict__['_state']
+
+
+class PersistentOwner(EntryOwner):
+    """A persistent array of a link, such as a running mean; it is never away."""
+
+    category = Category.PARAMETER
+
+    @property
+    def _entries(self) -> Any:
+        return self._holder.__dict__
 
 
 def owners_of(model: chainer.Link) -> Iterator[Owner]:
@@ -156,25 +178,6 @@ def owners_of(model: chainer.Link) -> Iterator[Owner]:
         for name, value in (rule.state or {}).items() if rule is not None else ():
             if isinstance(value, kinds):
                 yield StateOwner(f'{path}:{name}', rule, name)
-
-
-class PersistentOwner(Owner):
-    """A persistent array of a link, such as a running mean."""
-
-    category = Category.PARAMETER
-    _field = '__dict__'
-
-    def __init__(self, label: str, holder: Any, name: str) -> None:
-        super().__init__(label, holder)
-        self._name = name
-
-    def get(self) -> Array | None:
-        """See :class:`Owner`."""
-        return self._holder.__dict__.get(self._name)
-
-    def put(self, array: Array | None) -> None:
-        """See :class:`Owner`."""
-        self._holder.__dict__[self._name] = array
 
 
 def persistents_of(model: chainer.Link) -> Iterator[Owner]:

@@ -339,9 +339,9 @@ class Session(chainer.FunctionHook):
         self._updates = _count_updates(self.model)
         self.device.adopt(array for _, array in permanent_arrays(self.model))
         self.device.install(self._executor.reclaim)
-        if self.device.other_bytes:
-            move_in(self.model, self.device)
         try:
+            if self.device.other_bytes:
+                move_in(self.model, self.device)
             super().__enter__()
             self._link_hook.__enter__()
             self._splitter.__enter__()
@@ -890,8 +890,8 @@ class Session(chainer.FunctionHook):
             and not recorder.draft
             and (recorder.trial or not guide.trial)
         )
-        written = recorder.written_slots() | self._executor.written_slots()
         if wanted:
+            written = recorder.written_slots() | self._executor.written_slots()
             self._executor.settle()
             self.device.synchronize()
             links = self._measured_links()

@@ -6,8 +6,9 @@ import pathlib
 
 import pytest
 from fuzz import places
-from fuzz.cases import Case, draw
+from fuzz.cases import draw
 from fuzz.checking import check
+from test_fuzz_regressions import assert_drawn_are_exact, assert_kept_is_exact
 
 from chainer_hybridmem.devices.protocol import View
 
@@ -28,18 +29,11 @@ def on_cuda(monkeypatch):
 # The memory of a view was taken for free, and what a door had handed out for unchanged.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
-    result = check(Case.from_json(line))
-    assert result.outcome == 'same', result.detail
+    assert_kept_is_exact(line)
 
 
 def test_drawn_cases_are_exact():
-    results = {seed: check(draw(seed)) for seed in SEEDS}
-    failed = {seed: r.detail for seed, r in results.items() if r.failed}
-    assert not failed
-    same = [result for result in results.values() if result.outcome == 'same']
-    assert len(same) > len(SEEDS) / 2
-    assert sum(result.guided for result in same) > len(SEEDS)
-    assert any(sum(result.moved) for result in same)
+    assert_drawn_are_exact(SEEDS)
 
 
 def test_a_wrong_bit_is_found(monkeypatch):

@@ -59,8 +59,7 @@ def fingerprint(array: Array) -> int:
     """
     if not isinstance(array, np.ndarray):
         return cuda_bits.fingerprint(array)
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    array = array.transpose(order)
+    array = cuda_bits.in_order(array)
     if array.flags.c_contiguous:
         return hashing.digest(array.ctypes.data, array.nbytes)
     running = hashing.Running()

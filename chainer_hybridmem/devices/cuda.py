@@ -252,10 +252,9 @@ class CudaDevice(StoringDevice):
         nbytes = _rounded(size)
         self._make_room(nbytes)
         block = self._find_block(nbytes)
+        # It fits by count, but what is free may lie in pieces.
         while block is None and self._frees(nbytes):
-            block = self._find_block(
-                nbytes
-            )  # it fits by count: what is free is in bits
+            block = self._find_block(nbytes)
         if block is None:
             self._refuse(size)
         ident, stream = self._count(nbytes), self._compute()

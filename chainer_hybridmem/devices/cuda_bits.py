@@ -65,7 +65,7 @@ def fingerprint(array: Array) -> int:
     """
     result = _words(_SUMS, 0)
     first = 0
-    for piece in _pieces(_in_order(array)):
+    for piece in _pieces(in_order(array)):
         _launch('digest', piece.nbytes, (piece.data.ptr, piece.nbytes, first, result))
         first += piece.nbytes // _WORD_BYTES
     return int(result.get().sum(dtype='u8'))
@@ -79,7 +79,7 @@ def same_memory(left: Array, right: Array) -> bool | None:
     """
     if left.strides != right.strides:
         return None
-    left, right = _in_order(left), _in_order(right)
+    left, right = in_order(left), in_order(right)
     if not left.flags.c_contiguous:
         return None
     result = _words(1, 0xFF)
@@ -89,7 +89,7 @@ def same_memory(left: Array, right: Array) -> bool | None:
     return bool(result.get()[0])
 
 
-def _in_order(array: Array) -> Array:
+def in_order(array: Array) -> Array:
     """The array with its axes in the order of memory."""
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     return array.transpose(order)
@@ -108,7 +108,7 @@ def _pieces(array: Array) -> Iterator[Array]:
 
 def _words(count: int, byte: int) -> Array:
     """Words of memory on the GPU, every byte of them the same."""
-    result = _import_cupy().empty(count, 'u8')
+    result = import_cupy().empty(count, 'u8')
     result.data.memset_async(byte, result.nbytes)
     return result
 
@@ -121,11 +121,12 @@ def _launch(name: str, nbytes: int, arguments: tuple[Any, ...]) -> None:
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    return _import_cupy().RawKernel(_SOURCE, name)
+    return import_cupy().RawKernel(_SOURCE, name)
 
 
 @functools.cache
-def _import_cupy() -> Any:
+def import_cupy() -> Any:
+    """CuPy, where arrays are known to be its own."""
     import cupy
 
     return cupy

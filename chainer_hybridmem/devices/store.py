@@ -311,9 +311,10 @@ class Store:
         with self._lock:
             self._finish_closing()
             size = max(nbytes, 1)
-            for slab in self._slabs if self._least_bytes else (self._slab,):
-                offset = slab.free.take(size) if slab is not None else None
-                if slab is not None and offset is not None:
+            reserved = () if self._slab is None else (self._slab,)
+            for slab in self._slabs if self._least_bytes else reserved:
+                offset = slab.free.take(size)
+                if offset is not None:
                     break
             else:
                 slab = self._grow(size)
@@ -328,10 +329,8 @@ class Store:
         wanted = max(nbytes, self._least_bytes, self.host_bytes // 2)
         wanted = min(wanted, self.room_bytes)
         if wanted > nbytes:
-            try:
+            with contextlib.suppress(SwapStoreError):  # there may be less
                 return self._new_slab(wanted, retired=False)
-            except SwapStoreError:
-                pass  # there may be less
         return self._new_slab(nbytes, retired=False)
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem.devices.cuda_bits import import_cupy
+
 WORDS = 624  # of a Mersenne Twister; its position follows them
 _DRAWN_WITH = ('_generator', '_rk_seed')  # of CuPy's RandomState
 
@@ -44,7 +46,7 @@ def _numpy_position() -> int:
 
 def _cupy_position() -> tuple[int, int]:
     """Of the current GPU: which generator, and how often it was used."""
-    cupy = _import_cupy()
+    cupy = import_cupy()
     state = cupy.random._generator._random_states.get(cupy.cuda.Device().id)
     if state is None:
         return 0, 0
@@ -60,8 +62,9 @@ def set_aside() -> Iterator[Callable[[], bool]]:
     Yields:
         Whether the spare has been drawn from.
     """
-    random = _import_cupy().random
-    states, device = random._generator._random_states, _import_cupy().cuda.Device().id
+    cupy = import_cupy()
+    random, device = cupy.random, cupy.cuda.Device().id
+    states = random._generator._random_states
     former, spare = states.get(device), _spare(device)
     before = spare.uses
     random.set_random_state(spare)
@@ -83,7 +86,7 @@ def _spare(device: int) -> Any:
 
 @functools.cache
 def _watched_class() -> Any:
-    base = _import_cupy().random.RandomState
+    base = import_cupy().random.RandomState
 
     class WatchedState(base):  # type: ignore[misc,valid-type]
         """CuPy's generator, made when it is first needed; counts its uses."""
@@ -102,10 +105,3 @@ def _watched_class() -> Any:
             return getattr(self, name)
 
     return WatchedState
-
-
-@functools.cache
-def _import_cupy() -> Any:
-    import cupy
-
-    return cupy

@@ -298,10 +298,9 @@ def random_guard(device: Device) -> Iterator[list[str]]:
     # In a context of its own nothing is counted: there is room for it at any moment.
     state: Any = contextvars.Context().run(np.random.get_state)
     position = (state[2], state[3], int(state[1][0]))
-    with contextlib.ExitStack() as stack:
-        used = None
-        if device.kind == 'cuda':
-            used = stack.enter_context(drawing.set_aside())
+    on_gpu = device.kind == 'cuda'
+    aside = drawing.set_aside() if on_gpu else contextlib.nullcontext(lambda: False)
+    with aside as used:
         try:
             yield drawn
         finally:
@@ -309,5 +308,5 @@ def random_guard(device: Device) -> Iterator[list[str]]:
             if (now[2], now[3], int(now[1][0])) != position:
                 drawn.append('numpy')
                 contextvars.Context().run(np.random.set_state, state)
-            if used is not None and used():
+            if used():
                 drawn.append('cupy')

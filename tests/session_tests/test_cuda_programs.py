@@ -170,6 +170,29 @@ def end(model, losses):
     return {**result, **{k: np.asarray(v) for k, v in states.items()}}
 
 
+def update(updater, models, options):
+    """Runs an updater; what is equal, the session, and what it took from the driver.
+
+    Args:
+        updater: Of the model ``models['main']``.
+        models: What reports losses, by name.
+        options: Of a session; none without any.
+    """
+    reporter = chainer.Reporter()
+    for name, model in models.items():
+        reporter.add_observer(name, model)
+    losses = []
+    taken_bytes()
+    with networks.session_for(models['main'], options) as session:
+        for _ in range(ITERATIONS):
+            observation = {}
+            with reporter.scope(observation):
+                updater.update()
+            losses.append(observation['main/loss'].array)
+        taken = taken_bytes()
+    return end(models['main'], losses), session, taken
+
+
 def train(program, seed=0, **options):
     """By an updater, which waits for nothing; the session and what it took as well."""
     begin(seed)
@@ -187,18 +210,7 @@ def train(program, seed=0, **options):
         optimizer,
         device='@cupy:0',
     )
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', model)
-    losses = []
-    taken_bytes()
-    with networks.session_for(model, options) as session:
-        for _ in range(ITERATIONS):
-            observation = {}
-            with reporter.scope(observation):
-                updater.update()
-            losses.append(observation['main/loss'].array)
-        taken = taken_bytes()
-    return end(model, losses), session, taken
+    return update(updater, {'main': model}, options)
 
 
 @pytest.fixture(scope='module')
@@ -371,19 +383,7 @@ def train_on_two_gpus(**options):
         optimizer,
         devices={'main': '@cupy:0', 'second': '@cupy:1'},
     )
-    reporter = chainer.Reporter()
-    for name, copied in updater._models.items():
-        reporter.add_observer(name, copied)
-    losses = []
-    taken_bytes()
-    with networks.session_for(model, options) as session:
-        for _ in range(ITERATIONS):
-            observation = {}
-            with reporter.scope(observation):
-                updater.update()
-            losses.append(observation['main/loss'].array)
-        taken = taken_bytes()
-    return end(model, losses), session, taken
+    return update(updater, updater._models, options)
 
 
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
