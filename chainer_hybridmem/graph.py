@@ -37,11 +37,12 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import chainer
@@ -100,8 +101,7 @@ class ByOwner(Generic[Value]):
     def __init__(self) -> None:
         entries: dict[int, _Entry[Value]] = {}
 
-        def forget(entry: weakref.ref[Any]) -> None:
-            assert isinstance(entry, _Entry)
+        def forget(entry: Any) -> None:
             if entries.get(entry.key) is entry:
                 del entries[entry.key]
 
@@ -723,8 +723,28 @@ def pristine(function: Any) -> Pristine:
     return Pristine(_copy(function), _configuration())
 
 
+_COPYING = (
+    *('__copy__', '__new__', '__reduce__', '__reduce_ex__'),
+    *('__getstate__', '__setstate__', '__slots__'),
+)
+
+
+@functools.cache
+def _copies_by_fields(kind: Hashable) -> bool:
+    """Whether copies of a class's objects are objects with the same fields."""
+    assert isinstance(kind, type)
+    own = (vars(base).get(name) for base in kind.__mro__[:-1] for name in _COPYING)
+    is_plain = all(method is None or method is _reduce for method in own)
+    return is_plain and kind.__module__.partition('.')[0] == 'chainer'
+
+
 def _copy_as_it_is(function: Any) -> Any:
     global _copying
+    kind: Any = type(function)
+    if _copies_by_fields(kind):
+        result = object.__new__(kind)
+        vars(result).update(vars(function))
+        return result
     _copying = function
     try:
         return copy.copy(function)

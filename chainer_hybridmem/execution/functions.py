@@ -51,8 +51,7 @@ class LiveFunctions:
     def __init__(self) -> None:
         entries: dict[int, LiveFunction] = {}
 
-        def forget(entry: weakref.ref[Any]) -> None:
-            assert isinstance(entry, LiveFunction)
+        def forget(entry: Any) -> None:
             if entries.get(entry.key) is entry:
                 del entries[entry.key]
 
