@@ -102,8 +102,9 @@ class ByOwner(Generic[Value]):
         entries: dict[int, _Entry[Value]] = {}
 
         def forget(entry: Any) -> None:
-            if entries.get(entry.key) is entry:
-                del entries[entry.key]
+            key = entry.key
+            if entries.get(key) is entry:
+                del entries[key]
 
         self._entries = entries
         self._forget = forget

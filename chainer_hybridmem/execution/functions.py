@@ -52,8 +52,9 @@ class LiveFunctions:
         entries: dict[int, LiveFunction] = {}
 
         def forget(entry: Any) -> None:
-            if entries.get(entry.key) is entry:
-                del entries[entry.key]
+            key = entry.key
+            if entries.get(key) is entry:
+                del entries[key]
 
         self._entries = entries
         self._forget = forget

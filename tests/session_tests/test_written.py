@@ -287,7 +287,7 @@ def test_a_write_into_what_was_dropped_is_kept(device):
     array[7] = 2
     del array
     assert live.state is State.AWAY
-    assert live.refill(device.root(np.ones(5000, np.float32)))
+    assert live.refill(device.root(np.ones(5000, np.float32)), 'other ones')
     assert node._data[7] == 2
 
 
@@ -323,7 +323,7 @@ def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatc
     array[7] = 2
     del array
     with pytest.raises(SwapStoreError, match='no room'):
-        live.refill(device.root(np.ones(5000, np.float32)))
+        live.refill(device.root(np.ones(5000, np.float32)), 'other ones')
 
 
 def test_who_holds_the_memory_is_counted(device):
