@@ -112,10 +112,12 @@ class ByOwner(Generic[Value]):
     def __setitem__(self, owner: Any, value: Value) -> None:
         key = id(owner)
         entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry(owner, self._forget)
-            entry.key = key
-        entry.value = value
+        if entry is not None:
+            entry.value = value
+            return
+        entry = _Entry(owner, self._forget)
+        entry.key, entry.value = key, value
+        self._entries[key] = entry  # whole: an interrupt may come anywhere
 
     def get(self, owner: Any) -> Value | None:
         entry = self._entries.get(id(owner))

@@ -68,11 +68,12 @@ class LiveFunctions:
         key = id(function)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = LiveFunction(function, self._forget)
+            entry = LiveFunction(function, self._forget)
             entry.key, entry.serial, entry.operation = key, -1, -1
             entry.maps = entry.covered = ()
             entry.origin = entry.updates = entry.pristine = entry.recipe = None
             entry.drew = False
+            self._entries[key] = entry  # whole: an interrupt may come anywhere
         return entry
 
     def __iter__(self) -> Iterator[LiveFunction]:
