@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     )
     from chainer_hybridmem.extension import HybridMemory
     from chainer_hybridmem.inference import record_inference
-    from chainer_hybridmem.library import load_plan, load_profile
     from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.profiles import shipped_profiles
     from chainer_hybridmem.recompute.trust import recomputable
+    from chainer_hybridmem.records.library import load_plan, load_profile
     from chainer_hybridmem.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
@@ -89,8 +89,8 @@ _HOMES = {
     'SwapStoreError': 'errors',
     'UnknownNameError': 'errors',
     'VerificationError': 'errors',
-    'load_plan': 'library',
-    'load_profile': 'library',
+    'load_plan': 'records.library',
+    'load_profile': 'records.library',
     'make_plan': 'planners',
     'optimize': 'session',
     'profile_memory': 'memory_profile',

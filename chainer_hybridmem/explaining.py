@@ -16,7 +16,7 @@ from chainer import _backprop
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.owners import StateOwner, owners_of
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 _BACKWARD = _backprop._backprop_to_all.__code__

@@ -51,7 +51,7 @@ from chainer.variable import VariableNode
 
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.splitting import forward_again
 
 Value = TypeVar('Value')

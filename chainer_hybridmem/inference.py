@@ -9,8 +9,8 @@ import chainer
 from chainer_hybridmem import owners
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.profile import Category, Profile
 from chainer_hybridmem.recording.forward import ForwardRecorder
+from chainer_hybridmem.records.profile import Category, Profile
 
 _NO_LIMIT_BYTES = 2**50
 

@@ -26,7 +26,7 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.profile import Category
+from chainer_hybridmem.records.profile import Category
 
 _AWAY = '_hybridmem_away'
 

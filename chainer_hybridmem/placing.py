@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, logs_of
 from chainer_hybridmem.pools.fitting import fit
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 
 Place = Callable[[tuple[IterationLog, IterationLog]], Arena]

@@ -16,20 +16,20 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.guide import Guide
-from chainer_hybridmem.parts import EXACT, Splitting
 from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
-from chainer_hybridmem.plan import Action, Plan, Tier
 from chainer_hybridmem.planners import DEFAULT, make_plan
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.planners.feedback import (
+from chainer_hybridmem.pools import planned_trace
+from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
+from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.feedback import (
     moved_earlier,
     noticeable,
     with_measured_link,
 )
-from chainer_hybridmem.planners.improvement import Improvement
-from chainer_hybridmem.pools import planned_trace
-from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import CrossIteration

@@ -46,7 +46,6 @@ from chainer_hybridmem.guides import Guides
 from chainer_hybridmem.history import History
 from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
-from chainer_hybridmem.measured import Measured
 from chainer_hybridmem.models import Model, one_model
 from chainer_hybridmem.optimizers import coming
 from chainer_hybridmem.owners import (
@@ -57,12 +56,13 @@ from chainer_hybridmem.owners import (
     owners_of,
     permanent_arrays,
 )
-from chainer_hybridmem.plan import Plan, Tier
 from chainer_hybridmem.plan_cache import Folder, PlanCache, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
-from chainer_hybridmem.profile import Category, Link, Profile, Slot
 from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.records.measured_timeline import Measured
+from chainer_hybridmem.records.plan import Plan, Tier
+from chainer_hybridmem.records.profile import Category, Link, Profile, Slot
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of

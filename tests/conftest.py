@@ -9,7 +9,7 @@ import networks
 import pytest
 
 from chainer_hybridmem import compat, compiling, session
-from chainer_hybridmem.profile import Link
+from chainer_hybridmem.records.profile import Link
 
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 

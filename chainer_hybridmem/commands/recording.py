@@ -16,7 +16,7 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     SessionError,
 )
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.splitting import EXACT

@@ -18,7 +18,7 @@ from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
 from chainer_hybridmem.devices.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.interrupts import start_whole
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
 # other threads then spin: seldom is better.

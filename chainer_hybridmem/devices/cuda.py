@@ -63,7 +63,7 @@ from chainer_hybridmem.errors import (
     SessionError,
     without_frames,
 )
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena

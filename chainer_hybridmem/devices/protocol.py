@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena

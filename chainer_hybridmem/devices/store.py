@@ -27,7 +27,7 @@ from chainer_hybridmem.devices.addresses import RESERVED
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.devices.ram import available_ram
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 _HUGE_BYTES = 1 << 22

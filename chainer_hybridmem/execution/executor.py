@@ -66,9 +66,9 @@ from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.plan import Replay
-from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import drawing, passes, trust
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verifier

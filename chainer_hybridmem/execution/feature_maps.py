@@ -44,8 +44,8 @@ from chainer_hybridmem.devices.protocol import (
 )
 from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
 from chainer_hybridmem.graph import SlotRef
-from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 Prints = dict[View, int]  # fingerprint of what each view shows
 

@@ -19,7 +19,15 @@ from chainer_hybridmem import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
 from chainer_hybridmem.owners import Owner, is_parameter
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.recompute import passes, trust
+from chainer_hybridmem.recording.verification import (
+    Reading,
+    Verdict,
+    Walker,
+    verify,
+    verify_pass,
+)
+from chainer_hybridmem.records.profile import (
     Category,
     Link,
     Operation,
@@ -30,14 +38,6 @@ from chainer_hybridmem.profile import (
     SlotKind,
     Split,
     Storage,
-)
-from chainer_hybridmem.recompute import passes, trust
-from chainer_hybridmem.recording.verification import (
-    Reading,
-    Verdict,
-    Walker,
-    verify,
-    verify_pass,
 )
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise

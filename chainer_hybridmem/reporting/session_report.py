@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import chainer
 from chainer import _backprop_utils
 
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.parts import EXACT, Splitting, check_splitting
+from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.sums import add_in_place

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from chainer_hybridmem import compat, library
+from chainer_hybridmem import compat
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
 
 NETWORKS = """

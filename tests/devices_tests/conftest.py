@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 LIMIT = 16 << 20
 

@@ -13,7 +13,7 @@ from hypothesis import strategies
 from chainer_hybridmem.devices import store
 from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 _MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
 from chainer_hybridmem.devices.store import FileStore, RamStore, SwapFile
 from chainer_hybridmem.devices.tiers import TieredStore
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 _MIB = 1 << 20
 LIMIT = 1000

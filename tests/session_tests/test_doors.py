@@ -19,7 +19,7 @@ import chainer.functions as F
 from chainer_hybridmem import graph
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session import active_session
 
 ITERATIONS = 10

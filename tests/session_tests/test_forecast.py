@@ -16,7 +16,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem import forecast as forecasting
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.optimizers import coming
-from chainer_hybridmem.profile import Category
+from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session import active_session
 
 KNOWN = r'known to do(?: for all)? is (\d+) bytes'

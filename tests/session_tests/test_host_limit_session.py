@@ -12,7 +12,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
 from chainer_hybridmem.execution.feature_maps import LiveMap
-from chainer_hybridmem.plan import Action, Tier
+from chainer_hybridmem.records.plan import Action, Tier
 
 ITERATIONS = 6
 SHARE = 0.72  # of the in-core peak: what the others tests train in

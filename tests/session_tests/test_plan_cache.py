@@ -30,7 +30,7 @@ from chainer_hybridmem.devices.host import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.plan_cache import PlanCache
 from chainer_hybridmem.planning import Planning
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session import Session
 from chainer_hybridmem.splitting.rules import Way
 
@@ -598,7 +598,7 @@ def test_training_goes_on_beside_a_broken_file(folder, data, in_core):
 
 def test_a_plan_that_evicts_again_and_again_is_profiled_again(folder, data, in_core):
     def pretend(body: dict[str, Any]) -> None:
-        profile = chainer_hybridmem.profile.Profile.from_json(body['profile'])
+        profile = chainer_hybridmem.records.profile.Profile.from_json(body['profile'])
         smaller = tuple(
             dataclasses.replace(s, nbytes=s.nbytes // 8 if s.plannable else s.nbytes)
             for s in profile.storages

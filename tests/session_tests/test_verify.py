@@ -20,7 +20,7 @@ from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap
 from chainer_hybridmem.extension import HybridMemory
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 LIMIT = 3_700_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 7

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.parts import in_parts
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay, Tier
-from chainer_hybridmem.profile import Category, Phase, Profile, Recipe
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
+from chainer_hybridmem.records.profile import Category, Phase, Profile, Recipe
+from chainer_hybridmem.records.splits import in_parts
 
 
 def check_plan(

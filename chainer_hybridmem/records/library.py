@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from chainer_hybridmem import files, profiles
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.measured import Measured
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.measured_timeline import Measured
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
 
 Item = TypeVar('Item', Profile, Plan, Measured)
 

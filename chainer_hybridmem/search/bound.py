@@ -1,9 +1,10 @@
 """A proven lower bound: no executable plan is faster.
 
 The bound is the optimum of a linear program in which every plan that passes
-:mod:`chainer_hybridmem.validation` is feasible. Notation: before operation k compute
-waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is the time
-from the beginning of the wait before operation i to the beginning of operation j.
+:mod:`chainer_hybridmem.records.validation` is feasible. Notation: before operation k
+compute waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is
+the time from the beginning of the wait before operation i to the beginning of operation
+j.
 
 Variables: per feature map the fractions ``s`` swapped and ``r`` recomputed (the rest
 is kept), per forward operation whether it is replayed at all (``R``), per operation k

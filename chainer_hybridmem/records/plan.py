@@ -3,7 +3,7 @@
 A plan is static: every action stands at a position of the operation order, so
 that the memory load at every moment follows from the plan alone, whatever the
 copies' real speed. Positions are "before operation k" as in
-:mod:`chainer_hybridmem.profile`; -1 means "never".
+:mod:`chainer_hybridmem.records.profile`; -1 means "never".
 
 ::
 
@@ -23,7 +23,7 @@ import json
 from typing import Any
 
 from chainer_hybridmem import files
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 
 FORMAT = 'chainer_hybridmem/plan'
 VERSION = 3

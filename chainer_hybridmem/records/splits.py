@@ -10,8 +10,14 @@ from __future__ import annotations
 import dataclasses
 
 from chainer_hybridmem.errors import OptionError, PlanError
-from chainer_hybridmem.plan import Part
-from chainer_hybridmem.profile import Operation, Profile, Split, Storage, span_of
+from chainer_hybridmem.records.plan import Part
+from chainer_hybridmem.records.profile import (
+    Operation,
+    Profile,
+    Split,
+    Storage,
+    span_of,
+)
 
 Splitting = bool | str
 EXACT = 'exact'

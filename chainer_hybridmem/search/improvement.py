@@ -15,16 +15,16 @@ import threading
 import time
 
 from chainer_hybridmem.interrupts import start_whole
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import Candidate, Search
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.planners.hybrid import (
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.annealing import (
     TOLERANCE,
     WARMEST,
     Budget,
     actions_of,
     anneal_round,
 )
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import Candidate, Search
 from chainer_hybridmem.simulation.problem import Problem
 
 STEPS = 4_000  # of a round; the thread ends between rounds

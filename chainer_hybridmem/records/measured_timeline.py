@@ -1,7 +1,7 @@
 """Types only: when everything really ran in one guided iteration, and its JSON form.
 
-The counterpart of :class:`chainer_hybridmem.simulation.timeline.Timeline`, which is
-the prediction. Times are seconds from the start of the iteration.
+The counterpart of :class:`chainer_hybridmem.records.timeline.Timeline`, which is the
+prediction. Times are seconds from the start of the iteration.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import dataclasses
 import itertools
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chainer_hybridmem import files
-
-if TYPE_CHECKING:  # the simulator compiles, which takes time
-    from chainer_hybridmem.simulation.timeline import Interval, Timeline
+from chainer_hybridmem.records.timeline import Interval, Timeline
 
 FORMAT = 'chainer_hybridmem/timeline'
 VERSION = 1
@@ -100,7 +98,6 @@ class Measured:
     @property
     def timeline(self) -> Timeline:
         """In the form of a prediction."""
-        from chainer_hybridmem.simulation.timeline import Timeline
 
         def seconds(kind: str) -> float:
             chosen = (i for i in self.intervals if i.kind == kind)
@@ -139,8 +136,6 @@ class Measured:
         Raises:
             FormatError: If the text is not such a file.
         """
-        from chainer_hybridmem.simulation.timeline import Interval
-
         body = files.parse(text, FORMAT, VERSION)
         with files.reading('timeline'):
             measured = cls(

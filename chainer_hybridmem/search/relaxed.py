@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.options import checked
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.options import checked
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
-from chainer_hybridmem.validation import check_plan
 
 MARGIN = 0.5
 # Tried one after the other where copies slow each other or compute down.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.planners import coarse
+from chainer_hybridmem.search import coarse
 from chainer_hybridmem.simulation import kernel, problem
 from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
 from chainer_hybridmem.simulation.problem import Arrays

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.units import format_bytes
-from chainer_hybridmem.validation import check_plan
 
 KEEP, SWAP, RECOMPUTE = kernel.KEEP, kernel.SWAP, kernel.RECOMPUTE
 NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}

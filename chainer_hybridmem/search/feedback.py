@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
-from chainer_hybridmem.profile import Link
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
-from chainer_hybridmem.validation import check_plan
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
 LEAST = 0.01  # of a copy's time: who is late by less is not late
