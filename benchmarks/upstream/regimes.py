@@ -15,8 +15,8 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem import graph
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import (
     FormatError,
     HybridMemoryError,

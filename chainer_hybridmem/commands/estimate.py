@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library

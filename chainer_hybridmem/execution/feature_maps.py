@@ -33,6 +33,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
+from chainer_hybridmem.chainer_access.graph import SlotRef
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -43,7 +44,6 @@ from chainer_hybridmem.devices.protocol import (
     View,
 )
 from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
-from chainer_hybridmem.graph import SlotRef
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Slot, SlotKind
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from chainer_hybridmem import graph, owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
 from chainer_hybridmem.execution.feature_maps import LiveMap, Prints, State

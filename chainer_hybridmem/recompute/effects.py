@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.bits import fingerprint
 
 MOST_DEPTH = 12  # of attributes of attributes

@@ -25,7 +25,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.estimation.specs import spec_of
@@ -68,7 +68,7 @@ class _Step:
 
 
 class ForwardRecorder(chainer.FunctionHook):
-    """Records while it is entered; see :mod:`chainer_hybridmem.inference`.
+    """Records while it is entered; see :mod:`chainer_hybridmem.recording.inference`.
 
     Args:
         device: Installed.

@@ -10,8 +10,8 @@ import numpy
 import pytest
 from hypothesis import strategies
 
-from chainer_hybridmem.devices import store
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.swap_store import store
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.records.plan import Tier
 

@@ -11,7 +11,7 @@ from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_mode
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.splits import part_of
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,7 @@ from chainer import training
 from chainer.training import extensions
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.records.plan import Action
 

@@ -15,7 +15,7 @@ import chainer.links as L
 
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import SlotKind
-from chainer_hybridmem.session import active_session
+from chainer_hybridmem.session.session import active_session
 
 
 @hybridmem.recomputable

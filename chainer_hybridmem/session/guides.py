@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from chainer_hybridmem.guide import Guide, Key, Stage
+from chainer_hybridmem.session.guide import Guide, Key, Stage
 
 LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after one nobody knew

@@ -37,13 +37,13 @@ import chainer_hybridmem
 from chainer_hybridmem import files
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
-from chainer_hybridmem.guide import TIMING_RUNS, Guide, Key
-from chainer_hybridmem.guides import LARGEST_GUIDE_COUNT
-from chainer_hybridmem.planning import Wishes
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Phase, Profile, Slot, SlotKind
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.session.guide import TIMING_RUNS, Guide, Key
+from chainer_hybridmem.session.guides import LARGEST_GUIDE_COUNT
+from chainer_hybridmem.session.planning import Wishes
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 

@@ -8,7 +8,6 @@ Rules of the program are not tried: they may have effects, such as random number
 from __future__ import annotations
 
 import contextvars
-import copy
 import dataclasses
 import functools
 import math
@@ -17,6 +16,8 @@ from typing import Any
 
 import chainer
 import numpy as np
+
+from chainer_hybridmem.chainer_access import owners
 
 _LARGE = 2**17  # elements, from which on NumPy uses temporary arrays again
 _SHARE = 4  # temporary bytes are told in quarters of the parameter
@@ -66,8 +67,7 @@ def coming(model: chainer.Link, on_host: bool) -> Coming:
 
 def _needs(rule: Any, dtype: np.dtype[Any], size: int) -> tuple[int, int]:
     """Bytes of states and temporaries for one parameter; zero if nobody knows."""
-    trial = copy.copy(rule)
-    trial._state, trial.t = {}, max(rule.t, 1)
+    trial = owners.fresh_rule(rule)
     n = min(size, _LARGE)
     run = functools.partial(_try, trial, np.ones(n, dtype))
     try:

@@ -1,4 +1,4 @@
-"""Reading and writing Chainer's graph: the only place that knows its fields.
+"""Reading and writing Chainer's graph.
 
 A slot is one reference of the graph to an array. Chainer keeps feature maps in
 three places: ``VariableNode._data``, ``FunctionNode._retained_output_data``
@@ -52,9 +52,9 @@ from chainer.variable import VariableNode
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.records.profile import Slot, SlotKind
-from chainer_hybridmem.splitting import forward_again
 
 Value = TypeVar('Value')
+Forward = Callable[[Any, tuple[Array, ...]], tuple[Array, ...]]
 
 # Attributes of function nodes that belong to Chainer, not to the function.
 FRAMEWORK = frozenset(
@@ -105,6 +105,10 @@ _away: _ByOwner[dict[str, _Elements | None]] = _ByOwner()
 # What brings back attributes of a function, or what a node retains (no names).
 _watchers: _ByOwner[BringBack] = _ByOwner()
 _RETAINED = '_retained_output_data'
+
+
+# How functions have run that have not run as a whole.
+_forwards: weakref.WeakKeyDictionary[Any, Forward] = weakref.WeakKeyDictionary()
 
 
 def target(function: Any) -> Any:
@@ -186,8 +190,9 @@ def _is_loop(frame: types.FrameType | None) -> bool:
     return frame is not None and frame.f_code in _LOOPS
 
 
+BACKWARD_LOOP = _backprop._backprop_to_all.__code__
 _LOOPS = (
-    _backprop._backprop_to_all.__code__,
+    BACKWARD_LOOP,
     chainer.function_node._backprop.__code__,
 )
 
@@ -636,6 +641,12 @@ def output_arrays(function: Any) -> list[Array | None]:
     return result
 
 
+def retained_array(node: Any) -> Array | None:
+    """The array that a variable node itself holds now; brings nothing back."""
+    array: Array | None = node._data
+    return array
+
+
 def node_array(node: Any) -> Array | None:
     """The array of a variable node, from the node or its live Variable."""
     if node is None:
@@ -717,6 +728,16 @@ def _copy(function: Any) -> Any:
     return result
 
 
+def set_forward(function: Any, forward: Forward) -> None:
+    """Says how a function has run if not as a whole: its replays do the same.
+
+    Args:
+        function: In the graph.
+        forward: Takes a copy of it, and the input arrays.
+    """
+    _forwards[function] = forward
+
+
 def replay(
     before: Pristine, live: Any, attributes: tuple[str, ...],
     inputs: tuple[Array, ...], device: Device,
@@ -750,5 +771,6 @@ def replay(
         _configured(settings),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
     ):
-        outputs = forward_again(live, clone, inputs)
+        forward = _forwards.get(live)
+        outputs = clone.forward(inputs) if forward is None else forward(clone, inputs)
     return outputs, owner

@@ -7,9 +7,9 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.executor import Counters
-from chainer_hybridmem.guide import Guide
-from chainer_hybridmem.planning import Wishes
 from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.planning import Wishes
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]

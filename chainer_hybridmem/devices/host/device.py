@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from chainer_hybridmem.devices import numpy_memory
 from chainer_hybridmem.devices.bits import same_bits
-from chainer_hybridmem.devices.copies import CopyThread, HostTransfer
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.copies import CopyThread, HostTransfer
 from chainer_hybridmem.devices.places import Table
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -34,8 +34,8 @@ from chainer_hybridmem.devices.protocol import (
     Transfer,
     View,
 )
-from chainer_hybridmem.devices.store import FileStore, RamStore, Space
-from chainer_hybridmem.devices.tiers import StoringDevice, TieredStore
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, Space
+from chainer_hybridmem.devices.swap_store.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,

@@ -17,7 +17,16 @@ from typing import Any, TextIO
 
 import chainer
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.chainer_access.owners import (
+    Owner,
+    StateOwner,
+    model_arrays,
+    move_in,
+    owners_of,
+    permanent_arrays,
+)
 from chainer_hybridmem.compiling import told
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
@@ -39,31 +48,27 @@ from chainer_hybridmem.execution.verifier import (
     Verification,
     iterations_of,
 )
-from chainer_hybridmem.explaining import Moment, Progress, crossing_hint, moment_of
-from chainer_hybridmem.forecast import Forecast, enough_for_update, forecast
-from chainer_hybridmem.guide import Guide, Key, Stage
-from chainer_hybridmem.guides import Guides
-from chainer_hybridmem.history import History
-from chainer_hybridmem.instruments import Instruments
 from chainer_hybridmem.interrupts import HeldBack, held_back
-from chainer_hybridmem.models import Model, one_model
-from chainer_hybridmem.optimizers import coming
-from chainer_hybridmem.owners import (
-    Owner,
-    StateOwner,
-    model_arrays,
-    move_in,
-    owners_of,
-    permanent_arrays,
-)
-from chainer_hybridmem.plan_cache import Folder, PlanCache, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan, Tier
 from chainer_hybridmem.records.profile import Category, Link, Profile, Slot
-from chainer_hybridmem.reporting.session_report import session_report
+from chainer_hybridmem.session.first_update import coming
+from chainer_hybridmem.session.forecast import Forecast, enough_for_update, forecast
+from chainer_hybridmem.session.guide import Guide, Key, Stage
+from chainer_hybridmem.session.guides import Guides
+from chainer_hybridmem.session.history import History
+from chainer_hybridmem.session.instruments import Instruments
+from chainer_hybridmem.session.out_of_memory import (
+    Moment,
+    Progress,
+    crossing_hint,
+    moment_of,
+)
+from chainer_hybridmem.session.plan_cache import Folder, PlanCache, open_folder
+from chainer_hybridmem.session.planning import IMPROVABLE, Planning, Wishes
+from chainer_hybridmem.session.report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting

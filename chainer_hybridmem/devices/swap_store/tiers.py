@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device, HostCopy
-from chainer_hybridmem.devices.store import NO_LIMIT, Space, Store
+from chainer_hybridmem.devices.swap_store.store import NO_LIMIT, Space, Store
 from chainer_hybridmem.errors import HostFullError
 from chainer_hybridmem.records.plan import Tier
 

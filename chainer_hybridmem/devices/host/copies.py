@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
-from chainer_hybridmem.devices.store import Completion, Space
+from chainer_hybridmem.devices.swap_store.store import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.records.plan import Tier

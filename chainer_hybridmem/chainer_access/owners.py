@@ -1,7 +1,5 @@
 """Parameters and optimizer states: where they are held, and what holds their place.
 
-Besides :mod:`chainer_hybridmem.graph` the only place that knows private fields.
-
 Note: [lazy owners]
     A parameter or update rule whose array is leaving or away gets a class made of the
     one it had. Whoever looks for the array brings it back first: an update, a
@@ -18,6 +16,7 @@ Note: [shared placeholders]
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -233,6 +232,13 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
         arrays.extend((Category.PARAMETER, value) for value in persistent)
     kinds = chainer.get_array_types()
     return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
+
+
+def fresh_rule(rule: Any) -> Any:
+    """A copy of an update rule without states, as if it had updated before."""
+    fresh = copy.copy(rule)
+    fresh._state, fresh.t = {}, max(rule.t, 1)
+    return fresh
 
 
 def updates(nodes: Iterable[Any]) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ from typing import Any, TextIO
 import chainer
 from chainer.training import extension
 
+from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.execution.verifier import iterations_of
-from chainer_hybridmem.models import Model, trained_by
-from chainer_hybridmem.plan_cache import Folder, open_folder
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.session import (
+from chainer_hybridmem.session.plan_cache import Folder, open_folder
+from chainer_hybridmem.session.session import (
     Session,
     check_feedback,
     check_switches,

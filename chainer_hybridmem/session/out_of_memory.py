@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import chainer
-from chainer import _backprop
 
+from chainer_hybridmem.chainer_access.graph import BACKWARD_LOOP
+from chainer_hybridmem.chainer_access.owners import StateOwner, owners_of
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
-from chainer_hybridmem.owners import StateOwner, owners_of
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
-_BACKWARD = _backprop._backprop_to_all.__code__
 _FUNCTION = chainer.FunctionNode.apply.__code__
 _UPDATES = (
     chainer.Optimizer.update.__code__,
@@ -78,13 +77,13 @@ def moment_of(
     n = progress.iteration
     frames = list(_frames(error))
     codes = [frame.f_code for frame in frames]
-    known = (_BACKWARD, _FUNCTION, *_UPDATES)
+    known = (BACKWARD_LOOP, _FUNCTION, *_UPDATES)
     inner = [i for i, code in enumerate(codes) if code in known]
     if inner and codes[inner[-1]] in _UPDATES and not _in_loss(frames[inner[-1] :]):
         return Moment(f'in the update of {_updated(frames, model)}', False, True)
     if not progress.started or not progress.position:
         return Moment(f'before the first operation of iteration {n}', False)
-    if progress.backward_seen and not progress.depth and _BACKWARD not in codes:
+    if progress.backward_seen and not progress.depth and BACKWARD_LOOP not in codes:
         return Moment(
             f'after the backward pass of iteration {n}, before the first operation of '
             f'iteration {n + 1}',

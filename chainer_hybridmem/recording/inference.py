@@ -6,7 +6,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem import owners
+from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.recording.forward import ForwardRecorder

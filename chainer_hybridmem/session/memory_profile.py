@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import chainer
 
-from chainer_hybridmem import owners
-from chainer_hybridmem import session as sessions
+from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.pools import CupyPool, DevicePool, NumpyPool
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.recording.memory_series import MemoryProfiler, Pool
+from chainer_hybridmem.session import session as sessions
 
 CAPACITY = 1 << 15  # samples of 56 bytes
 
@@ -61,7 +61,7 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
     else:
         on_gpu = parse_device(device)[0] == 'cuda'
     if on_gpu:
-        from chainer_hybridmem.devices.cuda import _import_cupy
+        from chainer_hybridmem.devices.cuda.device import _import_cupy
 
         return CupyPool(_import_cupy())
     arrays = [] if model is None else owners.model_arrays(model)

@@ -15,8 +15,6 @@ from typing import Any
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.guide import Guide
-from chainer_hybridmem.placing import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.planners import DEFAULT, make_plan
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
@@ -30,6 +28,8 @@ from chainer_hybridmem.search.feedback import (
     with_measured_link,
 )
 from chainer_hybridmem.search.improvement import Improvement
+from chainer_hybridmem.session.arena_planning import MOST_SLOWDOWN, plan_with_arena
+from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import CrossIteration

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
-from chainer_hybridmem.optimizers import Coming
 from chainer_hybridmem.records.profile import (
     PERSISTENT,
     Category,
@@ -35,6 +34,7 @@ from chainer_hybridmem.records.profile import (
     span_of,
 )
 from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.session.first_update import Coming
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.problem import in_core_peak_bytes
 from chainer_hybridmem.units import format_bytes

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.devices.bits import same_bits
+from chainer_hybridmem.devices.cuda.whole_blocks import WholeBlocks
 from chainer_hybridmem.devices.places import Slab
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -48,15 +49,14 @@ from chainer_hybridmem.devices.protocol import (
     Transfer,
     View,
 )
-from chainer_hybridmem.devices.store import (
+from chainer_hybridmem.devices.swap_store.store import (
     Completion,
     MemoryBlock,
     Space,
     Store,
     check_available,
 )
-from chainer_hybridmem.devices.tiers import StoringDevice, TieredStore
-from chainer_hybridmem.devices.whole_blocks import WholeBlocks
+from chainer_hybridmem.devices.swap_store.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.errors import (
     OptionError,
     OutOfMemoryError,
