@@ -27,6 +27,7 @@ import chainer
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Category
 
+CHILDREN = '_children'  # attribute in which a chain holds its links
 _AWAY = '_hybridmem_away'
 
 
@@ -232,6 +233,12 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
         arrays.extend((Category.PARAMETER, value) for value in persistent)
     kinds = chainer.get_array_types()
     return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
+
+
+def held_array(variable: chainer.Variable) -> Array | None:
+    """The array of a variable; None if it is away, which it stays."""
+    array: Array | None = (vars(variable).get('_data') or [None])[0]
+    return array
 
 
 def fresh_rule(rule: Any) -> Any:
