@@ -21,10 +21,9 @@ Note: [identity]
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chainer_hybridmem.records.plan import Tier
 
@@ -34,10 +33,26 @@ if TYPE_CHECKING:
 Array = Any  # numpy.ndarray or cupy.ndarray
 Root = Any  # holding it keeps the allocation alive
 Mark = Any  # a moment on the compute device
+Digest = Any  # of an array's bytes, known once the compute device has got so far
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class View:
+class Checks(Protocol):
+    """Compares memory without waiting for the compute device."""
+
+    def digest(self, array: Array) -> Digest | None:
+        """Issues the digest of an array; None where there is none."""
+
+    def expect_same(self, before: Digest, after: Digest, what: str) -> None:
+        """Two digests of this iteration must be equal; else ``what`` is told."""
+
+    def end_iteration(self, iteration: int) -> None:
+        """What has been issued is that of one iteration, with this number."""
+
+    def differences(self, wait: bool = False) -> list[tuple[int, str]]:
+        """Iterations with what was not the same in them, as far as they are known."""
+
+
+class View(NamedTuple):
     """How an array looks at its allocation.
 
     Attributes:
@@ -148,6 +163,8 @@ class Device(abc.ABC):
             allocation it was called for has been refused.
         host_refusal (str or None): Why a copy to the host was last refused for want
             of host memory, and what to do.
+        late_checks (Checks or None): Compares memory without waiting for the
+            device, where the host cannot look at it.
     """
 
     kind: str
@@ -161,6 +178,7 @@ class Device(abc.ABC):
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
     host_refusal: str | None
+    late_checks: Checks | None = None
 
     # -- life ---------------------------------------------------------------
     @abc.abstractmethod

@@ -300,9 +300,6 @@ class Session(chainer.FunctionHook):
         self._guard = _ThreadGuard(self)
         self._told = contextlib.ExitStack()
         self._updates = 0  # of parameters, when it was entered
-        self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
-            weakref.WeakKeyDictionary()
-        )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
         self._depth: int
@@ -411,6 +408,8 @@ class Session(chainer.FunctionHook):
                 self.device.close()
         if message is not None:
             raise message from error
+        if error is None:
+            self._refuse_differences(wait=True)
 
     def _warn_if_unseen(self) -> None:
         """Chainer calls hooks in the thread that has entered the session only."""
@@ -559,8 +558,8 @@ class Session(chainer.FunctionHook):
         self._label = f'{self._link_hook.path}/{name}'
         self._start_operation(k, key)
         self._executor.before_forward(k, function)
-        self._origin.operations[function] = k
-        self._origins[function] = self._origin
+        known = self._executor.functions.know(function)
+        known.operation, known.origin = k, self._origin
         self._last = (k, weakref.ref(function))
         if self._cache is not None:
             self._cache.meet(type(graph.target(function)))
@@ -593,9 +592,12 @@ class Session(chainer.FunctionHook):
         self._backward_seen = True
         k = self._position
         self._position += 1
-        forward = self._origin.operations.get(function, -1)
-        if forward < 0 and function in self._origins:
-            self._visit(self._origins[function], function)
+        known = self._executor.functions.get(function)
+        forward = -1
+        if known is not None and known.origin is self._origin:
+            forward = known.operation
+        elif known is not None and known.origin is not None:
+            self._visit(known.origin, function)
         name = graph.function_name(function)
         self._label = f'backward of {name}'
         key = ('backward', forward) if forward >= 0 else ('backward', name)
@@ -635,22 +637,23 @@ class Session(chainer.FunctionHook):
         """
         if origin.guide is not None:
             updated = self._executor.is_updated(function)
-            origin.guide.outlives(self._slots(origin, function), updated)
+            origin.guide.outlives(self._slots(function), updated)
 
     def _note_asked(self, function: Any, slots: list[Slot]) -> None:
         """The program reads what the graph keeps: later iterations must not drop it."""
-        origin = self._origins.get(function)
+        known = self._executor.functions.get(function)
+        origin = None if known is None else known.origin
         if origin is None:
             return
         guide = self._guide if origin is self._origin else origin.guide
         if guide is not None:
             guide.outlives(slots, updated=False)
 
-    def _slots(self, origin: _Origin, function: Any) -> list[Slot]:
+    def _slots(self, function: Any) -> list[Slot]:
         """Where a function of an iteration has its feature maps."""
-        maps = self._executor.maps_of(function)
-        k = origin.operations.get(function, -1)
-        return [slot for live in maps for slot in live.slots_of(k)]
+        known = self._executor.functions.know(function)
+        maps = known.maps
+        return [slot for live in maps for slot in live.slots_of(known.operation)]
 
     def _complete_last(self) -> None:
         if self._last is None:
@@ -754,6 +757,7 @@ class Session(chainer.FunctionHook):
 
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
+        self._refuse_differences(wait=False)
         guide = self._guide = self._guides.begin(key)
         self._refuse(guide)
         self._matching = self._whole = guide is not None
@@ -775,6 +779,16 @@ class Session(chainer.FunctionHook):
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
+
+    def _refuse_differences(self, wait: bool) -> None:
+        """Tells what a GPU has found out about replays of earlier iterations.
+
+        Raises:
+            SessionError: If one of them has not made what it should.
+        """
+        checks = self.device.late_checks
+        for iteration, what in () if checks is None else checks.differences(wait):
+            raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')
 
     def _foreign(self, guide: Guide | None) -> int:
         """What the program holds beyond what it held in the guide's profile."""
@@ -828,6 +842,8 @@ class Session(chainer.FunctionHook):
                 self._switch(guide, other, self._position)
             guide = self._guide
         self._add_to_history(seconds)
+        if self.device.late_checks is not None:
+            self.device.late_checks.end_iteration(self.iterations)
         if guide is None:
             self._count_deviation()
             if self._instruments.recorder is None:
@@ -1231,14 +1247,10 @@ class _Origin:
 
     Attributes:
         guide (Guide or None): Once it has ended and is known.
-        operations (WeakKeyDictionary): Number of each of its forward functions.
     """
 
     def __init__(self) -> None:
         self.guide: Guide | None = None
-        self.operations: weakref.WeakKeyDictionary[Any, int] = (
-            weakref.WeakKeyDictionary()
-        )
 
 
 class _ThreadGuard(chainer.FunctionHook):
