@@ -27,7 +27,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 
 
 class Small(chainer.Chain):

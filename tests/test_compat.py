@@ -12,7 +12,7 @@ import warnings
 import numpy
 import pytest
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 chainer = compat.import_chainer()
 F = chainer.functions

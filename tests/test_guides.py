@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.guide import Guide, Stage
-from chainer_hybridmem.guides import FREE_TRIES, ITERATIONS_PER_TRY, Guides
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.guides import FREE_TRIES, ITERATIONS_PER_TRY, Guides
 
 
 def kind(length: int, stage: Stage = Stage.PROFILING) -> Guide:

@@ -60,20 +60,20 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import graph, owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.plan import Replay
-from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import drawing, passes, trust
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.execution.observer import Observer
     from chainer_hybridmem.execution.verifier import Verifier
-    from chainer_hybridmem.recording.observer import Observer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
@@ -543,7 +543,8 @@ class Executor:
             for live in maps:  # nobody makes them again
                 live.outlives = True
         for node in graph.retained_inputs(function):  # evicted since it has run
-            found = self._by_node.get(node) if node._data is None else None
+            away = graph.retained_array(node) is None
+            found = self._by_node.get(node) if away else None
             if found is not None and found not in maps:
                 maps.append(found)
         if k < 0:  # it may keep the function that has called it, or what that reads
@@ -830,7 +831,7 @@ class Executor:
                 products[storage] = array
         for node_reference, array in zip(function.outputs, outputs, strict=True):
             node = node_reference()
-            if node is not None and node._data is None:
+            if node is not None and graph.retained_array(node) is None:
                 self._temporaries[node] = array
         for storage in replay.frees:
             self._free_product(products.pop(storage, None))
@@ -943,11 +944,11 @@ class Executor:
         live = self._by_node.get(node)
         if live is not None and live.state is not State.GONE:
             self._restore(live)
-            return node._data
+            return graph.retained_array(node)
         function = node.creator_node
         if function is None and live is not None:
             self._refill(live)  # detached: another node has its maker
-            return node._data
+            return graph.retained_array(node)
         if function is None:
             raise SessionError(
                 'An input of a recomputed function is not in memory any more; keep '
@@ -956,7 +957,7 @@ class Executor:
         outputs, _ = self._run(function)
         for reference, output in zip(function.outputs, outputs, strict=True):
             made = reference()
-            if made is not None and made._data is None:
+            if made is not None and graph.retained_array(made) is None:
                 self._temporaries[made] = output
         return self._temporaries[node]
 

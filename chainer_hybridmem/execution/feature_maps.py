@@ -23,7 +23,7 @@ Note: [checked replays]
     has changed since forward (an input, a setting, something outside of the function)
     is then one clear error, never a wrong gradient. On CUDA nobody waits for the
     fingerprints: the error comes when a later iteration begins, or with the end of the
-    session (devices/late_checks).
+    session (devices/cuda/late_checks).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
+from chainer_hybridmem.chainer_access.graph import SlotRef
 from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.late_checks import Digest
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
+    Digest,
     HostCopy,
     Root,
     Transfer,
     View,
 )
 from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
-from chainer_hybridmem.graph import SlotRef
-from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 _WRITTEN = (
     'The program has written into a feature map of {} bytes and let go of it, which it '

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.chainer_access.graph import Pristine
     from chainer_hybridmem.execution.feature_maps import LiveMap
-    from chainer_hybridmem.graph import Pristine
-    from chainer_hybridmem.profile import Recipe
+    from chainer_hybridmem.records.profile import Recipe
 
 
 class LiveFunction(weakref.ref[Any]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from chainer_hybridmem.plan import Action, Plan, Replay, Tier
-from chainer_hybridmem.profile import Profile, Recipe, Slot
+from chainer_hybridmem.records.plan import Action, Plan, Replay, Tier
+from chainer_hybridmem.records.profile import Profile, Recipe, Slot
 
 Lists = dict[int, list[int]]
 

@@ -32,6 +32,7 @@ from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
 
+from chainer_hybridmem.chainer_access import functions
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.splitting import convolution
 from chainer_hybridmem.splitting.layouts import whole
@@ -118,13 +119,12 @@ def _by_channel(function: Any, inputs: tuple[Array, ...]) -> bool:
 
 
 def _normalized(function: Any, inputs: tuple[Array, ...]) -> bool:
-    chainers_own = function._impl_selector is bn._impl_selector  # not across processes
+    chainers_own = functions.chooses_as_chainer(function)  # not across processes
     return chainers_own and _by_channel(function, inputs)
 
 
 def _normalized_back(function: Any, inputs: tuple[Array, ...]) -> bool:
-    chainers_own = type(function._impl) is bn.GeneralBatchNormalizationImpl
-    return chainers_own and _by_channel(function, inputs)
+    return functions.is_general(function) and _by_channel(function, inputs)
 
 
 _BLAS = Rule(inputs=(0, None), exact=False, least=1)
@@ -162,7 +162,7 @@ _RULES: dict[type, Rule] = {
     dropout.Dropout: Rule(makes=('mask',), fits=_on_host),
     relu.ReLUGrad2: Rule(reads=('b',)),
     leaky_relu.LeakyReLU: Rule(),
-    leaky_relu._LeakyReLUGrad: Rule(reads=('cond',)),
+    functions.LeakyReLUGrad: Rule(reads=('cond',)),
     sigmoid.Sigmoid: Rule(),
     sigmoid.SigmoidGrad: Rule(reads=('x',), fits=_same_shapes),
     tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
@@ -193,9 +193,8 @@ def ways(function: Any, inputs: tuple[Array, ...]) -> Iterator[Way]:
 
 def _plain(function: Any, inputs: tuple[Array, ...]) -> bool:
     """Whether arrays have axes in the usual order and no other library computes."""
-    layouts = getattr(function, '_input_layouts', None) or ()
     return (
-        all(layout is None for layout in layouts)
+        all(layout is None for layout in functions.input_layouts(function))
         and all(x.ndim > 0 for x in inputs)
         and not intel64.should_use_ideep('>=auto')
     )
@@ -273,8 +272,8 @@ def _clone(function: Any, rule: Rule, part: slice) -> Any:
         value = getattr(clone, name, None)
         if value is not None:
             setattr(clone, name, value[part])
-    if rule.cut == 'batch' and hasattr(clone, '_in_shape'):
-        clone._in_shape = (part.stop - part.start, *clone._in_shape[1:])
+    if rule.cut == 'batch':
+        functions.set_batch_size(clone, clone, part.stop - part.start)
     if isinstance(clone, max_pooling_nd.MaxPoolingNDGrad):
         clone.func = _clone(clone.func, _RULES[max_pooling_nd.MaxPoolingND], part)
     return clone
@@ -282,12 +281,11 @@ def _clone(function: Any, rule: Rule, part: slice) -> Any:
 
 def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
     """What forward has noted down that is no array of one part."""
-    own = {*rule.reads, *rule.makes, 'func', '_in_shape'}
+    own = {*rule.reads, *rule.makes, 'func', functions.IN_SHAPE}
     vars(function).update(
         {name: value for name, value in vars(clone).items() if name not in own}
     )
-    if '_in_shape' in vars(clone):
-        function._in_shape = (length, *clone._in_shape[1:])
+    functions.set_batch_size(function, clone, length)
 
 
 def state(function: Any, whole: bool = False) -> Callable[[], None]:

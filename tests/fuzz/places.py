@@ -19,8 +19,8 @@ from unittest import mock
 import numpy as np
 from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
 
-from chainer_hybridmem.devices import numpy_memory
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.device import HostDevice
 
 from .cases import Case
 
@@ -121,7 +121,7 @@ class Cuda(Host):
         chance: random.Random,
         clock: Clock,
     ) -> None:
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         enter(_poisoned_blocks())
         elapsed = CudaDevice.elapsed
@@ -134,14 +134,14 @@ class Cuda(Host):
         enter(mock.patch.object(CudaDevice, 'elapsed', drawn))
 
     def open_unlimited(self) -> Any:
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         return CudaDevice(GPU_BYTES)
 
     def is_left(self) -> bool:
         import cupy
 
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         allocator = cupy.cuda.get_allocator()
         return isinstance(getattr(allocator, '__self__', None), CudaDevice)
@@ -186,7 +186,7 @@ class _Poisoned:
 
 @contextlib.contextmanager
 def _poisoned_blocks() -> Iterator[None]:
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     find = CudaDevice._find_block
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scenarios
 
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 pytestmark = pytest.mark.usefixtures('known_link')
 QUICK = {'steps': 1000}  # it is execution that is tried here, not the search

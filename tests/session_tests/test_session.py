@@ -17,7 +17,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import compiling
-from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
     SessionError,

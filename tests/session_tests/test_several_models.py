@@ -11,8 +11,8 @@ import pytest
 from chainer import training
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.chainer_access.models import Models, one_model
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.models import Models, one_model
 
 LIMIT = 2_600_000
 

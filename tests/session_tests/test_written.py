@@ -12,10 +12,10 @@ import pytest
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, SwapStoreError, VerificationError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 10
 LATE = 6
