@@ -97,8 +97,8 @@ def seq2seq(source: str, count: int) -> Program:
     rng = np.random.RandomState(1)
     batches = [
         {
-            'xs': [_words(rng, 3, 20, 400) for _ in range(8)],
-            'ys': [_words(rng, 3, 20, 400) for _ in range(8)],
+            'xs': [_words(rng, 3, 10, 400) for _ in range(8)],
+            'ys': [_words(rng, 3, 10, 400) for _ in range(8)],
         }
         for _ in range(count)
     ]
@@ -112,7 +112,7 @@ def pos(source: str, count: int) -> Program:
     rng = np.random.RandomState(1)
     batches = []
     for _ in range(count):
-        xs = [_words(rng, 3, 40, 500) for _ in range(30)]
+        xs = [_words(rng, 3, 20, 500) for _ in range(30)]
         ys = [rng.randint(0, 40, len(x)).astype(np.int32) for x in xs]
         batches.append({'xs': xs, 'ys': ys})
     return _updates(module.CRF(500, 40), chainer.optimizers.Adam(), batches)
@@ -216,9 +216,9 @@ def memnn(source: str, count: int) -> Program:
     model = L.Classifier(network, label_key='answer')
     batches = [
         {
-            'sentences': rng.randint(0, 80, (30, 50, 7)).astype(np.int32),
-            'question': rng.randint(0, 80, (30, 7)).astype(np.int32),
-            'answer': rng.randint(0, 80, 30).astype(np.int32),
+            'sentences': rng.randint(0, 80, (10, 50, 7)).astype(np.int32),
+            'question': rng.randint(0, 80, (10, 7)).astype(np.int32),
+            'answer': rng.randint(0, 80, 10).astype(np.int32),
         }
         for _ in range(count)
     ]
@@ -226,12 +226,12 @@ def memnn(source: str, count: int) -> Program:
 
 
 def text_classification(source: str, count: int) -> Program:
-    """Sentences of 5 to 40 words through an LSTM."""
+    """Sentences of 5 to 20 words through an LSTM."""
     module = example(source, 'text_classification', 'nets')
     rng = np.random.RandomState(1)
     batches = [
         (
-            [_words(rng, 5, 40, 500) for _ in range(32)],
+            [_words(rng, 5, 20, 500) for _ in range(32)],
             [rng.randint(0, 2, 1).astype(np.int32) for _ in range(32)],
         )
         for _ in range(count)

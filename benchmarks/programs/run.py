@@ -117,7 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('source')
     parser.add_argument('names', nargs='*', metavar='name', help='of programs')
-    parser.add_argument('--iterations', type=int, default=40)
+    parser.add_argument('--iterations', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=1)
     parser.add_argument('--label', default='', help='end of the name of the result')
     parser.add_argument('--limits', help='an earlier result')
