@@ -80,30 +80,54 @@ class _Elements:
     missing: set[int]
 
 
-class _ByOwner(Generic[Value]):
-    """Values of objects as long as these live; functions may be equal or unhashable."""
+class _Entry(weakref.ref[Any], Generic[Value]):
+    """A reference to an object, and what is known of it."""
+
+    __slots__ = ('key', 'value')
+
+    key: int
+    value: Value
+
+
+class ByOwner(Generic[Value]):
+    """Values of objects as long as these live; functions may be equal or unhashable.
+
+    A look-up takes a third of the time that a ``WeakKeyDictionary`` needs.
+    """
+
+    __slots__ = ('_entries', '_forget')
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        entries: dict[int, _Entry[Value]] = {}
+
+        def forget(entry: weakref.ref[Any]) -> None:
+            assert isinstance(entry, _Entry)
+            if entries.get(entry.key) is entry:
+                del entries[entry.key]
+
+        self._entries = entries
+        self._forget = forget
 
     def __setitem__(self, owner: Any, value: Value) -> None:
-        entries, key = self._entries, id(owner)
-
-        def died(reference: weakref.ref[Any]) -> None:
-            if key in entries and entries[key][0] is reference:
-                del entries[key]
-
-        entries[key] = weakref.ref(owner, died), value
+        key = id(owner)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(owner, self._forget)
+            entry.key = key
+        entry.value = value
 
     def get(self, owner: Any) -> Value | None:
         entry = self._entries.get(id(owner))
-        return None if entry is None else entry[1]
+        return None if entry is None else entry.value
+
+    def __contains__(self, owner: Any) -> bool:
+        return id(owner) in self._entries
 
 
 # What is away of functions, by attribute; None for a single array.
-_away: _ByOwner[dict[str, _Elements | None]] = _ByOwner()
+_away: ByOwner[dict[str, _Elements | None]] = ByOwner()
 # What brings back attributes of a function, or what a node retains (no names).
-_watchers: _ByOwner[BringBack] = _ByOwner()
+_watchers: ByOwner[BringBack] = ByOwner()
 _RETAINED = '_retained_output_data'
 
 
@@ -314,7 +338,7 @@ class _Content:
     array: weakref.ref[Any] | None
 
 
-_contents: weakref.WeakKeyDictionary[Any, _Content] = weakref.WeakKeyDictionary()
+_contents: ByOwner[_Content] = ByOwner()
 
 
 def _content_of(node: Any) -> _Content:
@@ -394,13 +418,16 @@ class SlotRef:
         owner = self._owner()
         if owner is None:
             return
-        if self.replaced():
-            return
         array_or_none = None if array is None else weakref.ref(array)
         if self.attribute is None:
-            owner._data = array  # Note: [private data]
-            if self._content is not None:
-                self._content.array = array_or_none
+            content = self._content
+            if content is None:
+                owner._data = array  # Note: [private data]
+            elif not self._has_other(owner, content):
+                owner._data = array
+                content.array = array_or_none
+        elif self.replaced():
+            return
         elif array is not None or not self.shared():
             _put_attribute(owner, self.attribute, array)
             self._array = array_or_none
@@ -410,11 +437,13 @@ class SlotRef:
         owner = self._owner()
         if owner is None:
             return None
-        if self.replaced():
-            return None
         if self.attribute is None:
-            return owner._data
-        return _present_attribute(owner, self.attribute)
+            content = self._content
+            other = content is not None and self._has_other(owner, content)
+            return None if other else owner._data
+        array = _present_attribute(owner, self.attribute)
+        same = self._array is not None and array is self._array()
+        return array if same else None
 
     def replaced(self) -> bool:
         """Whether the owner has another array; see [other arrays]."""
@@ -521,10 +550,10 @@ def read_attribute(owner: Any, key: str) -> Any:
 
 def _present_attribute(owner: Any, key: str) -> Any:
     """Like :func:`read_attribute`; None if it is away."""
+    if '.' not in key:
+        return vars(owner).get(key)
     name, _, index = key.partition('.')
     value = vars(owner).get(name)
-    if not index:
-        return value
     elements = None if name in vars(owner) else (_away.get(owner) or {}).get(name)
     if elements is not None:
         value = elements.values

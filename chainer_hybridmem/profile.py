@@ -27,7 +27,7 @@ import hashlib
 import itertools
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainer_hybridmem import files
 
@@ -67,9 +67,10 @@ class SlotKind(enum.Enum):
     RETAINED = 'retained'  # FunctionNode._retained_output_data[i]
     ATTRIBUTE = 'attribute'  # attribute of the function
 
+    __hash__ = object.__hash__  # Enum's own is slow, and hooks look slots up
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
+
+class Slot(NamedTuple):
     """One reference of the graph to an array of a storage.
 
     Attributes:

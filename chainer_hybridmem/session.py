@@ -295,9 +295,6 @@ class Session(chainer.FunctionHook):
         self._guard = _ThreadGuard(self)
         self._told = contextlib.ExitStack()
         self._updates = 0  # of parameters, when it was entered
-        self._origins: weakref.WeakKeyDictionary[Any, _Origin] = (
-            weakref.WeakKeyDictionary()
-        )  # of forward functions
         self._last: tuple[int, Any] | None = None  # forward, not complete yet
         self._kinds: dict[int, Category] = {}
         self._depth: int
@@ -554,8 +551,8 @@ class Session(chainer.FunctionHook):
         self._label = f'{self._link_hook.path}/{name}'
         self._start_operation(k, key)
         self._executor.before_forward(k, function)
-        self._origin.operations[function] = k
-        self._origins[function] = self._origin
+        known = self._executor.functions.know(function)
+        known.operation, known.origin = k, self._origin
         self._last = (k, weakref.ref(function))
         if self._cache is not None:
             self._cache.meet(type(graph.target(function)))
@@ -588,9 +585,12 @@ class Session(chainer.FunctionHook):
         self._backward_seen = True
         k = self._position
         self._position += 1
-        forward = self._origin.operations.get(function, -1)
-        if forward < 0 and function in self._origins:
-            self._visit(self._origins[function], function)
+        known = self._executor.functions.get(function)
+        forward = -1
+        if known is not None and known.origin is self._origin:
+            forward = known.operation
+        elif known is not None and known.origin is not None:
+            self._visit(known.origin, function)
         name = graph.function_name(function)
         self._label = f'backward of {name}'
         key = ('backward', forward) if forward >= 0 else ('backward', name)
@@ -630,22 +630,23 @@ class Session(chainer.FunctionHook):
         """
         if origin.guide is not None:
             updated = self._executor.is_updated(function)
-            origin.guide.outlives(self._slots(origin, function), updated)
+            origin.guide.outlives(self._slots(function), updated)
 
     def _note_asked(self, function: Any, slots: list[Slot]) -> None:
         """The program reads what the graph keeps: later iterations must not drop it."""
-        origin = self._origins.get(function)
+        known = self._executor.functions.get(function)
+        origin = None if known is None else known.origin
         if origin is None:
             return
         guide = self._guide if origin is self._origin else origin.guide
         if guide is not None:
             guide.outlives(slots, updated=False)
 
-    def _slots(self, origin: _Origin, function: Any) -> list[Slot]:
+    def _slots(self, function: Any) -> list[Slot]:
         """Where a function of an iteration has its feature maps."""
-        maps = self._executor.maps_of(function)
-        k = origin.operations.get(function, -1)
-        return [slot for live in maps for slot in live.slots_of(k)]
+        known = self._executor.functions.know(function)
+        maps = known.maps
+        return [slot for live in maps for slot in live.slots_of(known.operation)]
 
     def _complete_last(self) -> None:
         if self._last is None:
@@ -1226,14 +1227,10 @@ class _Origin:
 
     Attributes:
         guide (Guide or None): Once it has ended and is known.
-        operations (WeakKeyDictionary): Number of each of its forward functions.
     """
 
     def __init__(self) -> None:
         self.guide: Guide | None = None
-        self.operations: weakref.WeakKeyDictionary[Any, int] = (
-            weakref.WeakKeyDictionary()
-        )
 
 
 class _ThreadGuard(chainer.FunctionHook):

@@ -57,6 +57,13 @@ class _Numbers(dict[Slot, int]):
         return self.last
 
 
+class _All(set[int]):
+    """Any operation may be run again: which ones is not known in advance."""
+
+    def __contains__(self, operation: object) -> bool:
+        return True
+
+
 class _Running:
     """A forward operation between its two hooks."""
 
@@ -122,9 +129,9 @@ class Regime(chainer.FunctionHook):
             return collections.defaultdict(list)
 
         return ActionTable(
-            lists(), lists(), lists(), lists(), lists(), lists(), swapped=set(),
-            storage_of=_Numbers(), recipes={}, crossing={}, update=-1, passive=False,
-            tiers={},
+            lists(), lists(), lists(), lists(), lists(), lists(),
+            replayed=_All(), swapped=set(), storage_of=_Numbers(), recipes={},
+            crossing={}, update=-1, passive=False, tiers={},
         )  # fmt: skip
 
     # -- hooks, as in a session -----------------------------------------------
@@ -260,14 +267,15 @@ class Regime(chainer.FunctionHook):
                 verdict = verify_pass(functions, fetch, device, self._walker)
                 covered = list(functions)
         if verdict is None or not verdict.exact:
-            before, covered = executor._pristine[function], []
+            before, covered = executor.functions.know(function).pristine, []
             verdict = verify(before, function, last.inputs, made, device, self._walker)
         if verdict is None or not verdict.exact:
             return
         covers = tuple(sorted(self._positions[f] for f in covered))
         recipe = Recipe(last.k, (), (), (), verdict.attributes, 0.0, 0, True, covers)
-        others = [weakref.ref(f) for f in covered[:-1]]
-        executor._recipes[function] = recipe, others
+        known = executor.functions.know(function)
+        known.recipe = recipe
+        known.covered = [executor.functions.know(f) for f in covered[:-1]]
         for node in self._reads(function):
             variable = node.get_variable_or_none()
             if node.creator_node is None and variable is not None:
@@ -285,7 +293,7 @@ class Regime(chainer.FunctionHook):
 
     def _reads(self, function: Any) -> list[Any]:
         """Nodes that the replay of a function reads."""
-        covered = self._executor._recipes[function][1]
+        covered = self._executor.functions.know(function).covered
         return passes.outside_inputs([*(f() for f in covered), function])
 
     def _may_drop(self, live: LiveMap) -> bool:
@@ -299,7 +307,8 @@ class Regime(chainer.FunctionHook):
         return known[function]
 
     def _finds_all(self, function: Any, known: dict[Any, bool]) -> bool:
-        if function is None or function not in self._executor._recipes:
+        known = self._executor.functions.get(function)
+        if function is None or known is None or known.recipe is None:
             return False
         for node in self._reads(function):
             live = self._executor._by_node.get(node)
@@ -352,7 +361,8 @@ class Regime(chainer.FunctionHook):
         for index, function in enumerate(order):
             operation = self._positions[function]
             products = self._products(function)
-            recipe, _ = executor._recipes[function]
+            recipe = executor.functions.know(function).recipe
+            assert recipe is not None
             self._table.recipes[operation] = Recipe(
                 operation, (), tuple(products), tuple(products.values()),
                 recipe.attributes, 0.0, 0, True, recipe.covers,

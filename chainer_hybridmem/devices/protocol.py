@@ -21,7 +21,6 @@ Note: [identity]
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,8 +35,7 @@ Root = Any  # holding it keeps the allocation alive
 Mark = Any  # a moment on the compute device
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """How an array looks at its allocation.
 
     Attributes:

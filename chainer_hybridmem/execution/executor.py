@@ -57,13 +57,14 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.plan import Replay
@@ -145,36 +146,19 @@ class Executor:
         self.spare: dict[Any, Any] = {}  # given up first when memory is short
         self._table: ActionTable | None = None
         self._by_allocation: dict[int, LiveMap] = {}
-        self._by_function: weakref.WeakKeyDictionary[Any, list[LiveMap]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._by_storage: dict[int, LiveMap] = {}
         self._crossing: list[PersistentMap] = []
         self._parameters: weakref.WeakKeyDictionary[Any, PersistentMap] = (
             weakref.WeakKeyDictionary()
         )  # by node
-        self._by_node: weakref.WeakKeyDictionary[Any, LiveMap] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_node: graph.ByOwner[LiveMap] = graph.ByOwner()
         self._copies: dict[int, HostCopy] = {}
-        self._functions: dict[int, Any] = {}  # weak references
-        self._pristine: weakref.WeakKeyDictionary[Any, Any] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._updates: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = (
-            weakref.WeakKeyDictionary()
-        )  # of its parameters when a function ran
+        self.functions = LiveFunctions()
+        self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
         self._drawn: Hashable = None  # see drawing.position, before a forward
         self._on_gpu = device.kind == 'cuda'
-        self._drew: weakref.WeakSet[Any] = weakref.WeakSet()  # functions, in forward
-        self._recipes: weakref.WeakKeyDictionary[Any, tuple[Recipe, list[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )  # with weak references to the functions that a pass covers
         self._temporaries: dict[Any, Array] = {}
         self._busy: set[LiveMap] = set()  # read by a backward function under way
-        self._serials: weakref.WeakKeyDictionary[Any, int] = (
-            weakref.WeakKeyDictionary()
-        )  # of the functions, in the order in which they have run
         self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what replays read in place of arrays that change, by node
@@ -224,7 +208,7 @@ class Executor:
         self._table = table
         self._copies = copies
         self._by_storage = {}
-        self._functions = {}
+        self._running = {}
         self.pinned.clear()
         self.parked.clear()
         for owner in holders:
@@ -330,11 +314,10 @@ class Executor:
         former, self._copies = self._copies, copies
         self._table, self._by_storage = table, {}
         self._stray, self._coming_back = True, None
-        for number, reference in self._functions.items():
-            function = reference()
-            if function is None:
-                continue
-            self._know_recipe(number, function)
+        for number, live_function in self._running.items():
+            function = live_function()
+            if function is not None:
+                self._know_recipe(number, function)
         for live in self._by_allocation.values():
             self._adopt(live, former)
         for live in self._crossing:
@@ -477,10 +460,13 @@ class Executor:
         self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
-            self._pristine[function] = graph.pristine(function)
-            self._know_recipe(k, function)
+            again = self._may_replay(k)
+            if again:
+                self.functions.know(function).pristine = graph.pristine(function)
+                self._know_recipe(k, function)
             self._act(k)
-            self._drawn = drawing.position(self._on_gpu)
+            if again:
+                self._drawn = drawing.position(self._on_gpu)
         self.restore_maps(function)
 
     def restore_maps(self, function: Any) -> None:
@@ -493,23 +479,24 @@ class Executor:
         assert self._table is not None
         recipe = self._table.recipes.get(k)
         if recipe is not None:
+            known = self.functions.know(function)
             if not trust.is_trusted(function):  # it was when the plan was made
-                self._drew.add(function)
-            covered = [self._functions.get(c) for c in recipe.covers[:-1]]
-            self._recipes[function] = recipe, covered
-            self._would_draw(function)
+                known.drew = True
+            known.covered = [self._running.get(c) for c in recipe.covers[:-1]]
+            known.recipe = recipe
+            _would_draw(known)
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed; see [written meanwhile]."""
         drawn = self._drawn
         if drawn is not None and drawing.position(self._on_gpu) != drawn:
-            self._drew.add(function)
+            self.functions.know(function).drew = True
 
     @property
     def graph_is_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""
         self.spare.clear()  # it holds nodes
-        return all(reference() is None for reference in self._functions.values())
+        return all(known() is None for known in self._running.values())
 
     def complete(self, k: int, function: Any) -> None:
         """After forward operation k: finds what it left in the graph.
@@ -520,12 +507,13 @@ class Executor:
             function: The function.
         """
         device, table = self.device, self._table
+        known = self.functions.know(function)
         if k >= 0:
-            self._functions[k] = weakref.ref(function)
+            self._running[k] = known
         self._serial += 1
-        self._serials[function] = self._serial
-        self._updates[function] = owners.updates(function.inputs)
-        if function in self._recipes and self._may_replay(k):
+        known.serial = self._serial
+        known.updates = owners.updates(function.inputs)
+        if known.recipe is not None:
             self._keep_leaves(function)
         if len(self._by_allocation) >= self._purge_at:
             self._forget_maps()
@@ -550,7 +538,7 @@ class Executor:
                 storage = table.storage_of.get(slot, -1)
                 if storage >= 0:
                     self._assign(live, storage)
-        if self._would_draw(function):
+        if _would_draw(known):
             for live in maps:  # nobody makes them again
                 live.outlives = True
         for node in graph.retained_inputs(function):  # evicted since it has run
@@ -561,8 +549,7 @@ class Executor:
             maps.extend(live for live in self._busy if live not in maps)
             for live in maps:
                 live.outlives = True
-        if maps:
-            self._by_function[function] = maps
+        known.maps = maps
         if self.verifier is not None:
             self.verifier.made(maps)
 
@@ -581,16 +568,6 @@ class Executor:
         if self._may_drop or self._may_switch or self._table is None:
             return True
         return k in self._table.replayed
-
-    def _would_draw(self, function: Any) -> bool:
-        """Whether a replay would draw other numbers; there is none then."""
-        if function not in self._drew:
-            return False
-        recipe, _ = self._recipes.get(function, (None, []))
-        if recipe is not None and recipe.attributes:  # a replay begins with its mask
-            return False
-        self._recipes.pop(function, None)
-        return True
 
     def _map_for(
         self, function: Any, slot: Slot, owner: Any, array: Array
@@ -646,20 +623,20 @@ class Executor:
         for node in function.inputs if self._parameters else ():
             if node in self._parameters:
                 self._recall(self._parameters[node])
-        maps = self._by_function.get(function)
-        if maps:
-            self._busy.update(maps)
-            for live in maps:
-                if live.vacated:
-                    live.move_back()
-                if not live.present:
-                    self._restore(live)
+        maps = self.maps_of(function)
+        self._busy.update(maps)
+        for live in maps:
+            if live.vacated:
+                live.move_back()
+            if not live.present:
+                self._restore(live)
         if self._stray:
-            self._prefetch(self._serials.get(function, -1))
+            known = self.functions.get(function)
+            self._prefetch(-1 if known is None else known.serial)
             self.device.reset_window()
             self._load_before = self.device.used_bytes
         if self.verifier is not None:
-            self.verifier.reads(k, function, self.maps_of(function))
+            self.verifier.reads(k, function, maps)
 
     def after_backward(self, k: int, function: Any) -> None:
         """After backward operation k: drops what is not needed any more.
@@ -667,12 +644,14 @@ class Executor:
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
+        known = self.functions.get(function)
+        maps = () if known is None else known.maps
         if self.verifier is not None:
-            self.verifier.has_read(k, function, self.maps_of(function))
-        serial = self._serials.get(function, -1)
-        for live in self.maps_of(function):
+            self.verifier.has_read(k, function, maps)
+        for live in maps:
+            assert known is not None
             live.leave_replaced()
-            live.uses.discard(serial)
+            live.uses.discard(known.serial)
             self._busy.discard(live)
         if self._stray:
             taken = self.device.window_peak_bytes - self._load_before
@@ -686,9 +665,10 @@ class Executor:
             for live in self._crossing:
                 self._recall(live)
 
-    def maps_of(self, function: Any) -> list[LiveMap]:
+    def maps_of(self, function: Any) -> Sequence[LiveMap]:
         """Feature maps that a function's backward reads."""
-        return self._by_function.get(function) or []
+        known = self.functions.get(function)
+        return () if known is None else known.maps
 
     def rewritten(self, allocation: int) -> bool:
         """Whether the program has changed a map whose memory does not tell it.
@@ -762,9 +742,11 @@ class Executor:
         """The function that makes an array again exactly, if there is one."""
         node = reference.node
         function = reference.function if node is None else node.creator_node
-        recipe, _ = self._recipes.get(function, (None, [])) if function else (None, [])
-        known = function in self._pristine  # not if no plan was followed then
-        if recipe is None or not recipe.exact or not known:
+        known = self.functions.get(function)
+        recipe = None if known is None else known.recipe
+        if known is None or recipe is None or not recipe.exact:
+            return None
+        if known.pristine is None:  # no plan was followed then
             return None
         # A replay begins with some attributes, as with the mask of a dropout.
         given = reference.slot.kind is SlotKind.ATTRIBUTE
@@ -827,11 +809,11 @@ class Executor:
     def _replay(
         self, replay: Replay, recipe: Recipe, products: dict[int, Array]
     ) -> None:
-        reference = self._functions.get(replay.operation)
-        function = reference() if reference is not None else None
-        if function is None:
+        known = self._running.get(replay.operation)
+        function = None if known is None else known()
+        if known is None or function is None:
             return  # that part of the graph is gone: nobody needs it
-        if self._would_draw(function):
+        if _would_draw(known):
             return  # what it has made comes back when it is read
         outputs, owner = self._run(function)
         for storage, source in zip(recipe.products, recipe.sources, strict=True):
@@ -862,9 +844,9 @@ class Executor:
                 del self._temporaries[node]
 
     def _run(self, function: Any) -> tuple[Any, Any]:
-        before = self._pristine.get(function)
-        recipe, covered = self._recipes.get(function, (None, []))
-        if recipe is None and function in self._drew:
+        known = self.functions.know(function)
+        before, recipe = known.pristine, known.recipe
+        if recipe is None and known.drew:
             raise SessionError(
                 f'{graph.function_name(function)} draws random numbers in this '
                 f'iteration, but did not when it was recorded, and another feature map '
@@ -874,7 +856,7 @@ class Executor:
         if before is None or recipe is None or not recipe.exact:
             raise _dropped_too_early(graph.function_name(function))
         self.counters.replays += 1
-        functions = [reference and reference() for reference in covered]
+        functions = [None if other is None else other() for other in known.covered]
         for other in (*functions, function):
             self._refuse_updated(other)
         verifier = self.verifier
@@ -906,8 +888,10 @@ class Executor:
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
-        before = self._updates.get(function)
-        return before is not None and before != owners.updates(function.inputs)
+        known = self.functions.get(function)
+        if known is None or known.updates is None:
+            return False
+        return known.updates != owners.updates(function.inputs)
 
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""
@@ -1141,6 +1125,16 @@ class Executor:
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self.device.used_bytes, busy, held, stuck)
+
+
+def _would_draw(known: LiveFunction) -> bool:
+    """Whether a replay would draw other numbers; there is none then."""
+    if not known.drew:
+        return False
+    if known.recipe is not None and known.recipe.attributes:
+        return False  # a replay begins with its mask
+    known.recipe = None
+    return True
 
 
 def _needed_at(live: LiveMap) -> int:

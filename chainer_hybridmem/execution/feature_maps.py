@@ -623,10 +623,11 @@ def memory_of(device: Device, array: Array | None) -> Callable[[], Root | None]:
     """Tells the allocation of an array for as long as somebody has it."""
     if array is None:
         return nothing
-    try:
-        return weakref.ref(device.root(array))
-    except TypeError:  # CuPy's memory; there, views refer to the array they are of
-        reference = weakref.ref(array if array.base is None else array.base)
+    held = device.root(array)
+    if type(held).__weakrefoffset__:
+        return weakref.ref(held)
+    # CuPy's memory; there, views refer to the array they are of.
+    reference = weakref.ref(array if array.base is None else array.base)
 
     def root() -> Root | None:
         alive = reference()

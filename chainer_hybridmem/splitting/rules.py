@@ -290,14 +290,18 @@ def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
         function._in_shape = (length, *clone._in_shape[1:])
 
 
-def state(function: Any) -> Callable[[], None]:
+def state(function: Any, whole: bool = False) -> Callable[[], None]:
     """Sets aside what a forward changes beside its outputs.
+
+    Args:
+        function: Before its forward.
+        whole: Whether it is to run as a whole.
 
     Returns:
         callable: Undoes the changes of a forward that has failed.
     """
     noted = dict(vars(function))
-    undo = _outside(function)
+    undo = _outside(function, whole)
 
     def restore() -> None:
         vars(function).clear()
@@ -307,13 +311,16 @@ def state(function: Any) -> Callable[[], None]:
     return restore
 
 
-def _outside(function: Any) -> Callable[[], None]:
+def _outside(function: Any, whole: bool) -> Callable[[], None]:
     """Undoes what is no attribute: random numbers drawn, statistics moved."""
     if type(function) is dropout.Dropout:
         drawn = np.random.get_state()
         return lambda: np.random.set_state(drawn)
     if type(function) is bn.BatchNormalization and function.running_mean is not None:
-        kept = [(a, a.copy()) for a in (function.running_mean, function.running_var)]
+        statistics = function.running_mean, function.running_var
+        if whole and all(_moves_last(array) for array in statistics):
+            return lambda: None
+        kept = [(array, array.copy()) for array in statistics]
 
         def move_back() -> None:
             for array, before in kept:
@@ -321,3 +328,11 @@ def _outside(function: Any) -> Callable[[], None]:
 
         return move_back
     return lambda: None
+
+
+def _moves_last(statistic: Array) -> bool:
+    """Whether a whole forward cannot fail any more once it has moved a statistic.
+
+    With CuPy its last kernel does that in place, unless cuDNN needs a wider type.
+    """
+    return not isinstance(statistic, np.ndarray) and statistic.dtype.itemsize >= 4

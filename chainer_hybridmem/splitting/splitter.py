@@ -8,6 +8,7 @@ iterations of one kind need the same memory each time, and a profile knows of it
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -174,18 +175,20 @@ class Splitter:
     def _run(
         self, function: Any, inputs: tuple[Array, ...], place: Place
     ) -> tuple[Array, ...]:
-        # What is set aside is ours: the host device does not count it.
-        restore = contextvars.Context().run(rules.state, function)
-        ways = rules.ways(function, inputs)
         way = known = self._known.get(place)
+        trials = self.trials if place[0] >= 0 else None
+        whole = way is None and trials is None
+        # What is set aside is ours: the host device does not count it.
+        set_aside = functools.partial(contextvars.Context().run, rules.state, function)
+        restore = set_aside(whole)
+        ways = rules.ways(function, inputs)
         if known is not None:
             possible = list(ways)
             if known in possible:
                 ways = iter(possible[possible.index(known) + 1 :])
             else:  # another iteration than the one it was found in
                 ways, way = iter(possible), None
-        trials = self.trials
-        if trials is not None and place[0] >= 0:
+        if trials is not None:
             possible = list(ways)
             ways = iter(possible)
             trials.begin(function, inputs, possible, restore)
@@ -200,8 +203,10 @@ class Splitter:
                 break
             # Out here the failed forward's arrays are gone with its exception.
             restore()
+            if whole:
+                whole, restore = False, set_aside(False)
             way = following
-        if trials is not None and place[0] >= 0:
+        if trials is not None:
             trials.end(place)
         if way is not None:
             _ran[function] = way
