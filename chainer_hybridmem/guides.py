@@ -120,6 +120,8 @@ class Guides:
             self._unused += 1
             more = self._unused < MOST_UNUSED_DRAFTS
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
+        else:
+            self._drafting[key] = 0  # as long as nothing else begins so
         self._guides.insert(0, guide)
         while len(self._guides) > LARGEST_GUIDE_COUNT:
             drafts = [g for g in self._guides if g.stage is not Stage.GUIDED]

@@ -75,17 +75,20 @@ from chainer_hybridmem.units import (
     parse_bandwidth,
     parse_bytes,
 )
+from chainer_hybridmem.watch import Watch
 
 _active = threading.local()
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
+FITTING_ITERATIONS = 3  # in a row, after which nobody expects that anything must leave
+GUARDED = 16  # one function in so many refuses a backward in another thread
 
 
 def optimize(
     model: Model,
     memory_limit: int | str,
-    planner: str = DEFAULT,
+    planner: str | None = None,
     device: str | None = None,
     swap_dir: str | None = None,
     link_bandwidth: float | str | None = None,
@@ -107,7 +110,9 @@ def optimize(
         model: The model that is trained; its parameters are counted. A list if
             several are trained together, as with a GAN.
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
-        planner: Name of the planner.
+        planner: Name of the planner. Whoever names one gets a plan, also where
+            everything fits; None: ``'hybrid'``, for iterations in which memory has
+            been short. As long as it has not, nothing is recorded or planned.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
             RAM or, with ``host_limit``, for those that RAM has no room for.
@@ -200,7 +205,7 @@ class Session(chainer.FunctionHook):
         self,
         model: Model,
         memory_limit: int | str,
-        planner: str,
+        planner: str | None,
         device: str | None,
         swap_dir: str | None,
         link_bandwidth: float | str | None,
@@ -220,6 +225,10 @@ class Session(chainer.FunctionHook):
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         verified_iterations = iterations_of(verify)
+        # Whether iterations are recorded where nothing has to leave, too. States can
+        # leave only in iterations that are recorded or planned.
+        self._plans_anyway = planner is not None or bool(cross_iteration)
+        planner = DEFAULT if planner is None else planner
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
@@ -284,6 +293,12 @@ class Session(chainer.FunctionHook):
             lambda: Followed(self.profile, self.plan),
         )
         self._guides = Guides()
+        self._watch = Watch()
+        self._quiet = False  # see watch.py, [quiet iterations]
+        self._short = False  # whether an allocation has not fitted since one has begun
+        self._fitting = 0  # iterations in a row in which all have
+        self._shortages = 0  # iterations in which one has not
+        self._settings: tuple[dict[str, Any], ...] = ()  # of this thread, of all
         self._guide: Guide | None = None  # None: nobody knows this iteration
         self._instruments = Instruments(self.device, self._executor)
         self._trace_next = False
@@ -335,7 +350,8 @@ class Session(chainer.FunctionHook):
         self._thread = threading.current_thread()
         self._updates = _count_updates(self.model)
         self.device.adopt(array for _, array in permanent_arrays(self.model))
-        self.device.install(self._executor.reclaim)
+        self._settings = graph.settings()
+        self.device.install(self._reclaim)
         try:
             if self.device.other_bytes:
                 move_in(self.model, self.device)
@@ -460,10 +476,20 @@ class Session(chainer.FunctionHook):
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
             f'limit that gets past this allocation is {used + requested} bytes{later}; '
             f'raise memory_limit or lower the batch '
-            f'size{self._splitter.hint}{crossing}.',
+            f'size{self._splitter.hint}{crossing}{self._hint_to_record(enough)}.',
             requested,
             limit_bytes,
             used,
+        )
+
+    def _hint_to_record(self, enough: int | None) -> str:
+        """For an error message: how to learn a limit that does for all iterations."""
+        unrecorded = self._guide is None and self._instruments.recorder is None
+        if enough is not None or not unrecorded or not self._waits_for_shortage:
+            return ''
+        return (
+            f'; with planner={self.wishes.planner!r} the first iteration is recorded, '
+            f'which tells a limit for all later ones'
         )
 
     def _enough(self, moment: Moment) -> int | None:
@@ -528,6 +554,8 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
+        if self._quiet and self._noted(function):
+            return
         graph.refuse_static(function)
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
@@ -545,6 +573,10 @@ class Session(chainer.FunctionHook):
         if self._backward_seen or not self._started:
             self._end_iteration()
             self._begin_iteration(key)
+            if self._quiet:
+                self._keys.append(key)
+                self._note(function)
+                return
         k = self._position
         self._position += 1
         name = graph.function_name(function)
@@ -565,7 +597,12 @@ class Session(chainer.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
-        if self._depth or self._last is None or self._last[1]() is not function:
+        if (
+            self._quiet
+            or self._depth
+            or self._last is None
+            or self._last[1]() is not function
+        ):
             return
         self._executor.after_forward(function)
         recorder = self._instruments.recorder
@@ -579,6 +616,13 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """Before a backward function: everything it reads must be there."""
         del in_data, out_grad
+        if self._quiet:
+            self._depth += 1
+            self._backward_seen = True
+            self._watch.running.append(weakref.ref(function))
+            self._splitter.start_operation(self._position, '')
+            self._position += 1
+            return
         self._instruments.enter()
         self._complete_last()
         self._depth += 1
@@ -607,6 +651,12 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """After a backward function: drop what is not needed any more."""
         del in_data, out_grad
+        if self._quiet:
+            self._depth -= 1
+            self._watch.ended.append(self._watch.running.pop())
+            if not self._depth:
+                self._splitter.start_operation(-1, '')
+            return
         self._instruments.enter()
         self._complete_last()
         self._executor.after_backward(self._position - 1, function)
@@ -614,6 +664,89 @@ class Session(chainer.FunctionHook):
         if not self._depth:
             self._splitter.start_operation(-1, self._label)
         self._instruments.leave(starts_operation=False)
+
+    # -- quiet iterations -----------------------------------------------------
+    def _noted(self, function: Any) -> bool:
+        """Takes note of a forward function; False if another iteration begins."""
+        own, shared = self._settings
+        if (
+            graph.is_static(function)
+            or own.get('schedule_func', shared['schedule_func']) is not None
+        ):
+            return False  # it will be refused
+        if not own.get('enable_backprop', shared['enable_backprop']):
+            self._splitter.prepare_whole(function)
+            return True
+        if self._depth:
+            if not graph.backward_runs():
+                return False
+            self._watch.nested.add(len(self._watch.functions))
+            self._watch.functions.append(weakref.ref(function))
+            self._splitter.prepare_whole(function)
+            return True
+        if self._backward_seen or not self._started:
+            return False
+        self._note(function)
+        return True
+
+    def _note(self, function: Any) -> None:
+        """A forward function is about to run in a quiet iteration."""
+        functions = self._watch.functions
+        k = len(functions)
+        functions.append(weakref.ref(function))
+        self._position = k + 1
+        self._splitter.start_operation(k, '')
+        self._splitter.prepare_whole(function)
+        if not k % GUARDED:
+            graph.add_local_hook(function, self._guard)
+
+    def _reclaim(self, missing_bytes: int) -> None:
+        """An allocation does not fit."""
+        self._short = True
+        if self._quiet:
+            self._catch_up()
+        self._executor.reclaim(missing_bytes)
+
+    def _catch_up(self) -> None:
+        """Memory is short: what has run so far is known from now on."""
+        self._quiet = False
+        executor = self._executor
+        self._kinds = self._permanent_kinds()
+        executor.permanent = set(self._kinds)
+        if self._know_older():
+            executor.begin(None, {})  # what is known belongs to older graphs
+        functions, ended, running = self._watch.take()
+        for k, function in functions:
+            self._know(k, function)
+        if functions and graph.is_unfinished(functions[-1][1]):
+            self._last = functions[-1][0], weakref.ref(functions[-1][1])
+        executor.catch_up(ended, running)
+        self._label = self._label_now(
+            functions[-1][1] if functions else None, running[-1] if running else None
+        )
+        self._splitter.start_operation(self._position - 1, self._label)
+
+    def _know_older(self) -> bool:
+        """Makes graphs of older quiet iterations known; whether any lives."""
+        functions, ended = self._watch.take_older()
+        for k, function in enumerate(functions):
+            self._know(k, function)
+        self._executor.catch_up(ended, ())
+        return bool(functions)
+
+    def _know(self, k: int, function: Any) -> None:
+        """What a function has left in the graph is known from now on."""
+        if not graph.is_unfinished(function):
+            self._executor.complete(k, function)
+            if self._executor.maps_of(function):
+                graph.add_local_hook(function, self._guard)
+
+    def _label_now(self, function: Any, backward: Any) -> str:
+        """Of the operation under way."""
+        if backward is not None:
+            return f'backward of {graph.function_name(backward)}'
+        name = 'a function' if function is None else graph.function_name(function)
+        return f'{self._link_hook.path}/{name}'
 
     def _nested_forward(self, function: Any) -> None:
         """A backward function makes a graph of its own, for another backward.
@@ -678,6 +811,7 @@ class Session(chainer.FunctionHook):
         self._origin = _Origin()
         self._start_seconds = 0.0
         self._foreign_bytes = 0
+        self._short = False
 
     def _broken_off(self) -> bool:
         """Whether the iteration has come to nothing.
@@ -750,12 +884,17 @@ class Session(chainer.FunctionHook):
 
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
+        self._watch.begin()
         guide = self._guide = self._guides.begin(key)
+        self._quiet = self._begin_quietly(guide, key)
+        if self._quiet:
+            return
         self._refuse(guide)
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
+        self._know_older()
         self._share_host_memory(guide)
         table = None if guide is None else guide.table
         holders = self._owners().values() if table and table.crossing else ()
@@ -772,6 +911,25 @@ class Session(chainer.FunctionHook):
         self._started = True
         self._start_seconds = time.perf_counter()
 
+    def _begin_quietly(self, guide: Guide | None, key: Key) -> bool:
+        """Begins an iteration of which nothing is to be found out, if it is one."""
+        if guide is not None or self._plans_anyway or self._trace_next:
+            return False
+        if self._guides.wants_draft(key):
+            return False
+        executor = self._executor
+        if executor.knows_maps:
+            executor.permanent = set(self._permanent_kinds())
+        executor.begin(None, {})
+        if not executor.all_present:
+            return False
+        self._splitter.begin({})
+        self.device.forget_failure()
+        self.device.reset_peak()
+        self._started = True
+        self._start_seconds = time.perf_counter()
+        return True
+
     def _foreign(self, guide: Guide | None) -> int:
         """What the program holds beyond what it held in the guide's profile."""
         if guide is None or guide.problem is None:
@@ -782,7 +940,8 @@ class Session(chainer.FunctionHook):
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
         wishes, device, instruments = self.wishes, self.device, self._instruments
-        profiling = guide is None or guide.stage is Stage.PROFILING
+        unknown = guide is None and (self._plans_anyway or self._trace_next)
+        profiling = unknown or (guide is not None and guide.stage is Stage.PROFILING)
         if profiling or self._guides.wants_draft(key):
             self._executor.clear()
             recorder = instruments.record(
@@ -826,7 +985,7 @@ class Session(chainer.FunctionHook):
         self._add_to_history(seconds)
         if guide is None:
             self._count_deviation()
-            if self._instruments.recorder is None:
+            if self._instruments.recorder is None and self._is_pressed:
                 self._guides.missed(self._keys[0])
         else:
             self._guides.met(guide, self._tried)
@@ -836,6 +995,13 @@ class Session(chainer.FunctionHook):
         recorder, self._instruments.recorder = self._instruments.recorder, None
         origin = self._origin
         origin.guide = self._learn(recorder, guide) if recorder is not None else guide
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether the iteration that ends is worth recording when it comes again."""
+        counters = self._executor.counters
+        moved = counters.swapped_out_bytes or counters.replays or counters.restores
+        return self._short or self._plans_anyway or bool(moved)
 
     def _count_deviation(self) -> None:
         if self._deviated:
@@ -958,10 +1124,7 @@ class Session(chainer.FunctionHook):
         """
         guide = self._planned_guide()
         if guide is None or guide.problem is None:
-            raise SessionError(
-                f'There is no profile after {self.iterations} iterations; train '
-                f'until session.profile is not None.'
-            )
+            raise self._nothing_planned('profile')
         if self._depth or (self._started and not self._backward_seen):
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_placing()
@@ -998,9 +1161,40 @@ class Session(chainer.FunctionHook):
 
     @property
     def settled(self) -> bool:
-        """Whether the plan's prediction rests on iterations that followed it."""
+        """Whether what is to be found out has been.
+
+        The plan's prediction rests on iterations that have followed it; or there is no
+        plan, and the last three iterations have fitted without one.
+        """
         guide = self._planned_guide()
-        return guide is not None and guide.timed
+        if guide is not None:
+            return guide.timed
+        return self._waits_for_shortage and self._fitting >= FITTING_ITERATIONS
+
+    @property
+    def _waits_for_shortage(self) -> bool:
+        """Whether iterations are recorded only once memory has been short."""
+        return not self._plans_anyway and not self._trace_next
+
+    @property
+    def _fits(self) -> bool:
+        """Whether nothing has had to leave, and nothing is planned."""
+        fitted = self.iterations > 0 and not self._shortages
+        return fitted and self._planned_guide() is None
+
+    def _nothing_planned(self, what: str) -> SessionError:
+        """There is no profile or plan."""
+        if self._waits_for_shortage and self._fits:
+            return SessionError(
+                f'There is no {what} after {self.iterations} iterations, because '
+                f'nothing had to leave: iterations are recorded once memory has been '
+                f"short; name a planner, such as planner='hybrid', to have them "
+                f'recorded in any case.'
+            )
+        return SessionError(
+            f'There is no {what} after {self.iterations} iterations; train until '
+            f'session.{what} is not None.'
+        )
 
     def retime(self) -> None:
         """Times the next guided iterations again and predicts anew from them.
@@ -1013,10 +1207,7 @@ class Session(chainer.FunctionHook):
         """
         guide = self._planned_guide()
         if guide is None:
-            raise SessionError(
-                f'There is no plan after {self.iterations} iterations; train until '
-                f'session.plan is not None.'
-            )
+            raise self._nothing_planned('plan')
         guide.timings.clear()
         guide.timed_again = False
 
@@ -1111,11 +1302,20 @@ class Session(chainer.FunctionHook):
     # -- results --------------------------------------------------------------
     @property
     def state(self) -> str:
-        """``'warm-up'``, ``'profiling'``, ``'guided'`` or ``'passive'``."""
+        """``'warm-up'``, ``'profiling'``, ``'guided'``, ``'passive'`` or ``'in-core'``.
+
+        In-core is an iteration in which nothing has had to leave and of which nothing
+        is found out.
+        """
         if self._guide is not None:
             return self._guide.stage.value
-        recorded = self._instruments.recorder is not None or not len(self._guides)
-        return Stage.WARM_UP.value if recorded else 'passive'
+        if self._quiet:
+            return 'in-core'
+        recorded = self._instruments.recorder is not None
+        waits = self._plans_anyway or not self._history.iterations
+        if recorded or (waits and not len(self._guides)):
+            return Stage.WARM_UP.value
+        return 'passive'
 
     @property
     def limit_bytes(self) -> int:
@@ -1154,6 +1354,8 @@ class Session(chainer.FunctionHook):
     def _add_to_history(self, seconds: float) -> None:
         guide = self._guide
         guided = guide is not None and guide.stage is Stage.GUIDED
+        self._shortages += self._short
+        self._fitting = 0 if self._short else self._fitting + 1
         verifier, self._executor.verifier = self._executor.verifier, None
         verified = guided and verifier is not None
         entry = self._history.add(
@@ -1200,7 +1402,12 @@ class Session(chainer.FunctionHook):
             self.wishes, self.state, self._planned_guide(), self.deviations
         )
         unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._guides)
-        return {**figures, 'cached': self._cached, 'unplanned': unplanned}
+        return {
+            **figures,
+            'cached': self._cached,
+            'unplanned': unplanned,
+            'fits': self._fits,
+        }
 
     @property
     def verdict(self) -> Verdict | None:

@@ -366,6 +366,33 @@ class Executor:
                     if live is not None:
                         act(live)
 
+    @property
+    def knows_maps(self) -> bool:
+        """Whether any feature map is known."""
+        return bool(self._by_allocation)
+
+    @property
+    def all_present(self) -> bool:
+        """Whether every map that is known is where the graph expects it."""
+        return all(live.present for live in self._by_allocation.values())
+
+    def catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
+        """Backward functions have run before their maps were known.
+
+        Args:
+            ended: Functions whose backward has come to its end.
+            running: Those whose backward runs now.
+        """
+        for function in ended:
+            known = self.functions.get(function)
+            if known is not None:
+                for live in known.maps:
+                    live.uses.discard(known.serial)
+        for function in running:
+            self._busy.update(self.maps_of(function))
+        self.device.reset_window()
+        self._load_before = self.device.used_bytes
+
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died.
 
