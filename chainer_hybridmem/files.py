@@ -133,23 +133,31 @@ def _plain(value: Any) -> Any:
 
 
 def unrow(cls: type[T], values: list[Any]) -> T:
-    """Rebuilds a dataclass from :func:`row`, checking every field's type."""
-    fields = dataclasses.fields(typing.cast(Any, cls))
-    if not isinstance(values, list) or len(values) != len(fields):
-        raise ValueError(f'{cls.__name__} needs {len(fields)} values, got {values!r}')
+    """Rebuilds a record from :func:`row`, checking every field's type.
+
+    Args:
+        cls: A dataclass or a named tuple.
+        values: One for each field.
+    """
     hints = _hints(typing.cast(Any, cls))
-    return cls(
-        *(
-            _typed(hints[field.name], value)
-            for field, value in zip(fields, values, strict=True)
-        )
-    )
+    if not isinstance(values, list) or len(values) != len(hints):
+        raise ValueError(f'{cls.__name__} needs {len(hints)} values, got {values!r}')
+    pairs = zip(hints.values(), values, strict=True)
+    return cls(*(_typed(hint, value) for hint, value in pairs))
 
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Types of the fields; looked up for every row, found out once."""
-    return typing.get_type_hints(cls)
+    """Types of the fields in order; looked up for every row, found out once."""
+    hints = typing.get_type_hints(cls)
+    return {name: hints[name] for name in _fields(cls)}
+
+
+def _fields(cls: Any) -> tuple[str, ...]:
+    """Names of a record's fields; none of what is no record."""
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    return tuple(getattr(cls, '_fields', ()))
 
 
 def _typed(hint: Any, value: Any) -> Any:
@@ -166,7 +174,7 @@ def _typed(hint: Any, value: Any) -> Any:
         return value
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
-    if dataclasses.is_dataclass(hint):
+    if _fields(hint):
         return unrow(typing.cast(Any, hint), value)
     if hint is float and isinstance(value, int | float):
         return float(value)

@@ -419,6 +419,8 @@ class Session(chainer.FunctionHook):
                 self.device.close()
         if message is not None:
             raise message from error
+        if error is None:
+            self._refuse_differences(wait=True)
 
     def _warn_if_unseen(self) -> None:
         """Chainer calls hooks in the thread that has entered the session only."""
@@ -885,6 +887,7 @@ class Session(chainer.FunctionHook):
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
         self._watch.begin()
+        self._refuse_differences(wait=False)
         guide = self._guide = self._guides.begin(key)
         self._quiet = self._begin_quietly(guide, key)
         if self._quiet:
@@ -929,6 +932,16 @@ class Session(chainer.FunctionHook):
         self._started = True
         self._start_seconds = time.perf_counter()
         return True
+
+    def _refuse_differences(self, wait: bool) -> None:
+        """Tells what a GPU has found out about replays of earlier iterations.
+
+        Raises:
+            SessionError: If one of them has not made what it should.
+        """
+        checks = self.device.late_checks
+        for iteration, what in () if checks is None else checks.differences(wait):
+            raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')
 
     def _foreign(self, guide: Guide | None) -> int:
         """What the program holds beyond what it held in the guide's profile."""
@@ -983,6 +996,8 @@ class Session(chainer.FunctionHook):
                 self._switch(guide, other, self._position)
             guide = self._guide
         self._add_to_history(seconds)
+        if self.device.late_checks is not None:
+            self.device.late_checks.end_iteration(self.iterations)
         if guide is None:
             self._count_deviation()
             if self._instruments.recorder is None and self._is_pressed:

@@ -130,8 +130,8 @@ class Regime(chainer.FunctionHook):
 
         return ActionTable(
             lists(), lists(), lists(), lists(), lists(), lists(),
-            replayed=_All(), swapped=set(), storage_of=_Numbers(), recipes={},
-            crossing={}, update=-1, passive=False, tiers={},
+            replayed=_All(), passed=set(), swapped=set(), storage_of=_Numbers(),
+            recipes={}, crossing={}, update=-1, passive=False, tiers={},
         )  # fmt: skip
 
     # -- hooks, as in a session -----------------------------------------------

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.devices.bits import same_bits
+from chainer_hybridmem.devices.late_checks import LateChecks
 from chainer_hybridmem.devices.places import Slab
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -123,6 +124,7 @@ class CudaDevice(StoringDevice):
             self._blocks = WholeBlocks()
             self._d2h = self._cuda.Stream(non_blocking=True)
             self._h2d = self._cuda.Stream(non_blocking=True)
+            self.late_checks = LateChecks(self._cuda)
             of_environment = self._pool.get_limit()  # 0: none
         self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
         self._whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // _WHOLE_SHARE)

@@ -19,6 +19,7 @@ PIECE_BYTES = 1 << 24  # copied at a time of an array that has gaps
 _WORD_BYTES = 8
 _THREADS = 256
 _MOST_BLOCKS = 1024
+_MOST_LATE_BLOCKS = 512
 _SUMS = 16  # so that threads do not wait for each other; as in digest
 _SOURCE = r"""
 typedef unsigned long long word;
@@ -32,8 +33,8 @@ __device__ word read(const unsigned char* data, word i, word nbytes) {
     return result;
 }
 
-extern "C" __global__ void digest(
-        const unsigned char* data, word nbytes, word first, word* result) {
+// What a thread adds to the digest.
+__device__ word share(const unsigned char* data, word nbytes, word first) {
     word sum = 0, words = (nbytes + 7) / 8, step = (word)gridDim.x * blockDim.x;
     for (word i = (word)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
         word x = read(data, i, nbytes) + (first + i + 1) * 0x9E3779B97F4A7C15ull;
@@ -41,7 +42,24 @@ extern "C" __global__ void digest(
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
         sum += x ^ (x >> 31);
     }
-    atomicAdd(result + blockIdx.x % 16, sum);
+    return sum;
+}
+
+extern "C" __global__ void digest(
+        const unsigned char* data, word nbytes, word first, word* result) {
+    atomicAdd(result + blockIdx.x % 16, share(data, nbytes, first));
+}
+
+// One word for each block, which may lie in pinned memory.
+extern "C" __global__ void digest_by_block(
+        const unsigned char* data, word nbytes, word* result) {
+    __shared__ word shares[256];
+    shares[threadIdx.x] = share(data, nbytes, 0);
+    __syncthreads();
+    if (threadIdx.x) return;
+    word sum = 0;
+    for (unsigned int i = 0; i < blockDim.x; ++i) sum += shares[i];
+    result[blockIdx.x] = sum;
 }
 
 extern "C" __global__ void compare(
@@ -69,6 +87,23 @@ def fingerprint(array: Array) -> int:
         _launch('digest', piece.nbytes, (piece.data.ptr, piece.nbytes, first, result))
         first += piece.nbytes // _WORD_BYTES
     return int(result.get().sum(dtype='u8'))
+
+
+def late_blocks(nbytes: int) -> int:
+    """How many words :func:`write_digest` writes for an array of this size."""
+    return min(_MOST_LATE_BLOCKS, -(-nbytes // (_WORD_BYTES * _THREADS * 8)))
+
+
+def write_digest(array: Array, address: int, blocks: int) -> None:
+    """Issues a kernel that writes words whose sum is an array's digest.
+
+    Args:
+        array: Contiguous, on the current GPU.
+        address: Of the words, in memory that the GPU can write.
+        blocks: How many: :func:`late_blocks`.
+    """
+    arguments = array.data.ptr, array.nbytes, address
+    _kernel('digest_by_block')((blocks,), (_THREADS,), arguments)
 
 
 def same_memory(left: Array, right: Array) -> bool | None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chainer_hybridmem.plan import Tier
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.devices.late_checks import LateChecks
     from chainer_hybridmem.pools.arena import Arena
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -146,6 +147,8 @@ class Device(abc.ABC):
             allocation it was called for has been refused.
         host_refusal (str or None): Why a copy to the host was last refused for want
             of host memory, and what to do.
+        late_checks (LateChecks or None): Compares memory without waiting for the
+            device, where the host cannot look at it.
     """
 
     kind: str
@@ -159,6 +162,7 @@ class Device(abc.ABC):
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
     host_refusal: str | None
+    late_checks: LateChecks | None = None
 
     # -- life ---------------------------------------------------------------
     @abc.abstractmethod

@@ -43,10 +43,10 @@ Note: [written meanwhile]
     Chainer's backward reads what that function has made of it. So the recorded trial
     compares what functions have read once more when backward begins: nothing is
     recomputed from what has changed. In later iterations every map that a replay makes
-    again is compared with what was dropped (feature_maps, [checked replays]); not on
-    CUDA, where this would wait for the GPU. A function that did not draw random numbers
-    when it was recorded may do so later: what it makes then is copied out instead of
-    dropped. A replay runs under Chainer's configuration of its forward.
+    again is compared with what was dropped (feature_maps, [checked replays]). A
+    function that did not draw random numbers when it was recorded may do so later: what
+    it makes then is copied out instead of dropped. A replay runs under Chainer's
+    configuration of its forward.
 """
 
 from __future__ import annotations
@@ -487,7 +487,7 @@ class Executor:
         self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
-            again = self._may_replay(k)
+            again = self._may_replay(k) or k in table.passed
             if again:
                 self.functions.know(function).pristine = graph.pristine(function)
                 self._know_recipe(k, function)
@@ -540,7 +540,7 @@ class Executor:
         self._serial += 1
         known.serial = self._serial
         known.updates = owners.updates(function.inputs)
-        if known.recipe is not None:
+        if known.recipe is not None and self._may_replay(k):
             self._keep_leaves(function)
         if len(self._by_allocation) >= self._purge_at:
             self._forget_maps()
@@ -903,15 +903,16 @@ class Executor:
         Raises:
             SessionError: If it is not what forward had made.
         """
-        same = live.refill(self.device.root(array))
-        if same or self.verifier is not None:  # which will tell more
-            return
-        raise SessionError(
-            f'Run again, {graph.function_name(function)} has not made the same '
-            f'{live.nbytes} bytes as in forward: an array that it reads has been '
-            f'changed in place since, or it depends on something that has changed. '
-            f'Write into a copy, or use a planner that only swaps, such as swap-opt.'
+        name = graph.function_name(function)
+        message = (
+            f'Run again, {name} has not made the same {live.nbytes} bytes as in '
+            f'forward: an array that it reads has been changed in place since, or it '
+            f'depends on something that has changed. Write into a copy, or use a '
+            f'planner that only swaps, such as swap-opt.'
         )
+        same = live.refill(self.device.root(array), message)
+        if not same and self.verifier is None:  # which will tell more
+            raise SessionError(message)
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""

@@ -20,7 +20,9 @@ Note: [closed doors]
 Note: [checked replays]
     What is dropped has a fingerprint, and a replay must give the same one. Whatever
     has changed since forward (an input, a setting, something outside of the function)
-    is then one clear error, never a wrong gradient.
+    is then one clear error, never a wrong gradient. On CUDA nobody waits for the
+    fingerprints: the error comes when a later iteration begins, or with the end of the
+    session (devices/late_checks).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from chainer_hybridmem.devices.bits import fingerprint
+from chainer_hybridmem.devices.late_checks import Digest
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
@@ -90,10 +93,10 @@ class LiveMap:
     """
 
     __slots__ = (
-        '__weakref__', '_device', '_final', '_handed_out', '_held', '_look', '_root',
-        '_transfer', '_unsaved', '_valid', 'allocation', 'copy', 'nbytes', 'older',
-        'outlives', 'rewritten', 'slots', 'state', 'sticks', 'storage', 'tier', 'uses',
-        'vacated', 'watched',
+        '__weakref__', '_before', '_device', '_final', '_handed_out', '_held', '_look',
+        '_root', '_transfer', '_unsaved', '_valid', 'allocation', 'copy', 'nbytes',
+        'older', 'outlives', 'rewritten', 'slots', 'state', 'sticks', 'storage', 'tier',
+        'uses', 'vacated', 'watched',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -102,6 +105,7 @@ class LiveMap:
         self._root: Root | None = None  # only while it is leaving or coming
         self._transfer: Transfer | None = None
         self._valid = False  # whether the host copy has the contents
+        self._before: dict[View, Digest] = {}  # of what was dropped, on CUDA
         self._final: Prints = {}  # of the contents that must come back
         self._handed_out: Prints = {}  # of what the program has got through a door
         self._look: object = None  # see Device.last_look
@@ -347,8 +351,11 @@ class LiveMap:
         elif self._valid:
             self._leave(State.AWAY)
         elif not self.sticks:
+            self._before = {}
             if self.uses and (self._readable or self._is_held()):
                 self._final = self.prints()  # see [checked replays]
+            elif self.uses:
+                self._before = self._digests()
             self._leave(State.GONE)
 
     def _comes_back(self) -> bool:
@@ -392,10 +399,14 @@ class LiveMap:
         if self._unsaved is not None:
             raise SwapStoreError(str(self._unsaved))
 
-    def refill(self, root: Root) -> bool:
+    def refill(self, root: Root, what: str) -> bool:
         """Puts recomputed contents into the graph.
 
         Where there is a copy on the host, which has been made since, that one counts.
+
+        Args:
+            root: The contents.
+            what: Told later, if only then they turn out to be others.
 
         Returns:
             bool: Whether the contents are what they were; see [checked replays].
@@ -411,10 +422,34 @@ class LiveMap:
             held, final = self._held(), self._final
             if held is None:
                 self._arrived(root)
+                self._compare_later(what)
                 now = self.prints().items() if final else ()
                 return all(final.get(view, value) == value for view, value in now)
             self._return(held)
         return True
+
+    def _digests(self) -> dict[View, Digest]:
+        """Of the contents as the graph sees them, issued and not waited for."""
+        result: dict[View, Digest] = {}
+        checks = self._device.late_checks
+        if checks is None:
+            return result
+        for reference in self.slots:
+            array = reference.get()
+            if array is not None and reference.view not in result:
+                digest = checks.digest(array)
+                if digest is not None:
+                    result[reference.view] = digest
+        return result
+
+    def _compare_later(self, what: str) -> None:
+        checks, before = self._device.late_checks, self._before
+        if checks is None or not before:
+            return
+        self._before = {}
+        for view, now in self._digests().items():
+            if view in before:
+                checks.expect_same(before[view], now, what)
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""

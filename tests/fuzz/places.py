@@ -194,8 +194,8 @@ def _poisoned_blocks() -> Iterator[None]:
 
     find = CudaDevice._find_block
 
-    def found(self: Any, nbytes: int) -> Any:
-        block = find(self, nbytes)
+    def found(self: Any, nbytes: int, stream: int) -> Any:
+        block = find(self, nbytes, stream)
         return None if block is None else _Poisoned(block, nbytes)
 
     with mock.patch.object(CudaDevice, '_find_block', found):

@@ -188,6 +188,27 @@ def test_writing_that_begins_after_the_recording(program, planner, data):
         networks.assert_same(expected, result)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize('program', PROGRAMS)
+@pytest.mark.parametrize('planner', ['checkpoint-sqrt', 'checkpoint-speed'])
+def test_a_gpu_tells_later_of_writing_that_begins_after_the_recording(
+    program, planner, data
+):
+    class Late(program):
+        begins_at = LATE
+
+    expected = networks.train_on_gpu(Late, data)[0]
+    options = {'memory_limit': '1GB', 'planner': planner}
+    try:
+        result, _ = networks.train_on_gpu(Late, data, **options)
+    except SessionError as error:
+        assert f'since iteration {LATE + 1} are wrong' in str(error)
+        assert 'has been changed in place' in str(error)
+    else:
+        assert planner != 'checkpoint-speed'
+        networks.assert_same(expected, result)
+
+
 def retained(device, array):
     """A node that has retained an array, and the map with it."""
     variable = chainer.Variable(array)
@@ -257,7 +278,7 @@ def test_a_write_while_it_comes_back_wins(device):
 def test_other_contents_are_refused(device):
     node, live = retained(device, np.ones(5000, np.float32))
     live.drop()
-    assert not live.refill(device.root(np.full(5000, 2, np.float32)))
+    assert not live.refill(device.root(np.full(5000, 2, np.float32)), 'other ones')
     assert node is not None
 
 
