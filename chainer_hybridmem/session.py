@@ -82,6 +82,7 @@ MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
 FITTING_ITERATIONS = 3  # in a row, after which nobody expects that anything must leave
+KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread
 
 
@@ -292,7 +293,7 @@ class Session(chainer.FunctionHook):
             verified_iterations,
             lambda: Followed(self.profile, self.plan),
         )
-        self._guides = Guides()
+        self._guides = Guides(cautious=not self._plans_anyway)
         self._watch = Watch()
         self._quiet = False  # see watch.py, [quiet iterations]
         self._short = False  # whether an allocation has not fitted since one has begun
@@ -314,6 +315,7 @@ class Session(chainer.FunctionHook):
         self._kinds: dict[int, Category] = {}
         self._depth: int
         self._backward_seen: bool
+        self._print: int | None
         self._origin: _Origin
         self._reset_iteration()
         self.deviations = 0
@@ -515,6 +517,8 @@ class Session(chainer.FunctionHook):
     @property
     def _now(self) -> Progress:
         """How far the iteration has come."""
+        if self._quiet:
+            self._label = self._label_now()
         return Progress(
             self.iterations + 1,
             self._started,
@@ -556,7 +560,7 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
-        if self._quiet and self._noted(function):
+        if self._quiet and self._noted(function, in_data):
             return
         graph.refuse_static(function)
         if not chainer.config.enable_backprop:
@@ -577,7 +581,7 @@ class Session(chainer.FunctionHook):
             self._begin_iteration(key)
             if self._quiet:
                 self._keys.append(key)
-                self._note(function)
+                self._note(function, in_data)
                 return
         k = self._position
         self._position += 1
@@ -624,6 +628,8 @@ class Session(chainer.FunctionHook):
             self._watch.running.append(weakref.ref(function))
             self._splitter.start_operation(self._position, '')
             self._position += 1
+            if self._short:
+                self._before_quiet_backward(function)
             return
         self._instruments.enter()
         self._complete_last()
@@ -655,7 +661,11 @@ class Session(chainer.FunctionHook):
         del in_data, out_grad
         if self._quiet:
             self._depth -= 1
-            self._watch.ended.append(self._watch.running.pop())
+            ended = self._watch.running.pop()
+            if self._short and self._executor.is_known(function):
+                self._executor.after_backward(self._position - 1, function)
+            else:
+                self._watch.ended.append(ended)
             if not self._depth:
                 self._splitter.start_operation(-1, '')
             return
@@ -668,7 +678,7 @@ class Session(chainer.FunctionHook):
         self._instruments.leave(starts_operation=False)
 
     # -- quiet iterations -----------------------------------------------------
-    def _noted(self, function: Any) -> bool:
+    def _noted(self, function: Any, in_data: tuple[Any, ...]) -> bool:
         """Takes note of a forward function; False if another iteration begins."""
         own, shared = self._settings
         if (
@@ -682,17 +692,25 @@ class Session(chainer.FunctionHook):
         if self._depth:
             if not graph.backward_runs():
                 return False
+            if self._short:
+                self._catch_up()
+                return False
             self._watch.nested.add(len(self._watch.functions))
             self._watch.functions.append(weakref.ref(function))
             self._splitter.prepare_whole(function)
             return True
         if self._backward_seen or not self._started:
             return False
-        self._note(function)
+        self._note(function, in_data)
         return True
 
-    def _note(self, function: Any) -> None:
+    def _note(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """A forward function is about to run in a quiet iteration."""
+        if self._shortages:  # the iteration may be worth recording if it comes again
+            shapes = [x.shape for x in in_data]
+            self._print = hash((self._print, type(function), *shapes))
+        if self._short:
+            self._executor.pass_by(function)
         functions = self._watch.functions
         k = len(functions)
         functions.append(weakref.ref(function))
@@ -703,51 +721,103 @@ class Session(chainer.FunctionHook):
             graph.add_local_hook(function, self._guard)
 
     def _reclaim(self, missing_bytes: int) -> None:
-        """An allocation does not fit."""
+        """An allocation does not fit; see watch.py, [quiet iterations]."""
         self._short = True
-        if self._quiet:
+        if not self._quiet:
+            self._executor.reclaim(missing_bytes)
+            return
+        executor, device = self._executor, self.device
+        goal_bytes = device.used_bytes - missing_bytes
+        if self._serials_from < 0:
+            self._begin_to_know()
+        self._know_running()
+        count = KNOWN_AT_ONCE
+        while device.used_bytes > goal_bytes and not self._watch.nested:
+            executor.reclaim(device.used_bytes - goal_bytes)
+            if device.used_bytes <= goal_bytes or self._watch.all_out:
+                break
+            self._know_more(count)
+            count *= 2
+        if device.used_bytes > goal_bytes:
             self._catch_up()
-        self._executor.reclaim(missing_bytes)
+            executor.reclaim(device.used_bytes - goal_bytes)
 
-    def _catch_up(self) -> None:
-        """Memory is short: what has run so far is known from now on."""
-        self._quiet = False
+    def _begin_to_know(self) -> None:
+        """Memory is short for the first time in a quiet iteration."""
         executor = self._executor
         self._kinds = self._permanent_kinds()
         executor.permanent = set(self._kinds)
         if self._know_older():
             executor.begin(None, {})  # what is known belongs to older graphs
+        self._serials_from = executor.serial + 1
+        executor.open_window()
+
+    def _know_more(self, count: int) -> None:
+        """So many more functions of a quiet iteration, or all, become known."""
+        ended = self._watch.next_ended(count)
+        for function in ended:
+            self._know(self._position, function, self._serials_from)
+        self._executor.catch_up(ended, ())
+        if not ended:
+            for k, function in self._watch.next_functions(count):
+                self._know(k, function, self._serials_from + k)
+
+    def _know_running(self) -> None:
+        """What backward functions under way read must not go."""
+        references = self._watch.running
+        running = [f for f in (r() for r in references) if f is not None]
+        for function in running:
+            self._know(self._position, function, self._serials_from + self._position)
+        self._executor.catch_up((), running)
+
+    def _before_quiet_backward(self, function: Any) -> None:
+        """Memory has been short: what a backward function reads may be away."""
+        executor, k = self._executor, self._position - 1
+        if not executor.is_known(function):
+            if not executor.misses(function):
+                executor.before_unknown()
+                return
+            self._know(k, function, self._serials_from + k)
+        executor.before_backward(k, function)
+
+    def _catch_up(self) -> None:
+        """All that has run so far is known from now on, and what follows, too."""
+        self._quiet = False
+        if self._serials_from < 0:
+            self._begin_to_know()
+        self._label = self._label_now()
         functions, ended, running = self._watch.take()
         for k, function in functions:
-            self._know(k, function)
+            self._know(k, function, self._serials_from + max(k, 0))
         if functions and graph.is_unfinished(functions[-1][1]):
             self._last = functions[-1][0], weakref.ref(functions[-1][1])
-        executor.catch_up(ended, running)
-        self._label = self._label_now(
-            functions[-1][1] if functions else None, running[-1] if running else None
-        )
+        self._executor.catch_up(ended, running)
         self._splitter.start_operation(self._position - 1, self._label)
 
     def _know_older(self) -> bool:
         """Makes graphs of older quiet iterations known; whether any lives."""
         functions, ended = self._watch.take_older()
         for k, function in enumerate(functions):
-            self._know(k, function)
+            self._know(k, function, self._executor.serial + 1)
         self._executor.catch_up(ended, ())
         return bool(functions)
 
-    def _know(self, k: int, function: Any) -> None:
+    def _know(self, k: int, function: Any, serial: int) -> None:
         """What a function has left in the graph is known from now on."""
-        if not graph.is_unfinished(function):
-            self._executor.complete(k, function)
-            if self._executor.maps_of(function):
+        executor = self._executor
+        if not (graph.is_unfinished(function) or executor.is_known(function)):
+            executor.complete_late(k, function, serial)
+            if executor.maps_of(function):
                 graph.add_local_hook(function, self._guard)
 
-    def _label_now(self, function: Any, backward: Any) -> str:
-        """Of the operation under way."""
-        if backward is not None:
-            return f'backward of {graph.function_name(backward)}'
+    def _label_now(self) -> str:
+        """Of the operation under way in a quiet iteration."""
+        watch = self._watch
+        references = watch.running or watch.functions
+        function = references[-1]() if references else None
         name = 'a function' if function is None else graph.function_name(function)
+        if watch.running:
+            return f'backward of {name}'
         return f'{self._link_hook.path}/{name}'
 
     def _nested_forward(self, function: Any) -> None:
@@ -814,6 +884,8 @@ class Session(chainer.FunctionHook):
         self._start_seconds = 0.0
         self._foreign_bytes = 0
         self._short = False
+        self._print = None  # of a quiet iteration's operations
+        self._serials_from = -1  # of functions, once some are known
 
     def _broken_off(self) -> bool:
         """Whether the iteration has come to nothing.
@@ -1000,8 +1072,10 @@ class Session(chainer.FunctionHook):
             self.device.late_checks.end_iteration(self.iterations)
         if guide is None:
             self._count_deviation()
+            if self._tried:
+                self._guides.tried()
             if self._instruments.recorder is None and self._is_pressed:
-                self._guides.missed(self._keys[0])
+                self._guides.missed(self._keys[0], self._print)
         else:
             self._guides.met(guide, self._tried)
         if guide is not None and guide.stage is Stage.GUIDED:
@@ -1324,7 +1398,7 @@ class Session(chainer.FunctionHook):
         """
         if self._guide is not None:
             return self._guide.stage.value
-        if self._quiet:
+        if self._quiet and not self._short:
             return 'in-core'
         recorded = self._instruments.recorder is not None
         waits = self._plans_anyway or not self._history.iterations

@@ -3,9 +3,12 @@
 Note: [quiet iterations]
     An iteration that nobody knows begins quietly: the hooks note which functions have
     run, by weak references, and nothing else. Most end so, wherever everything fits.
-    When an allocation does not fit, the session catches up: the executor gets to know
-    what those functions have left in the graph, as it would have after each of them,
-    and the rest of the iteration is passive. Only then its kind is worth recording.
+    When an allocation does not fit, the executor gets to know what those functions have
+    left in the graph, as few of them as will do: first those whose backward has ended,
+    then from the first one on, for what that has left is needed last. The iteration
+    goes on quietly; a backward function finds what it reads, whether it is known or
+    not. Only then its kind is worth recording. If nothing else can go, or a backward
+    makes a graph of its own, all functions become known and the rest is passive.
     Functions of quiet iterations stay noted as long as they live: a graph that the
     program keeps can be evicted, too.
 """
@@ -25,17 +28,20 @@ class Watch:
     Attributes:
         functions (list): Of the iteration under way, in the order of their forward.
         nested (set of int): Which of them a backward function has called.
-        ended (list): Those whose backward has come to its end.
+        ended (list): Those whose backward has come to its end, unless they are known.
         running (list): Those whose backward runs now, the inner one last.
     """
 
-    __slots__ = ('_older', '_older_ended', 'ended', 'functions', 'nested', 'running')
+    __slots__ = (
+        '_front', '_older', '_older_ended', 'ended', 'functions', 'nested', 'running',
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.functions: list[Reference] = []
         self.nested: set[int] = set()
         self.ended: list[Reference] = []
         self.running: list[Reference] = []
+        self._front = 0  # of the functions, so many have been handed out
         self._older: list[Reference] = []
         self._older_ended: list[Reference] = []
 
@@ -45,8 +51,33 @@ class Watch:
         self._older_ended = (
             _living(self._older_ended, self.ended) if self._older else []
         )
+        self._forget()
+
+    def _forget(self) -> None:
         self.functions, self.ended, self.running = [], [], []
         self.nested.clear()
+        self._front = 0
+
+    def next_ended(self, count: int) -> list[Any]:
+        """Some functions whose backward has ended; they are handed out once."""
+        ended, self.ended = self.ended[:count], self.ended[count:]
+        return list(_alive(ended))
+
+    def next_functions(self, count: int) -> list[tuple[int, Any]]:
+        """The next functions with their numbers, in order; they are handed out once.
+
+        The last one may still run: it is left.
+        """
+        start = self._front
+        stop = self._front = max(start, min(start + count, len(self.functions) - 1))
+        numbered = zip(range(start, stop), self.functions[start:stop], strict=True)
+        alive = ((k, reference()) for k, reference in numbered)
+        return [(k, function) for k, function in alive if function is not None]
+
+    @property
+    def all_out(self) -> bool:
+        """Whether everything but the last function has been handed out."""
+        return not self.ended and self._front >= len(self.functions) - 1
 
     def take_older(self) -> tuple[list[Any], list[Any]]:
         """Living functions of older graphs, and which have run backward.
@@ -66,8 +97,7 @@ class Watch:
         """
         functions, ended, running = self.functions, self.ended, self.running
         nested = set(self.nested)
-        self.functions, self.ended, self.running = [], [], []
-        self.nested.clear()
+        self._forget()
         numbered = [
             (-1 if k in nested else k, function)
             for k, function in enumerate(reference() for reference in functions)
