@@ -227,6 +227,19 @@ def test_memory_becomes_short_at_any_moment(share):
     assert sum(entry['evictions'] for entry in session._history.entries)
 
 
+def test_poisoned_memory_and_late_copies_change_nothing(hostile):
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for rows in (300, 400, 300, 400, 300):
+            plain(model, optimizer, losses, rows)
+
+    for share in (0.9, 0.7):
+        limit = int(needed(steps) * share)
+        expected, _ = deep_losses(steps)
+        found, session = deep_losses(steps, limit)
+        assert_equal(expected, found)
+        assert session.statistics()['peak_bytes'] <= limit
+
+
 def test_a_graph_that_the_program_keeps_can_leave():
     """It was made quietly, and is evicted before the younger one."""
 
