@@ -105,8 +105,8 @@ def write_table(name: str, rows: list[dict[str, Any]]) -> None:
         f"# Programs of Chainer's examples\n\nCommit {where['commit']}, "
         f'{where["date"]}, {where["processor"]}, {where["cores"]} cores. CPU and wall '
         f'seconds per iteration over those of plain Chainer (medians of the first and '
-        f'of the last eight iterations, and the sum of all). `guided`: guided iterations '
-        f'of the session per step; dcgan has two backward passes in each.\n\n'
+        f'of the last eight iterations, and the sum of all). `guided`: iterations '
+        f'that followed a plan, per step; dcgan has two backward passes in each.\n\n'
         f'{common.table(rows, COLUMNS)}\n'
     )
     path = os.path.join(RESULTS, f'{name}.md')
