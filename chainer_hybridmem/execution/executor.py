@@ -366,6 +366,81 @@ class Executor:
                     if live is not None:
                         act(live)
 
+    @property
+    def knows_maps(self) -> bool:
+        """Whether any feature map is known."""
+        return bool(self._by_allocation)
+
+    @property
+    def all_present(self) -> bool:
+        """Whether every map that is known is where the graph expects it."""
+        return all(live.present for live in self._by_allocation.values())
+
+    @property
+    def serial(self) -> int:
+        """Of the function that has become known last, or of a later one."""
+        return self._serial
+
+    def is_known(self, function: Any) -> bool:
+        """Whether it is known what a function has left in the graph."""
+        known = self.functions.get(function)
+        return known is not None and known.serial >= 0
+
+    def complete_late(self, k: int, function: Any, serial: int) -> None:
+        """Like :meth:`complete`, for a function that has run before others known.
+
+        Args:
+            k: Its number.
+            function: The function.
+            serial: Its place in the order in which functions have run.
+        """
+        latest = max(self._serial, serial)
+        self._serial = serial - 1
+        try:
+            self.complete(k, function)
+        finally:
+            self._serial = latest
+
+    def pass_by(self, function: Any) -> None:
+        """Before a forward function of which nothing is to be known."""
+        self._stuck.clear()
+        self._found_held.clear()
+        self.restore_maps(function)
+
+    def misses(self, function: Any) -> bool:
+        """Whether what backward reads of a function that is not known is away."""
+        return any(
+            node._data is None and node in self._by_node
+            for node in graph.retained_inputs(function)
+        )
+
+    def before_unknown(self) -> None:
+        """Before a backward function that is not known and misses nothing."""
+        self._stuck.clear()
+        self._found_held.clear()
+        self._prefetch(self._serial)
+        self.open_window()
+
+    def open_window(self) -> None:
+        """What is taken from here on, the function under way takes."""
+        self.device.reset_window()
+        self._load_before = self.device.used_bytes
+
+    def catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
+        """Backward functions have run before their maps were known.
+
+        Args:
+            ended: Functions whose backward has come to its end.
+            running: Those whose backward runs now.
+        """
+        for function in ended:
+            known = self.functions.get(function)
+            if known is not None:
+                for live in known.maps:
+                    live.uses.discard(known.serial)
+        for function in running:
+            self._busy.update(self.maps_of(function))
+
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died.
 
@@ -635,8 +710,7 @@ class Executor:
         if self._stray:
             known = self.functions.get(function)
             self._prefetch(-1 if known is None else known.serial)
-            self.device.reset_window()
-            self._load_before = self.device.used_bytes
+            self.open_window()
         if self.verifier is not None:
             self.verifier.reads(k, function, maps)
 

@@ -40,7 +40,7 @@ class HybridMemory(extension.Extension):
 
     Args:
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
-        planner: Name of the planner.
+        planner: As in :func:`chainer_hybridmem.optimize`.
         model: The model or, in a list, the models; by default the targets of all
             optimizers of the updater.
         device: As in :func:`chainer_hybridmem.optimize`.
@@ -75,7 +75,7 @@ class HybridMemory(extension.Extension):
     def __init__(
         self,
         memory_limit: int | str,
-        planner: str = DEFAULT,
+        planner: str | None = None,
         model: Model | None = None,
         device: str | None = None,
         swap_dir: str | None = None,
@@ -92,7 +92,7 @@ class HybridMemory(extension.Extension):
         verify: bool | int = False,
         **options: Any,
     ) -> None:
-        check_options(check_name(planner), options)
+        check_options(check_name(DEFAULT if planner is None else planner), options)
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         crossing_of(cross_iteration)

@@ -12,6 +12,8 @@ Note: [when to learn]
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
+    (3) As long as nobody has asked for a plan, this is worth it only for what comes
+    again: an iteration that nobody knew counts once another one has had its print.
 """
 
 from __future__ import annotations
@@ -27,12 +29,20 @@ MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
+CAUTIOUS_TRIES = 4  # of both kinds in vain, where only what comes again is learnt
+MOST_PRINTS = 4096
 
 
 class Guides:
-    """Guides by how their iterations begin; the one met last comes first."""
+    """Guides by how their iterations begin; the one met last comes first.
 
-    def __init__(self) -> None:
+    Args:
+        cautious (bool): Whether only what comes again is learnt.
+    """
+
+    def __init__(self, cautious: bool = False) -> None:
+        self._cautious = cautious
+        self._prints: dict[int, None] = {}  # of iterations nobody knew, in order
         self._guides: list[Guide] = []
         self._drafting: collections.Counter[Key] = collections.Counter()
         self._unused = 0  # drafts made since one has come again
@@ -53,7 +63,9 @@ class Guides:
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
         known = guided or passive
-        if known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
+        free = CAUTIOUS_TRIES if self._cautious else FREE_TRIES
+        in_vain = self._vain >= free + self._met // ITERATIONS_PER_TRY
+        if in_vain and (known or self._cautious):
             drafts = []
         return next(iter(drafts or known), None)
 
@@ -107,9 +119,28 @@ class Guides:
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
-    def missed(self, key: Key) -> None:
-        """An iteration that began so was unknown and has not been recorded."""
+    def tried(self) -> None:
+        """An iteration that followed a draft from the start was unknown."""
+        if self._cautious:
+            self._met += 1
+            self._vain += 1
+
+    def missed(self, key: Key, fingerprint: int | None = None) -> None:
+        """An iteration that began so was unknown and has not been recorded.
+
+        Args:
+            key: Of its first operation.
+            fingerprint: Of all operations, if they were looked at.
+        """
         self._unknown += 1
+        if self._cautious and fingerprint is not None:
+            self._met += 1
+            if fingerprint in self._prints:
+                self._drafting[key] = DRAFTS_AFTER_UNKNOWN
+            self._prints[fingerprint] = None
+            if len(self._prints) > MOST_PRINTS:
+                del self._prints[next(iter(self._prints))]
+            return
         if self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN
 
@@ -118,8 +149,11 @@ class Guides:
         key = guide.keys[0]
         if any(other.keys[0] == key for other in self._guides):
             self._unused += 1
-            more = self._unused < MOST_UNUSED_DRAFTS
+            most = CAUTIOUS_TRIES if self._cautious else MOST_UNUSED_DRAFTS
+            more = self._unused < most
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
+        else:
+            self._drafting[key] = 0  # as long as nothing else begins so
         self._guides.insert(0, guide)
         while len(self._guides) > LARGEST_GUIDE_COUNT:
             drafts = [g for g in self._guides if g.stage is not Stage.GUIDED]

@@ -33,12 +33,8 @@ def session_report(
     rows = [
         ('state', f'{s["state"]} after {s["iterations"]} iterations'),
         ('memory limit', _bytes(s['limit_bytes'])),
-        ('in-core peak', _bytes(s['in_core_peak_bytes'])),
-        (
-            'peak, predicted / measured',
-            f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',
-        ),
     ]
+    rows += _peaks(s)
     if plan is not None and profile is not None:
         rows += [(action.value, _maps(plan, profile, action)) for action in Action]
         rows += _times(s)
@@ -84,6 +80,21 @@ def session_report(
     return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
 
 
+def _peaks(s: dict[str, Any]) -> list[tuple[str, str]]:
+    if s['fits']:
+        return [
+            ('peak, measured', _bytes(s['peak_bytes'])),
+            ('plan', 'none: everything fits below the limit, and nothing is planned'),
+        ]
+    return [
+        ('in-core peak', _bytes(s['in_core_peak_bytes'])),
+        (
+            'peak, predicted / measured',
+            f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',
+        ),
+    ]
+
+
 def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
     """What swapped maps take; what of it was predicted where it is limited."""
     limit, name = s['host_limit_bytes'], 'host memory for swapped maps'
@@ -104,7 +115,7 @@ def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [('footprint, measured', _bytes(s['footprint_bytes']))]
-    if s['no_arena'] is not None:
+    if s['no_arena'] is not None and not s['fits']:
         rows.append(('arena', s['no_arena']))
     if s['arena_bytes'] is not None:
         rows.append(

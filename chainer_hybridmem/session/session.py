@@ -69,6 +69,7 @@ from chainer_hybridmem.session.out_of_memory import (
 from chainer_hybridmem.session.plan_cache import Folder, PlanCache, open_folder
 from chainer_hybridmem.session.planning import IMPROVABLE, Planning, Wishes
 from chainer_hybridmem.session.report import session_report
+from chainer_hybridmem.session.watch import Watch
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
@@ -85,12 +86,15 @@ _active = threading.local()
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
+FITTING_ITERATIONS = 3  # in a row, after which nobody expects that anything must leave
+KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
+GUARDED = 16  # one function in so many refuses a backward in another thread
 
 
 def optimize(
     model: Model,
     memory_limit: int | str,
-    planner: str = DEFAULT,
+    planner: str | None = None,
     device: str | None = None,
     swap_dir: str | None = None,
     link_bandwidth: float | str | None = None,
@@ -112,7 +116,9 @@ def optimize(
         model: The model that is trained; its parameters are counted. A list if
             several are trained together, as with a GAN.
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
-        planner: Name of the planner.
+        planner: Name of the planner. Whoever names one gets a plan, also where
+            everything fits; None: ``'hybrid'``, for iterations in which memory has
+            been short. As long as it has not, nothing is recorded or planned.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
             RAM or, with ``host_limit``, for those that RAM has no room for.
@@ -205,7 +211,7 @@ class Session(chainer.FunctionHook):
         self,
         model: Model,
         memory_limit: int | str,
-        planner: str,
+        planner: str | None,
         device: str | None,
         swap_dir: str | None,
         link_bandwidth: float | str | None,
@@ -225,6 +231,10 @@ class Session(chainer.FunctionHook):
         check_switches(improve=improve, arena=arena)
         check_feedback(feedback)
         verified_iterations = iterations_of(verify)
+        # Whether iterations are recorded where nothing has to leave, too. States can
+        # leave only in iterations that are recorded or planned.
+        self._plans_anyway = planner is not None or bool(cross_iteration)
+        planner = DEFAULT if planner is None else planner
         if improve and planner != IMPROVABLE:
             raise OptionError(
                 f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
@@ -288,7 +298,13 @@ class Session(chainer.FunctionHook):
             verified_iterations,
             lambda: Followed(self.profile, self.plan),
         )
-        self._guides = Guides()
+        self._guides = Guides(cautious=not self._plans_anyway)
+        self._watch = Watch()
+        self._quiet = False  # see watch.py, [quiet iterations]
+        self._short = False  # whether an allocation has not fitted since one has begun
+        self._fitting = 0  # iterations in a row in which all have
+        self._shortages = 0  # iterations in which one has not
+        self._settings: tuple[dict[str, Any], ...] = ()  # of this thread, of all
         self._guide: Guide | None = None  # None: nobody knows this iteration
         self._instruments = Instruments(self.device, self._executor)
         self._trace_next = False
@@ -304,6 +320,7 @@ class Session(chainer.FunctionHook):
         self._kinds: dict[int, Category] = {}
         self._depth: int
         self._backward_seen: bool
+        self._print: int | None
         self._origin: _Origin
         self._reset_iteration()
         self.deviations = 0
@@ -340,7 +357,8 @@ class Session(chainer.FunctionHook):
         self._thread = threading.current_thread()
         self._updates = _count_updates(self.model)
         self.device.adopt(array for _, array in permanent_arrays(self.model))
-        self.device.install(self._executor.reclaim)
+        self._settings = graph.settings()
+        self.device.install(self._reclaim)
         try:
             if self.device.other_bytes:
                 move_in(self.model, self.device)
@@ -467,10 +485,20 @@ class Session(chainer.FunctionHook):
             f'{self._resident()}, and nothing more can be swapped{why}. The smallest '
             f'limit that gets past this allocation is {used + requested} bytes{later}; '
             f'raise memory_limit or lower the batch '
-            f'size{self._splitter.hint}{crossing}.',
+            f'size{self._splitter.hint}{crossing}{self._hint_to_record(enough)}.',
             requested,
             limit_bytes,
             used,
+        )
+
+    def _hint_to_record(self, enough: int | None) -> str:
+        """For an error message: how to learn a limit that does for all iterations."""
+        unrecorded = self._guide is None and self._instruments.recorder is None
+        if enough is not None or not unrecorded or not self._waits_for_shortage:
+            return ''
+        return (
+            f'; with planner={self.wishes.planner!r} the first iteration is recorded, '
+            f'which tells a limit for all later ones'
         )
 
     def _enough(self, moment: Moment) -> int | None:
@@ -494,6 +522,8 @@ class Session(chainer.FunctionHook):
     @property
     def _now(self) -> Progress:
         """How far the iteration has come."""
+        if self._quiet:
+            self._label = self._label_now()
         return Progress(
             self.iterations + 1,
             self._started,
@@ -535,6 +565,8 @@ class Session(chainer.FunctionHook):
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
+        if self._quiet and self._noted(function, in_data):
+            return
         graph.refuse_static(function)
         if not chainer.config.enable_backprop:
             self._splitter.prepare(function)
@@ -552,6 +584,10 @@ class Session(chainer.FunctionHook):
         if self._backward_seen or not self._started:
             self._end_iteration()
             self._begin_iteration(key)
+            if self._quiet:
+                self._keys.append(key)
+                self._note(function, in_data)
+                return
         k = self._position
         self._position += 1
         name = graph.function_name(function)
@@ -572,7 +608,12 @@ class Session(chainer.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
-        if self._depth or self._last is None or self._last[1]() is not function:
+        if (
+            self._quiet
+            or self._depth
+            or self._last is None
+            or self._last[1]() is not function
+        ):
             return
         self._executor.after_forward(function)
         recorder = self._instruments.recorder
@@ -586,6 +627,15 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """Before a backward function: everything it reads must be there."""
         del in_data, out_grad
+        if self._quiet:
+            self._depth += 1
+            self._backward_seen = True
+            self._watch.running.append(weakref.ref(function))
+            self._splitter.start_operation(self._position, '')
+            self._position += 1
+            if self._short:
+                self._before_quiet_backward(function)
+            return
         self._instruments.enter()
         self._complete_last()
         self._depth += 1
@@ -614,6 +664,16 @@ class Session(chainer.FunctionHook):
     ) -> None:
         """After a backward function: drop what is not needed any more."""
         del in_data, out_grad
+        if self._quiet:
+            self._depth -= 1
+            ended = self._watch.running.pop()
+            if self._short and self._executor.is_known(function):
+                self._executor.after_backward(self._position - 1, function)
+            else:
+                self._watch.ended.append(ended)
+            if not self._depth:
+                self._splitter.start_operation(-1, '')
+            return
         self._instruments.enter()
         self._complete_last()
         self._executor.after_backward(self._position - 1, function)
@@ -621,6 +681,149 @@ class Session(chainer.FunctionHook):
         if not self._depth:
             self._splitter.start_operation(-1, self._label)
         self._instruments.leave(starts_operation=False)
+
+    # -- quiet iterations -----------------------------------------------------
+    def _noted(self, function: Any, in_data: tuple[Any, ...]) -> bool:
+        """Takes note of a forward function; False if another iteration begins."""
+        own, shared = self._settings
+        if (
+            graph.is_static(function)
+            or own.get('schedule_func', shared['schedule_func']) is not None
+        ):
+            return False  # it will be refused
+        if not own.get('enable_backprop', shared['enable_backprop']):
+            self._splitter.prepare_whole(function)
+            return True
+        if self._depth:
+            if not graph.backward_runs():
+                return False
+            if self._short:
+                self._catch_up()
+                return False
+            self._watch.nested.add(len(self._watch.functions))
+            self._watch.functions.append(weakref.ref(function))
+            self._splitter.prepare_whole(function)
+            return True
+        if self._backward_seen or not self._started:
+            return False
+        self._note(function, in_data)
+        return True
+
+    def _note(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """A forward function is about to run in a quiet iteration."""
+        if self._shortages:  # the iteration may be worth recording if it comes again
+            shapes = [x.shape for x in in_data]
+            self._print = hash((self._print, type(function), *shapes))
+        if self._short:
+            self._executor.pass_by(function)
+        functions = self._watch.functions
+        k = len(functions)
+        functions.append(weakref.ref(function))
+        self._position = k + 1
+        self._splitter.start_operation(k, '')
+        self._splitter.prepare_whole(function)
+        if not k % GUARDED:
+            graph.add_local_hook(function, self._guard)
+
+    def _reclaim(self, missing_bytes: int) -> None:
+        """An allocation does not fit; see watch.py, [quiet iterations]."""
+        self._short = True
+        if not self._quiet:
+            self._executor.reclaim(missing_bytes)
+            return
+        executor, device = self._executor, self.device
+        goal_bytes = device.used_bytes - missing_bytes
+        if self._serials_from < 0:
+            self._begin_to_know()
+        self._know_running()
+        count = KNOWN_AT_ONCE
+        while device.used_bytes > goal_bytes and not self._watch.nested:
+            executor.reclaim(device.used_bytes - goal_bytes)
+            if device.used_bytes <= goal_bytes or self._watch.all_out:
+                break
+            self._know_more(count)
+            count *= 2
+        if device.used_bytes > goal_bytes:
+            self._catch_up()
+            executor.reclaim(device.used_bytes - goal_bytes)
+
+    def _begin_to_know(self) -> None:
+        """Memory is short for the first time in a quiet iteration."""
+        executor = self._executor
+        self._kinds = self._permanent_kinds()
+        executor.permanent = set(self._kinds)
+        if self._know_older():
+            executor.begin(None, {})  # what is known belongs to older graphs
+        self._serials_from = executor.serial + 1
+        executor.open_window()
+
+    def _know_more(self, count: int) -> None:
+        """So many more functions of a quiet iteration, or all, become known."""
+        ended = self._watch.next_ended(count)
+        for function in ended:
+            self._know(self._position, function, self._serials_from)
+        self._executor.catch_up(ended, ())
+        if not ended:
+            for k, function in self._watch.next_functions(count):
+                self._know(k, function, self._serials_from + k)
+
+    def _know_running(self) -> None:
+        """What backward functions under way read must not go."""
+        references = self._watch.running
+        running = [f for f in (r() for r in references) if f is not None]
+        for function in running:
+            self._know(self._position, function, self._serials_from + self._position)
+        self._executor.catch_up((), running)
+
+    def _before_quiet_backward(self, function: Any) -> None:
+        """Memory has been short: what a backward function reads may be away."""
+        executor, k = self._executor, self._position - 1
+        if not executor.is_known(function):
+            if not executor.misses(function):
+                executor.before_unknown()
+                return
+            self._know(k, function, self._serials_from + k)
+        executor.before_backward(k, function)
+
+    def _catch_up(self) -> None:
+        """All that has run so far is known from now on, and what follows, too."""
+        self._quiet = False
+        if self._serials_from < 0:
+            self._begin_to_know()
+        self._label = self._label_now()
+        functions, ended, running = self._watch.take()
+        for k, function in functions:
+            self._know(k, function, self._serials_from + max(k, 0))
+        if functions and graph.is_unfinished(functions[-1][1]):
+            self._last = functions[-1][0], weakref.ref(functions[-1][1])
+        self._executor.catch_up(ended, running)
+        self._splitter.start_operation(self._position - 1, self._label)
+
+    def _know_older(self) -> bool:
+        """Makes graphs of older quiet iterations known; whether any lives."""
+        functions, ended = self._watch.take_older()
+        for k, function in enumerate(functions):
+            self._know(k, function, self._executor.serial + 1)
+        self._executor.catch_up(ended, ())
+        return bool(functions)
+
+    def _know(self, k: int, function: Any, serial: int) -> None:
+        """What a function has left in the graph is known from now on."""
+        executor = self._executor
+        if not (graph.is_unfinished(function) or executor.is_known(function)):
+            executor.complete_late(k, function, serial)
+            if executor.maps_of(function):
+                graph.add_local_hook(function, self._guard)
+
+    def _label_now(self) -> str:
+        """Of the operation under way in a quiet iteration."""
+        watch = self._watch
+        references = watch.running or watch.functions
+        function = references[-1]() if references else None
+        name = 'a function' if function is None else graph.function_name(function)
+        if watch.running:
+            return f'backward of {name}'
+        return f'{self._link_hook.path}/{name}'
 
     def _nested_forward(self, function: Any) -> None:
         """A backward function makes a graph of its own, for another backward.
@@ -685,6 +888,9 @@ class Session(chainer.FunctionHook):
         self._origin = _Origin()
         self._start_seconds = 0.0
         self._foreign_bytes = 0
+        self._short = False
+        self._print = None  # of a quiet iteration's operations
+        self._serials_from = -1  # of functions, once some are known
 
     def _broken_off(self) -> bool:
         """Whether the iteration has come to nothing.
@@ -757,13 +963,18 @@ class Session(chainer.FunctionHook):
 
     def _begin_iteration(self, key: Key) -> None:
         self._reset_iteration()
+        self._watch.begin()
         self._refuse_differences(wait=False)
         guide = self._guide = self._guides.begin(key)
+        self._quiet = self._begin_quietly(guide, key)
+        if self._quiet:
+            return
         self._refuse(guide)
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
         self._executor.permanent = set(self._kinds)
+        self._know_older()
         self._share_host_memory(guide)
         table = None if guide is None else guide.table
         holders = self._owners().values() if table and table.crossing else ()
@@ -779,6 +990,25 @@ class Session(chainer.FunctionHook):
         self.device.reset_peak()
         self._started = True
         self._start_seconds = time.perf_counter()
+
+    def _begin_quietly(self, guide: Guide | None, key: Key) -> bool:
+        """Begins an iteration of which nothing is to be found out, if it is one."""
+        if guide is not None or self._plans_anyway or self._trace_next:
+            return False
+        if self._guides.wants_draft(key):
+            return False
+        executor = self._executor
+        if executor.knows_maps:
+            executor.permanent = set(self._permanent_kinds())
+        executor.begin(None, {})
+        if not executor.all_present:
+            return False
+        self._splitter.begin({})
+        self.device.forget_failure()
+        self.device.reset_peak()
+        self._started = True
+        self._start_seconds = time.perf_counter()
+        return True
 
     def _refuse_differences(self, wait: bool) -> None:
         """Tells what a GPU has found out about replays of earlier iterations.
@@ -800,7 +1030,8 @@ class Session(chainer.FunctionHook):
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
         wishes, device, instruments = self.wishes, self.device, self._instruments
-        profiling = guide is None or guide.stage is Stage.PROFILING
+        unknown = guide is None and (self._plans_anyway or self._trace_next)
+        profiling = unknown or (guide is not None and guide.stage is Stage.PROFILING)
         if profiling or self._guides.wants_draft(key):
             self._executor.clear()
             recorder = instruments.record(
@@ -846,8 +1077,10 @@ class Session(chainer.FunctionHook):
             self.device.late_checks.end_iteration(self.iterations)
         if guide is None:
             self._count_deviation()
-            if self._instruments.recorder is None:
-                self._guides.missed(self._keys[0])
+            if self._tried:
+                self._guides.tried()
+            if self._instruments.recorder is None and self._is_pressed:
+                self._guides.missed(self._keys[0], self._print)
         else:
             self._guides.met(guide, self._tried)
         if guide is not None and guide.stage is Stage.GUIDED:
@@ -856,6 +1089,13 @@ class Session(chainer.FunctionHook):
         recorder, self._instruments.recorder = self._instruments.recorder, None
         origin = self._origin
         origin.guide = self._learn(recorder, guide) if recorder is not None else guide
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether the iteration that ends is worth recording when it comes again."""
+        counters = self._executor.counters
+        moved = counters.swapped_out_bytes or counters.replays or counters.restores
+        return self._short or self._plans_anyway or bool(moved)
 
     def _count_deviation(self) -> None:
         if self._deviated:
@@ -978,10 +1218,7 @@ class Session(chainer.FunctionHook):
         """
         guide = self._planned_guide()
         if guide is None or guide.problem is None:
-            raise SessionError(
-                f'There is no profile after {self.iterations} iterations; train '
-                f'until session.profile is not None.'
-            )
+            raise self._nothing_planned('profile')
         if self._depth or (self._started and not self._backward_seen):
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_placing()
@@ -1018,9 +1255,40 @@ class Session(chainer.FunctionHook):
 
     @property
     def settled(self) -> bool:
-        """Whether the plan's prediction rests on iterations that followed it."""
+        """Whether what is to be found out has been.
+
+        The plan's prediction rests on iterations that have followed it; or there is no
+        plan, and the last three iterations have fitted without one.
+        """
         guide = self._planned_guide()
-        return guide is not None and guide.timed
+        if guide is not None:
+            return guide.timed
+        return self._waits_for_shortage and self._fitting >= FITTING_ITERATIONS
+
+    @property
+    def _waits_for_shortage(self) -> bool:
+        """Whether iterations are recorded only once memory has been short."""
+        return not self._plans_anyway and not self._trace_next
+
+    @property
+    def _fits(self) -> bool:
+        """Whether nothing has had to leave, and nothing is planned."""
+        fitted = self.iterations > 0 and not self._shortages
+        return fitted and self._planned_guide() is None
+
+    def _nothing_planned(self, what: str) -> SessionError:
+        """There is no profile or plan."""
+        if self._waits_for_shortage and self._fits:
+            return SessionError(
+                f'There is no {what} after {self.iterations} iterations, because '
+                f'nothing had to leave: iterations are recorded once memory has been '
+                f"short; name a planner, such as planner='hybrid', to have them "
+                f'recorded in any case.'
+            )
+        return SessionError(
+            f'There is no {what} after {self.iterations} iterations; train until '
+            f'session.{what} is not None.'
+        )
 
     def retime(self) -> None:
         """Times the next guided iterations again and predicts anew from them.
@@ -1033,10 +1301,7 @@ class Session(chainer.FunctionHook):
         """
         guide = self._planned_guide()
         if guide is None:
-            raise SessionError(
-                f'There is no plan after {self.iterations} iterations; train until '
-                f'session.plan is not None.'
-            )
+            raise self._nothing_planned('plan')
         guide.timings.clear()
         guide.timed_again = False
 
@@ -1131,11 +1396,20 @@ class Session(chainer.FunctionHook):
     # -- results --------------------------------------------------------------
     @property
     def state(self) -> str:
-        """``'warm-up'``, ``'profiling'``, ``'guided'`` or ``'passive'``."""
+        """``'warm-up'``, ``'profiling'``, ``'guided'``, ``'passive'`` or ``'in-core'``.
+
+        In-core is an iteration in which nothing has had to leave and of which nothing
+        is found out.
+        """
         if self._guide is not None:
             return self._guide.stage.value
-        recorded = self._instruments.recorder is not None or not len(self._guides)
-        return Stage.WARM_UP.value if recorded else 'passive'
+        if self._quiet and not self._short:
+            return 'in-core'
+        recorded = self._instruments.recorder is not None
+        waits = self._plans_anyway or not self._history.iterations
+        if recorded or (waits and not len(self._guides)):
+            return Stage.WARM_UP.value
+        return 'passive'
 
     @property
     def limit_bytes(self) -> int:
@@ -1174,6 +1448,8 @@ class Session(chainer.FunctionHook):
     def _add_to_history(self, seconds: float) -> None:
         guide = self._guide
         guided = guide is not None and guide.stage is Stage.GUIDED
+        self._shortages += self._short
+        self._fitting = 0 if self._short else self._fitting + 1
         verifier, self._executor.verifier = self._executor.verifier, None
         verified = guided and verifier is not None
         entry = self._history.add(
@@ -1220,7 +1496,12 @@ class Session(chainer.FunctionHook):
             self.wishes, self.state, self._planned_guide(), self.deviations
         )
         unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._guides)
-        return {**figures, 'cached': self._cached, 'unplanned': unplanned}
+        return {
+            **figures,
+            'cached': self._cached,
+            'unplanned': unplanned,
+            'fits': self._fits,
+        }
 
     @property
     def verdict(self) -> Verdict | None:

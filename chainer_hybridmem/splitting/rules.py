@@ -18,6 +18,7 @@ help.
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.splitting import convolution
 from chainer_hybridmem.splitting.layouts import whole
 
+STATE_BYTES = 4 * (624 + 1)  # of a Mersenne Twister, with its position
 WINDOW_PARTS = 8  # more of them would save next to nothing
 
 
@@ -312,8 +314,7 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
 def _outside(function: Any, whole: bool) -> Callable[[], None]:
     """Undoes what is no attribute: random numbers drawn, statistics moved."""
     if type(function) is dropout.Dropout:
-        drawn = np.random.get_state()
-        return lambda: np.random.set_state(drawn)
+        return _generator()
     if type(function) is bn.BatchNormalization and function.running_mean is not None:
         statistics = function.running_mean, function.running_var
         if whole and all(_moves_last(array) for array in statistics):
@@ -326,6 +327,24 @@ def _outside(function: Any, whole: bool) -> Callable[[], None]:
 
         return move_back
     return lambda: None
+
+
+def _generator() -> Callable[[], None]:
+    """Undoes draws from NumPy's global generator, except of normal numbers.
+
+    Takes two microseconds, where NumPy's own copy of the state takes fifty.
+    """
+    bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if type(bits) is not np.random.MT19937:
+        drawn = np.random.get_state()
+        return lambda: np.random.set_state(drawn)
+    address = bits.ctypes.state_address
+    kept = ctypes.string_at(address, STATE_BYTES)
+
+    def rewind() -> None:
+        ctypes.memmove(bits.ctypes.state_address, kept, STATE_BYTES)
+
+    return rewind
 
 
 def _moves_last(statistic: Array) -> bool:

@@ -119,6 +119,32 @@ class Splitter:
 
         function.forward = forward
 
+    def prepare_whole(self, function: Any) -> None:
+        """Like :meth:`prepare`, for a function that is expected to fit.
+
+        It takes a fifth of the time then, and a little more where it does not.
+        """
+        if not self._splitting or not rules.known(function):
+            return
+        place = self._next_place(type(function).__name__)
+        reference = weakref.ref(function)
+
+        def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+            called: Any = reference()
+            del called.forward
+            restore = contextvars.Context().run(rules.state, called)
+            try:
+                outputs: tuple[Array, ...] = called.forward(inputs)
+                return outputs
+            except MemoryError:
+                if self._device.reclaim_error is not None:
+                    raise
+            # Out here the failed forward's arrays are gone with its exception.
+            restore()
+            return self._run(called, inputs, place)
+
+        function.forward = forward
+
     def _next_place(self, name: str) -> Place:
         k, index = self._place
         self._place = k, index + 1

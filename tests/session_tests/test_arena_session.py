@@ -80,7 +80,7 @@ def test_a_session_that_ends_early_logs_and_places_no_more(count):
     """In the first logged iteration, and in the first one with places."""
     np.random.seed(0)
     model = networks.Everything()
-    with hybridmem.optimize(model, 2 * LIMIT) as session:
+    with hybridmem.optimize(model, 2 * LIMIT, planner='hybrid') as session:
         for x, t in networks.batches(count):
             loss = model(x, t)
             model.cleargrads()
