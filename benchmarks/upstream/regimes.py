@@ -130,7 +130,7 @@ class Regime(chainer.FunctionHook):
 
         return ActionTable(
             lists(), lists(), lists(), lists(), lists(), lists(),
-            replayed=_All(), passed=set(), swapped=set(), storage_of=_Numbers(),
+            replayed=_All({-1}), swapped=set(), storage_of=_Numbers(),
             recipes={}, crossing={}, update=-1, passive=False, tiers={},
         )  # fmt: skip
 

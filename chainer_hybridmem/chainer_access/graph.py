@@ -37,11 +37,12 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import chainer
@@ -100,10 +101,10 @@ class ByOwner(Generic[Value]):
     def __init__(self) -> None:
         entries: dict[int, _Entry[Value]] = {}
 
-        def forget(entry: weakref.ref[Any]) -> None:
-            assert isinstance(entry, _Entry)
-            if entries.get(entry.key) is entry:
-                del entries[entry.key]
+        def forget(entry: Any) -> None:
+            key = entry.key
+            if entries.get(key) is entry:
+                del entries[key]
 
         self._entries = entries
         self._forget = forget
@@ -111,10 +112,12 @@ class ByOwner(Generic[Value]):
     def __setitem__(self, owner: Any, value: Value) -> None:
         key = id(owner)
         entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry(owner, self._forget)
-            entry.key = key
-        entry.value = value
+        if entry is not None:
+            entry.value = value
+            return
+        entry = _Entry(owner, self._forget)
+        entry.key, entry.value = key, value
+        self._entries[key] = entry  # whole: an interrupt may come anywhere
 
     def get(self, owner: Any) -> Value | None:
         entry = self._entries.get(id(owner))
@@ -734,8 +737,28 @@ def pristine(function: Any) -> Pristine:
     return Pristine(_copy(function), _configuration())
 
 
+_COPYING = (
+    *('__copy__', '__new__', '__reduce__', '__reduce_ex__'),
+    *('__getstate__', '__setstate__', '__slots__'),
+)
+
+
+@functools.cache
+def _copies_by_fields(kind: Hashable) -> bool:
+    """Whether copies of a class's objects are objects with the same fields."""
+    assert isinstance(kind, type)
+    own = (vars(base).get(name) for base in kind.__mro__[:-1] for name in _COPYING)
+    is_plain = all(method is None or method is _reduce for method in own)
+    return is_plain and kind.__module__.partition('.')[0] == 'chainer'
+
+
 def _copy_as_it_is(function: Any) -> Any:
     global _copying
+    kind: Any = type(function)
+    if _copies_by_fields(kind):
+        result = object.__new__(kind)
+        vars(result).update(vars(function))
+        return result
     _copying = function
     try:
         return copy.copy(function)

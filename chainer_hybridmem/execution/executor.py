@@ -460,7 +460,8 @@ class Executor:
         self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
-            again = self._may_replay(k) or k in table.passed
+            # Replays run functions that no plan names, if these make only views.
+            again = bool(table.replayed) or self._may_replay(k)
             if again:
                 self.functions.know(function).pristine = graph.pristine(function)
                 self._know_recipe(k, function)

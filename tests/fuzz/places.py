@@ -34,6 +34,7 @@ class Host:
     """NumPy, with copies and memory as odd as they may be."""
 
     name = '@numpy'
+    tells_late = False
 
     def adapted(self, case: Case) -> Case:
         """The case as it runs here."""
@@ -83,19 +84,14 @@ class Cuda(Host):
     """CuPy, on a GPU or on the emulator, where the case says when work runs."""
 
     name = '@cupy:0'
+    tells_late = True
     _races = 0
 
     def adapted(self, case: Case) -> Case:
-        # What a program begins to write when a plan is followed is not looked for.
-        layers = [
-            layer
-            for layer in case.layers
-            if layer[0] != 'written' or not layer[1]['since']
-        ]
         chance = random.Random(case.seed ^ 0xC0DA)
         share = chance.uniform(0, 1) if chance.random() < HOST_LIMITED else None
         session = {'host_share': share, **case.session, **HOST_SESSION}
-        return dataclasses.replace(case, layers=layers, session=session)
+        return dataclasses.replace(case, session=session)
 
     def begin(self, case: Case) -> None:
         import cupy

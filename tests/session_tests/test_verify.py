@@ -134,9 +134,9 @@ def test_a_wrong_bit_in_a_replay_is_found(data, monkeypatch):
     def flip(root):
         root.reshape(-1).view(np.uint8)[7] ^= 1
 
-    def wrong(self, root):
+    def wrong(self, root, what):
         flip(root)
-        refill(self, root)
+        refill(self, root, what)
 
     monkeypatch.setattr(LiveMap, 'refill', wrong)
     with pytest.raises(VerificationError, match='planned: recompute'):
