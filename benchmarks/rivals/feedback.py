@@ -101,7 +101,7 @@ def run(given: dict[str, Any], feedback: bool, arena: bool) -> dict[str, Any]:
             if i == SLOW_FROM:
                 session.device.throttle(given['bandwidth'] * SLOWER)
             if i == FEEDBACK_FROM:
-                session.wishes.feedback = feedback
+                session.options.feedback = feedback
                 plan, profile = session.plan, session.profile
             training.step()
             session.finish_iteration()

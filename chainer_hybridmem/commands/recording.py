@@ -19,9 +19,9 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.recording import inference
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.splitting import EXACT
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
 # Profiling swaps everything whatever the planner; this one plans without a search.
@@ -128,23 +128,18 @@ def open_session(
     model: chainer.Link, memory: Memory, progress: TextIO | None = None
 ) -> RecordingSession:
     """Makes the session to record with."""
-    return RecordingSession(
-        model,
+    options = Options(
         memory.limit_bytes,
         PLANNER,
-        None,
-        memory.swap_dir,
-        memory.link_bandwidth,
-        progress or False,
-        improve=False,
+        swap_dir=memory.swap_dir,
+        link_bandwidth=memory.link_bandwidth,
+        progress=progress or False,
         arena=False,
         feedback=False,
-        cross_iteration=False,
-        splitting=EXACT,
-        options={},
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
     )
+    return RecordingSession(model, options)
 
 
 def record(

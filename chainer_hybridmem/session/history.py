@@ -9,7 +9,7 @@ from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.planning import Wishes
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
@@ -125,12 +125,12 @@ class History:
         return _of_plan(self._guided[-NEWEST:], plan)
 
     def statistics(
-        self, wishes: Wishes, state: str, guide: Guide | None, differed: int
+        self, options: Options, state: str, guide: Guide | None, differed: int
     ) -> dict[str, Any]:
         """See :meth:`.session.Session.statistics`.
 
         Args:
-            wishes: What the plan was made for.
+            options: What the plan was made for.
             state: Of the session.
             guide: The guide with the plan; None before there is one.
             differed: Iterations that nobody knew.
@@ -150,24 +150,24 @@ class History:
         in_core = plan.in_core_seconds if plan is not None else None
         return {
             'state': state,
-            'planner': wishes.planner,
+            'planner': options.planner,
             'iterations': self.iterations,
             'guided_iterations': self.guided_iterations,
             'verified_iterations': self.verified_iterations,
             'deviations': differed,
-            'limit_bytes': wishes.limit_bytes,
+            'limit_bytes': options.limit_bytes,
             'peak_bytes': _most(self._maxima, 'peak_bytes'),
             'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
             'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
             'footprint_bytes': _most(self._maxima, 'footprint_bytes'),
             'arena_bytes': arena.slab_bytes if arena else None,
             'side_bytes': arena.side_bytes if arena else None,
-            'no_arena': _no_arena(guide) if wishes.arena else None,
+            'no_arena': _no_arena(guide) if options.arena else None,
             'placed': _as_int(median('placed')),
             'unplaced': _as_int(median('unplaced')),
             'host_bytes': _most(guided or self._maxima, 'host_bytes'),
             'disk_bytes': _most(guided or self._maxima, 'disk_bytes'),
-            'host_limit_bytes': wishes.host_limit_bytes,
+            'host_limit_bytes': options.host_limit_bytes,
             **{
                 f'predicted_{name}_bytes': plan.tier_bytes(problem.profile, tier)
                 if plan and problem

@@ -36,14 +36,14 @@ import numpy as np
 import chainer_hybridmem
 from chainer_hybridmem import files
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Phase, Profile, Slot, SlotKind
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.session.guide import TIMING_RUNS, Guide, Key
 from chainer_hybridmem.session.guides import LARGEST_GUIDE_COUNT
-from chainer_hybridmem.session.planning import Wishes
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 
@@ -51,7 +51,6 @@ FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
 SUFFIX = '.guide.gz'
 MAIN = '__main__'
-ROOT = 0  # who could do anything anyway
 MOST_TOLD = 300  # characters of a reason
 _ATTRIBUTE = re.compile(r'(?!__)[^\W\d]\w*(\.\d{1,6})?')
 _CONFIG = (  # of Chainer, with which a replay might give other bits
@@ -62,51 +61,6 @@ _CONFIG = (  # of Chainer, with which a replay might give other bits
     'use_cudnn_tensor_core',
     'use_ideep',
 )
-Folder = str | os.PathLike[str]
-
-
-def open_folder(cache_dir: Folder) -> str:
-    """The folder for kept plans; it is made if only the last part of it is missing.
-
-    Raises:
-        OptionError: If it cannot be a folder, or others could put plans there, with
-            the value.
-    """
-    if not isinstance(cache_dir, str | os.PathLike) or not str(cache_dir):
-        raise OptionError(
-            f'cache_dir is {cache_dir!r}; the name of a folder is needed.'
-        )
-    folder = os.path.abspath(os.fspath(cache_dir))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, 'strerror', None) or error
-        raise OptionError(
-            f'cache_dir is {cache_dir!r}, which cannot be made: {reason}; give it a '
-            f'folder that exists, or one that can be made in such a folder.'
-        ) from error
-    if not os.path.isdir(folder):
-        raise OptionError(f'cache_dir is {cache_dir!r}, which is no folder.')
-    _check_trust(folder)
-    return folder
-
-
-def _check_trust(folder: str) -> None:
-    """Refuses a folder that is another user's or everybody's; see [trust]."""
-    status = os.stat(folder)
-    mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
-    if status.st_uid not in (user, ROOT):
-        raise OptionError(
-            f'cache_dir is {folder!r}, which belongs to user {status.st_uid} (mode '
-            f'{mode:o}): plans in it could be from there; give user {user} a folder '
-            f'of its own.'
-        )
-    if mode & stat.S_IWOTH:
-        raise OptionError(
-            f'cache_dir is {folder!r}, where every user may put plans (mode {mode:o}): '
-            f'end that with chmod o-w, or name a new folder in it.'
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +116,7 @@ class PlanCache:
     Args:
         folder: From :func:`open_folder`.
         device (Device): Where plans are followed.
-        wishes (Wishes): What plans are made for; may change.
+        options (Options): What plans are made for; their planner may change.
         tell (callable): Takes a line of progress.
     """
 
@@ -170,12 +124,12 @@ class PlanCache:
         self,
         folder: str,
         device: Device,
-        wishes: Wishes,
+        options: Options,
         tell: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._device = device
-        self._wishes = wishes
+        self._options = options
         self._tell = tell
         self._met: set[type] = set()
         self._sources: dict[str, str | None] = {}  # by module, as it was when first met
@@ -234,15 +188,17 @@ class PlanCache:
             raise files.broken('guide', 'its name belongs to other operations')
         profile = Profile.from_json(body['profile'])
         _check_operations(keys, profile)
-        wishes = self._wishes
+        options = self._options
         plan = Plan.from_json(body['plan'])
         if plan.profile_fingerprint != profile.fingerprint():
             raise files.broken('guide', 'its plan was made for another profile')
-        check_plan(profile, plan, wishes.limit_bytes, wishes.host_limit_bytes)
-        problem = make_problem(profile, wishes.cross_iteration, wishes.host_limit_bytes)
+        check_plan(profile, plan, options.limit_bytes, options.host_limit_bytes)
+        problem = make_problem(
+            profile, options.cross_iteration, options.host_limit_bytes
+        )
         guide = Guide(keys)
         found = files.unrow(_Findings, body['findings'])
-        found.check(len(keys), wishes.limit_bytes, wishes.splitting is True)
+        found.check(len(keys), options.limit_bytes, options.splitting is True)
         guide.foreign_bytes, guide.spare_bytes = found.foreign_bytes, found.spare_bytes
         guide.wants_arena, guide.recomputes = found.wants_arena, found.recomputes
         guide.outliving = set(found.outliving)
@@ -324,7 +280,7 @@ class PlanCache:
 
     def _circumstances(self) -> str:
         """All that a plan depends on besides the iteration, as JSON."""
-        wishes = self._wishes
+        options = self._options
         found = {
             'package': chainer_hybridmem.__version__,
             'chainer': chainer.__version__,
@@ -332,13 +288,13 @@ class PlanCache:
             'cupy': getattr(chainer.backends.cuda.cupy, '__version__', None),
             'python': platform.python_version(),
             'device': self._device.describe(),
-            'limit_bytes': wishes.limit_bytes,
-            'planner': wishes.planner,
-            'options': wishes.options,
-            'cross_iteration': wishes.cross_iteration,
-            'host_limit_bytes': wishes.host_limit_bytes,
-            'arena': wishes.arena,
-            'splitting': wishes.splitting,
+            'limit_bytes': options.limit_bytes,
+            'planner': options.planner,
+            'options': options.planner_options,
+            'cross_iteration': options.cross_iteration,
+            'host_limit_bytes': options.host_limit_bytes,
+            'arena': options.arena,
+            'splitting': options.splitting,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }
         return json.dumps(found, sort_keys=True, default=repr)

@@ -20,7 +20,6 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
-from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (
     moved_earlier,
@@ -30,49 +29,15 @@ from chainer_hybridmem.search.feedback import (
 from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.arena_planning import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.options import IMPROVABLE, Options
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
-from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
-IMPROVABLE = 'hybrid'
-FED_BACK = 'capuchin'  # its swap-ins move by default
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
-
-
-@dataclasses.dataclass
-class Wishes:
-    """What the user wants of plans; see :func:`chainer_hybridmem.optimize`.
-
-    Attributes:
-        limit_bytes (int): Most bytes on the compute device.
-        planner (str): Name of the planner.
-        options (dict): Options of the planner.
-        improve (bool): Whether a search goes on in the background.
-        arena (bool): Whether allocations get places.
-        feedback (bool or None): Whether late swap-ins move earlier.
-        cross_iteration (bool or str): What else may leave.
-        host_limit_bytes (int or None): Most bytes of RAM for host copies.
-        splitting (bool or str): Which functions may run in parts.
-    """
-
-    limit_bytes: int
-    planner: str
-    options: dict[str, Any]
-    improve: bool
-    arena: bool
-    feedback: bool | None
-    cross_iteration: CrossIteration
-    host_limit_bytes: int | None = None
-    splitting: Splitting = EXACT
-
-    @property
-    def feeds_back(self) -> bool:
-        """Whether late swap-ins are looked for."""
-        return self.planner == FED_BACK if self.feedback is None else self.feedback
 
 
 class Planning:
@@ -81,7 +46,7 @@ class Planning:
     Args:
         device (Device): Where arenas are.
         executor (Executor): Must let go of a plan before another one is followed.
-        wishes (Wishes): What is wanted; may change between iterations.
+        options (Options): What is wanted; its planner may change between iterations.
         tell (callable): Takes a line of progress.
         observe (callable): Takes every problem before it is planned.
         keep (callable): Takes every guide whose plan is another one.
@@ -91,12 +56,12 @@ class Planning:
         self,
         device: Device,
         executor: Executor,
-        wishes: Wishes,
+        options: Options,
         tell: Callable[[str], None],
         observe: Callable[[Problem], None],
         keep: Callable[[Guide], None],
     ) -> None:
-        self.wishes = wishes
+        self.options = options
         self._device = device
         self._executor = executor
         self._tell = tell
@@ -106,16 +71,16 @@ class Planning:
 
     def plan(self, guide: Guide) -> None:
         """The first plan of a guide that has been profiled."""
-        wishes = self.wishes
+        options = self.options
         problem = guide.make_problem(
-            wishes.cross_iteration, wishes.host_limit_bytes, wishes.splitting
+            options.cross_iteration, options.host_limit_bytes, options.splitting
         )
         self._observe(problem)
         guide.begin_placing()
         try:
             plan = self.make_plan(guide, problem)
         except InfeasibleError as error:
-            if self.wishes.planner != DEFAULT:  # this one was asked for
+            if self.options.planner != DEFAULT:  # this one was asked for
                 raise
             guide.give_up()
             message = f'{error} Such iterations go on without a plan, in passive mode.'
@@ -175,7 +140,7 @@ class Planning:
                 guide.count_change()
                 if self._arena_fits(guide, problem, better):
                     self.follow(guide, problem, better)
-        elif self.wishes.planner == IMPROVABLE and not any(
+        elif self.options.planner == IMPROVABLE and not any(
             other.running for other in self.improvements
         ):
             found = Improvement(problem, plan.memory_limit_bytes, plan)
@@ -216,9 +181,9 @@ class Planning:
                 self._executor.settle()
                 guide.profile_again()
             return
-        wishes = self.wishes
+        options = self.options
         for reserve_bytes in (2 * (foreign_bytes - former_bytes), 0):
-            if foreign_bytes + reserve_bytes >= wishes.limit_bytes:
+            if foreign_bytes + reserve_bytes >= options.limit_bytes:
                 continue
             guide.foreign_bytes = foreign_bytes + reserve_bytes
             guide.begin_placing()
@@ -240,7 +205,7 @@ class Planning:
         )
 
     def _room(self, guide: Guide) -> int:
-        return self.wishes.limit_bytes - guide.foreign_bytes
+        return self.options.limit_bytes - guide.foreign_bytes
 
     # -- feedback -------------------------------------------------------------
     def move_late(self, guide: Guide, lateness: Lateness) -> None:
@@ -284,7 +249,7 @@ class Planning:
     # -- arena ----------------------------------------------------------------
     def _arena_fits(self, guide: Guide, problem: Problem, plan: Plan) -> bool:
         """Whether a plan needs no arena, or one that fits as far as its trace tells."""
-        if not (self.wishes.arena and guide.wants_arena):
+        if not (self.options.arena and guide.wants_arena):
             return True
         arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
         return arena.footprint_bytes + guide.spare_bytes <= self._room(guide)
@@ -293,7 +258,7 @@ class Planning:
         """Places for a plan's iterations; another plan if they exceed the limit."""
         arena = self._arena_of((guide.logs[0], guide.logs[1]))
         guide.logs.clear()
-        excess = arena.footprint_bytes - self.wishes.limit_bytes
+        excess = arena.footprint_bytes - self.options.limit_bytes
         if excess <= 0:
             guide.arena = arena
             self._tell(
@@ -308,7 +273,7 @@ class Planning:
         self._tell(f'arena: {format_bytes(excess)} more than the limit')
         if guide.spare_bytes:  # once more, not twice
             guide.refuse_arena('its allocations have exceeded the limit twice')
-        guide.spare_bytes += excess + self.wishes.limit_bytes // SPARE_SHARE
+        guide.spare_bytes += excess + self.options.limit_bytes // SPARE_SHARE
         guide.timings.clear()
         plan = self.make_plan(guide, problem)
         self.follow(guide, problem, plan)
@@ -338,7 +303,8 @@ class Planning:
             InfeasibleError: If there is no plan, with or without an arena.
         """
         if planner is None:
-            planner, options = self.wishes.planner, self.wishes.options
+            planner = self.options.planner
+            options = self.options.planner_options
         chosen, given = planner, options or {}
         room_bytes = self._room(guide)
         problem = fitted(problem, room_bytes)
@@ -346,7 +312,7 @@ class Planning:
         def make_plan_for(limit_bytes: int) -> Plan:
             return make_plan(problem, limit_bytes, chosen, **given)
 
-        if not (self.wishes.arena and guide.wants_arena):
+        if not (self.options.arena and guide.wants_arena):
             return make_plan_for(room_bytes)
         plan, fits = plan_with_arena(
             problem,

@@ -13,7 +13,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import chainer
 
@@ -29,7 +29,6 @@ from chainer_hybridmem.chainer_access.owners import (
 )
 from chainer_hybridmem.compiling import told
 from chainer_hybridmem.devices import open_device, parse_device
-from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import (
@@ -46,10 +45,8 @@ from chainer_hybridmem.execution.verifier import (
     Followed,
     Verdict,
     Verification,
-    iterations_of,
 )
 from chainer_hybridmem.interrupts import HeldBack, held_back
-from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan, Tier
@@ -60,26 +57,24 @@ from chainer_hybridmem.session.guide import Guide, Key, Stage
 from chainer_hybridmem.session.guides import Guides
 from chainer_hybridmem.session.history import History
 from chainer_hybridmem.session.instruments import Instruments
+from chainer_hybridmem.session.options import Options, documents_options
 from chainer_hybridmem.session.out_of_memory import (
     Moment,
     Progress,
     crossing_hint,
     moment_of,
 )
-from chainer_hybridmem.session.plan_cache import Folder, PlanCache, open_folder
-from chainer_hybridmem.session.planning import IMPROVABLE, Planning, Wishes
+from chainer_hybridmem.session.plan_cache import PlanCache
+from chainer_hybridmem.session.planning import Planning
 from chainer_hybridmem.session.report import session_report
 from chainer_hybridmem.session.watch import Watch
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
-from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
+from chainer_hybridmem.splitting import Splitter
 from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import (
     format_bytes,
     format_seconds,
-    parse_bandwidth,
-    parse_bytes,
 )
 
 _active = threading.local()
@@ -91,23 +86,11 @@ KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread
 
 
+@documents_options
 def optimize(
     model: Model,
     memory_limit: int | str,
     planner: str | None = None,
-    device: str | None = None,
-    swap_dir: str | None = None,
-    link_bandwidth: float | str | None = None,
-    progress: bool | TextIO = False,
-    improve: bool = False,
-    arena: bool = True,
-    feedback: bool | None = None,
-    cross_iteration: CrossIteration = False,
-    host_limit: int | str | None = None,
-    disk_bandwidth: float | str | None = None,
-    splitting: Splitting = EXACT,
-    cache_dir: Folder | None = None,
-    verify: bool | int = False,
     **options: Any,
 ) -> Session:
     """Trains a model inside a memory limit.
@@ -115,69 +98,16 @@ def optimize(
     Args:
         model: The model that is trained; its parameters are counted. A list if
             several are trained together, as with a GAN.
-        memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
-        planner: Name of the planner. Whoever names one gets a plan, also where
-            everything fits; None: ``'hybrid'``, for iterations in which memory has
-            been short. As long as it has not, nothing is recorded or planned.
-        device: ``'cpu'`` or ``'cuda'``; by default the model's device.
-        swap_dir: Host device only: folder for swapped feature maps instead of
-            RAM or, with ``host_limit``, for those that RAM has no room for.
-        link_bandwidth: Host device only: most bytes per second and direction
-            for swapping, such as ``'100MB/s'``.
-        progress: Whether to tell what the session does, or the file to tell.
-        improve: Whether planner ``hybrid`` goes on searching in a thread of low
-            priority; what it finds is followed from the next iteration. Worth it
-            where a core is idle, as with a GPU; where training uses all of
-            them, it takes time from it.
-        arena: Whether guided iterations allocate at places laid out beforehand, so
-            that nothing is lost to fragmentation; see docs/memory.md.
-        feedback: Whether swap-ins that were late begin earlier in later iterations,
-            as far as the plan's memory allows; None: with planner ``capuchin``.
-        cross_iteration: Whether optimizer states (``'states'``) or these and
-            parameters (``'all'`` or True) may leave between their uses, too; see
-            docs/memory.md, What crosses iterations.
-        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
-            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
-            swapped. None: no limit or, with ``swap_dir``, no RAM.
-        disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
-            from ``swap_dir``.
-        splitting: Whether a function that does not fit as a whole runs in parts:
-            ``'exact'`` where that keeps every bit, True also where results are then
-            equal up to rounding only, False never; see docs/splitting.md.
-        cache_dir: Folder in which plans are kept, so that the next process that trains
-            the same iterations under the same circumstances follows them from its
-            first one; see docs/iterations.md.
-        verify: How many of the first guided iterations are checked bit by bit; True:
-            three. See docs/reliability.md.
-        options: Options of the planner.
+        {options}
 
     Returns:
         Session: To be used in a ``with`` statement around the training loop.
 
     Raises:
         UnknownNameError: If there is no such planner or device.
-        OptionError: If the limit or bandwidth cannot be read, or if ``cache_dir`` can
-            be no folder.
+        OptionError: If a value cannot be used, or nobody knows an option.
     """
-    return Session(
-        model,
-        memory_limit,
-        planner,
-        device,
-        swap_dir,
-        link_bandwidth,
-        progress,
-        improve,
-        arena,
-        feedback,
-        cross_iteration,
-        options,
-        host_limit,
-        disk_bandwidth,
-        splitting,
-        cache_dir,
-        verify,
-    )
+    return Session(model, Options.of(memory_limit, planner, options))
 
 
 def active_session() -> Session | None:
@@ -207,98 +137,45 @@ class Session(chainer.FunctionHook):
     name = 'hybridmem'
     tries_parts = False  # whether the profile tells what functions need in parts
 
-    def __init__(
-        self,
-        model: Model,
-        memory_limit: int | str,
-        planner: str | None,
-        device: str | None,
-        swap_dir: str | None,
-        link_bandwidth: float | str | None,
-        progress: bool | TextIO,
-        improve: bool,
-        arena: bool,
-        feedback: bool | None,
-        cross_iteration: CrossIteration,
-        options: dict[str, Any],
-        host_limit: int | str | None = None,
-        disk_bandwidth: float | str | None = None,
-        splitting: Splitting = EXACT,
-        cache_dir: Folder | None = None,
-        verify: bool | int = False,
-    ) -> None:
+    def __init__(self, model: Model, options: Options) -> None:
         model = self.model = one_model(model)
-        check_switches(improve=improve, arena=arena)
-        check_feedback(feedback)
-        verified_iterations = iterations_of(verify)
-        # Whether iterations are recorded where nothing has to leave, too. States can
-        # leave only in iterations that are recorded or planned.
-        self._plans_anyway = planner is not None or bool(cross_iteration)
-        planner = DEFAULT if planner is None else planner
-        if improve and planner != IMPROVABLE:
-            raise OptionError(
-                f'improve needs planner {IMPROVABLE!r}; the planner is {planner!r}.'
-            )
-        crossing_of(cross_iteration)  # or it cannot be
-        folder = None if cache_dir is None else open_folder(cache_dir)
-        self.wishes = Wishes(
-            limit_bytes=parse_bytes(memory_limit, 'memory_limit'),
-            planner=check_name(planner),
-            options=check_options(planner, options),
-            improve=improve,
-            arena=arena,
-            feedback=feedback,
-            cross_iteration=cross_iteration,
-            host_limit_bytes=host_limit_bytes(host_limit, swap_dir),
-            splitting=check_splitting(splitting),
-        )
-        bandwidth = (
-            None
-            if link_bandwidth is None
-            else parse_bandwidth(link_bandwidth, 'link_bandwidth')
-        )
+        self.options = options
         self.device: Device = open_device(
-            _device_name(model, device),
-            self.wishes.limit_bytes,
-            bandwidth,
-            swap_dir,
-            self.wishes.host_limit_bytes,
-            None
-            if disk_bandwidth is None
-            else parse_bandwidth(disk_bandwidth, 'disk_bandwidth'),
+            _device_name(model, options.device),
+            options.limit_bytes,
+            options.link_bandwidth,
+            options.swap_dir,
+            options.host_limit_bytes,
+            options.disk_bandwidth,
         )
-        if progress not in (True, False, None) and not hasattr(progress, 'write'):
-            raise OptionError(
-                f'progress is {progress!r}; True, False or a file to write to is '
-                'needed.'
-            )
-        self._progress = sys.stderr if progress is True else progress or None
+        told = sys.stderr if options.progress is True else options.progress
+        self._progress = told or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(
-            self.device, may_drop=self.wishes.host_limit_bytes is not None
+            self.device, may_drop=self.options.host_limit_bytes is not None
         )
         self._executor.asked = self._note_asked
-        self._splitter = Splitter(self.device, self.wishes.splitting, self._tell)
+        self._splitter = Splitter(self.device, self.options.splitting, self._tell)
         self._planning = Planning(
             self.device,
             self._executor,
-            self.wishes,
+            self.options,
             self._tell,
             self.observe_problem,
             self._keep,
         )
         self._cache: PlanCache | None = None
-        if folder is not None:
-            self._cache = PlanCache(folder, self.device, self.wishes, self._tell)
+        if options.cache_dir is not None:
+            self._cache = PlanCache(options.cache_dir, self.device, options, self._tell)
         self._cached = 0  # guides that earlier runs have made
         self._history = History(self.device)
         self._verification = Verification(
             self.device,
             model,
-            verified_iterations,
+            options.verified_iterations,
             lambda: Followed(self.profile, self.plan),
         )
-        self._guides = Guides(cautious=not self._plans_anyway)
+        self._guides = Guides(cautious=not options.plans_anyway)
         self._watch = Watch()
         self._quiet = False  # see watch.py, [quiet iterations]
         self._short = False  # whether an allocation has not fitted since one has begun
@@ -469,15 +346,15 @@ class Session(chainer.FunctionHook):
         self, requested: int, used: int, moment: Moment
     ) -> OutOfMemoryError:
         """The error for an allocation that did not fit, with numbers."""
-        limit_bytes, refusal = self.wishes.limit_bytes, self.device.host_refusal
+        limit_bytes, refusal = self.options.limit_bytes, self.device.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
         crossing = ''
-        if moment.in_operation and not self.wishes.cross_iteration:
+        if moment.in_operation and not self.options.cross_iteration:
             missing = used + requested - limit_bytes
             crossing = crossing_hint(self.model, self.device, missing)
         enough = self._enough(moment)
         later = ', and later ones may need more'
-        if enough is not None and self.wishes.host_limit_bytes is None:
+        if enough is not None and self.options.host_limit_bytes is None:
             later = f'; the smallest known to do for all is {enough} bytes'
         return OutOfMemoryError(
             f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
@@ -497,7 +374,7 @@ class Session(chainer.FunctionHook):
         if enough is not None or not unrecorded or not self._waits_for_shortage:
             return ''
         return (
-            f'; with planner={self.wishes.planner!r} the first iteration is recorded, '
+            f'; with planner={self.options.planner!r} the first iteration is recorded, '
             f'which tells a limit for all later ones'
         )
 
@@ -993,7 +870,7 @@ class Session(chainer.FunctionHook):
 
     def _begin_quietly(self, guide: Guide | None, key: Key) -> bool:
         """Begins an iteration of which nothing is to be found out, if it is one."""
-        if guide is not None or self._plans_anyway or self._trace_next:
+        if guide is not None or self.options.plans_anyway or self._trace_next:
             return False
         if self._guides.wants_draft(key):
             return False
@@ -1029,8 +906,8 @@ class Session(chainer.FunctionHook):
 
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
-        wishes, device, instruments = self.wishes, self.device, self._instruments
-        unknown = guide is None and (self._plans_anyway or self._trace_next)
+        options, device, instruments = self.options, self.device, self._instruments
+        unknown = guide is None and (self.options.plans_anyway or self._trace_next)
         profiling = unknown or (guide is not None and guide.stage is Stage.PROFILING)
         if profiling or self._guides.wants_draft(key):
             self._executor.clear()
@@ -1040,7 +917,7 @@ class Session(chainer.FunctionHook):
             )
             if self.tries_parts and recorder.trial:
                 self._splitter.trials = Trials(device, recorder)
-            if profiling and wishes.cross_iteration:
+            if profiling and options.cross_iteration:
                 kept = self._owners().values()
                 self._executor.park(o for o in kept if isinstance(o, StateOwner))
         self._executor.verifier = None
@@ -1055,9 +932,9 @@ class Session(chainer.FunctionHook):
             instruments.time()
         if self._trace_next and free:
             instruments.trace()
-        elif free and guide.timed and wishes.feeds_back:
+        elif free and guide.timed and options.feeds_back:
             instruments.find_late()
-        if wishes.arena:
+        if options.arena:
             self._begin_placing(guide, may_log and instruments.tracer is None)
 
     def _end_iteration(self) -> None:
@@ -1095,7 +972,7 @@ class Session(chainer.FunctionHook):
         """Whether the iteration that ends is worth recording when it comes again."""
         counters = self._executor.counters
         moved = counters.swapped_out_bytes or counters.replays or counters.restores
-        return self._short or self._plans_anyway or bool(moved)
+        return self._short or self.options.plans_anyway or bool(moved)
 
     def _count_deviation(self) -> None:
         if self._deviated:
@@ -1113,7 +990,9 @@ class Session(chainer.FunctionHook):
         watch, lateness = instruments.stopwatch, instruments.lateness
         log, instruments.log = instruments.log, None
         self._finish_trace(guide)
-        at_places = instruments.placing or not (self.wishes.arena and guide.wants_arena)
+        at_places = instruments.placing or not (
+            self.options.arena and guide.wants_arena
+        )
         instruments.stop_following()
         if log is not None:
             guide.logs.append(log.finish())
@@ -1130,7 +1009,7 @@ class Session(chainer.FunctionHook):
                 _uncounted(planning.retime, guide)
         if len(guide.logs) == 2:
             _uncounted(planning.lay_out, guide)
-        if self.wishes.improve and guide.timed:
+        if self.options.improve and guide.timed:
             _uncounted(planning.adopt, guide)
         if lateness is not None and guide.plan is followed:
             self.device.synchronize()
@@ -1181,9 +1060,9 @@ class Session(chainer.FunctionHook):
 
     def _foresee(self, draft: Profile) -> Forecast | None:
         """What iterations like one without a plan need, if they may not fit."""
-        wishes = self.wishes
-        crossing = bool(wishes.cross_iteration)
-        return forecast(draft, wishes.limit_bytes, crossing, bool(wishes.splitting))
+        options = self.options
+        crossing = bool(options.cross_iteration)
+        return forecast(draft, options.limit_bytes, crossing, bool(options.splitting))
 
     def _refuse(self, guide: Guide | None) -> None:
         """An iteration that surely cannot end does not begin.
@@ -1194,9 +1073,9 @@ class Session(chainer.FunctionHook):
         if guide is None or guide.forecast is None or not guide.trial:
             return
         used = self.device.used_bytes - self._executor.older_bytes
-        wishes = self.wishes
-        host_limited = wishes.host_limit_bytes is not None
-        error = guide.forecast.refusal(wishes.limit_bytes, used, host_limited)
+        options = self.options
+        host_limited = options.host_limit_bytes is not None
+        error = guide.forecast.refusal(options.limit_bytes, used, host_limited)
         if error is not None:
             raise error
 
@@ -1228,7 +1107,7 @@ class Session(chainer.FunctionHook):
         )
         self.finish_iteration()
         planning.stop_improving()
-        self.wishes.planner, self.wishes.options = planner, options
+        self.options.plan_with(planner, options)
         _uncounted(planning.follow, guide, guide.problem, plan)
         return plan
 
@@ -1268,7 +1147,7 @@ class Session(chainer.FunctionHook):
     @property
     def _waits_for_shortage(self) -> bool:
         """Whether iterations are recorded only once memory has been short."""
-        return not self._plans_anyway and not self._trace_next
+        return not self.options.plans_anyway and not self._trace_next
 
     @property
     def _fits(self) -> bool:
@@ -1355,9 +1234,9 @@ class Session(chainer.FunctionHook):
 
     def _share_host_memory(self, guide: Guide | None) -> None:
         """Under a host limit, one kind of iteration has it all while it runs."""
-        if self.wishes.host_limit_bytes is None:
+        if self.options.host_limit_bytes is None:
             return
-        if self._links is None and self.wishes.host_limit_bytes > 0:
+        if self._links is None and self.options.host_limit_bytes > 0:
             self._measured_links()  # while there is room
         if guide is self._host_user:
             return
@@ -1406,7 +1285,7 @@ class Session(chainer.FunctionHook):
         if self._quiet and not self._short:
             return 'in-core'
         recorded = self._instruments.recorder is not None
-        waits = self._plans_anyway or not self._history.iterations
+        waits = self.options.plans_anyway or not self._history.iterations
         if recorded or (waits and not len(self._guides)):
             return Stage.WARM_UP.value
         return 'passive'
@@ -1414,12 +1293,12 @@ class Session(chainer.FunctionHook):
     @property
     def limit_bytes(self) -> int:
         """The memory limit."""
-        return self.wishes.limit_bytes
+        return self.options.limit_bytes
 
     @property
     def planner(self) -> str:
         """Name of the planner."""
-        return self.wishes.planner
+        return self.options.planner
 
     @property
     def iterations(self) -> int:
@@ -1493,7 +1372,7 @@ class Session(chainer.FunctionHook):
             proven bound, minus 1.
         """
         figures = self._history.statistics(
-            self.wishes, self.state, self._planned_guide(), self.deviations
+            self.options, self.state, self._planned_guide(), self.deviations
         )
         unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._guides)
         return {
@@ -1599,27 +1478,6 @@ def _uncounted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NumPy's own handler.
     """
     return contextvars.Context().run(lambda: function(*args, **kwargs))
-
-
-def check_feedback(feedback: bool | None) -> None:
-    """Refuses what is neither a bool nor None.
-
-    Raises:
-        OptionError: With the value.
-    """
-    if feedback is not None and not isinstance(feedback, bool):
-        raise OptionError(f'feedback is {feedback!r}; True, False or None is needed.')
-
-
-def check_switches(**values: Any) -> None:
-    """Refuses what is not a bool.
-
-    Raises:
-        OptionError: With name and value.
-    """
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise OptionError(f'{name} is {value!r}; True or False is needed.')
 
 
 def _device_name(model: chainer.Link, device: str | None) -> str:

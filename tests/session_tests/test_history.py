@@ -54,10 +54,10 @@ class Long:
 
     def figures(self, plan: Plan | None) -> dict[str, Any]:
         guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None)
-        wishes: Any = SimpleNamespace(
+        options: Any = SimpleNamespace(
             planner='', limit_bytes=0, host_limit_bytes=None, arena=False
         )
-        return self.history.statistics(wishes, '', guide, 0)
+        return self.history.statistics(options, '', guide, 0)
 
     def check(self, plan: Plan) -> None:
         """Numbers and maxima are over all, medians over the newest."""

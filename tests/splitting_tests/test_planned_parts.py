@@ -21,6 +21,7 @@ from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.session import planning
 from chainer_hybridmem.session import session as session_module
 from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
@@ -127,7 +128,7 @@ def test_guided_iterations_begin_with_the_planned_parts(
     data, recorded, monkeypatch, planner, limit, splitting
 ):
     def planned_for_less(session, problem):
-        session.wishes.limit_bytes = limit
+        session.options.limit_bytes = limit
 
     monkeypatch.setattr(Session, 'tries_parts', True)
     monkeypatch.setattr(Session, 'observe_problem', planned_for_less)
@@ -163,8 +164,8 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
 
     monkeypatch.setattr(planning, 'plan_with_arena', smaller)
     device = open_device('cpu', PLENTY, None, None)
-    wishes = planning.Wishes(LIMIT, 'swap-all', {}, False, True, None, False)
-    maker = planning.Planning(device, None, wishes, print, print, print)
+    options = Options(LIMIT, 'swap-all')
+    maker = planning.Planning(device, None, options, print, print, print)
     plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
     device.close()
     assert plan.memory_limit_bytes == LIMIT - 1000

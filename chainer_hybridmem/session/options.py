@@ -1,0 +1,197 @@
+"""What a session may be told: each option is declared, checked and described here."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from chainer_hybridmem.devices import parse_device
+from chainer_hybridmem.devices.host_limit import host_limit_bytes
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.execution.verifier import iterations_of
+from chainer_hybridmem.planners import DEFAULT, check_name, check_options
+from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
+from chainer_hybridmem.session.cache_folder import open_folder
+from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.units import parse_bandwidth, parse_bytes
+
+IMPROVABLE = 'hybrid'
+FED_BACK = 'capuchin'  # its swap-ins move by default
+_PLACE = '{options}'  # of the options in a docstring
+
+Documented = TypeVar('Documented', bound=Callable[..., Any])
+
+
+@dataclasses.dataclass
+class Options:
+    """What a session is told beside its model.
+
+    Args:
+        memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
+        planner: Name of the planner. Whoever names one gets a plan, also where
+            everything fits; None: ``'hybrid'``, for iterations in which memory has
+            been short. As long as it has not, nothing is recorded or planned.
+        device: ``'cpu'`` or ``'cuda'``; by default the model's device.
+        swap_dir: Host device only: folder for swapped feature maps instead of
+            RAM or, with ``host_limit``, for those that RAM has no room for.
+        link_bandwidth: Host device only: most bytes per second and direction
+            for swapping, such as ``'100MB/s'``.
+        progress: Whether to tell what the session does, or the file to tell.
+        improve: Whether planner ``hybrid`` goes on searching in a thread of low
+            priority; what it finds is followed from the next iteration. Worth it
+            where a core is idle, as with a GPU; where training uses all of
+            them, it takes time from it.
+        arena: Whether guided iterations allocate at places laid out beforehand, so
+            that nothing is lost to fragmentation; see docs/memory.md.
+        feedback: Whether swap-ins that were late begin earlier in later iterations,
+            as far as the plan's memory allows; None: with planner ``capuchin``.
+        cross_iteration: Whether optimizer states (``'states'``) or these and
+            parameters (``'all'`` or True) may leave between their uses, too; see
+            docs/memory.md, What crosses iterations.
+        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
+            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
+            swapped. None: no limit or, with ``swap_dir``, no RAM.
+        disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
+            from ``swap_dir``.
+        splitting: Whether a function that does not fit as a whole runs in parts:
+            ``'exact'`` where that keeps every bit, True also where results are then
+            equal up to rounding only, False never; see docs/splitting.md.
+        cache_dir: Folder in which plans are kept, so that the next process that trains
+            the same iterations under the same circumstances follows them from its
+            first one; see docs/iterations.md.
+        verify: How many of the first guided iterations are checked bit by bit; True:
+            three. See docs/reliability.md.
+        planner_options: Options of the planner; others are taken for those.
+
+    Attributes:
+        limit_bytes (int): ``memory_limit``.
+        host_limit_bytes (int or None): ``host_limit``; None is no limit.
+        verified_iterations (int): ``verify``.
+        plans_anyway (bool): Whether iterations are recorded and planned where nothing
+            has to leave, too. States can leave only in such iterations.
+
+    Raises:
+        UnknownNameError: If there is no such planner or device.
+        OptionError: If a value cannot be used.
+    """
+
+    memory_limit: int | str
+    planner: Any = None  # a name, once it is checked
+    device: str | None = None
+    swap_dir: str | None = None
+    link_bandwidth: Any = None  # float, once it is checked, as the other one
+    progress: Any = False  # bool or file
+    improve: bool = False
+    arena: bool = True
+    feedback: bool | None = None
+    cross_iteration: CrossIteration = False
+    host_limit: int | str | None = None
+    disk_bandwidth: Any = None
+    splitting: Splitting = EXACT
+    cache_dir: Any = None  # an absolute path, once it is checked
+    verify: bool | int = False
+    planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plans_anyway = self.planner is not None or bool(self.cross_iteration)
+        self.plan_with(
+            DEFAULT if self.planner is None else self.planner, self.planner_options
+        )
+        self._check_switches()
+        if self.improve and self.planner != IMPROVABLE:
+            raise OptionError(
+                f'improve needs planner {IMPROVABLE!r}; the planner is '
+                f'{self.planner!r}.'
+            )
+        crossing_of(self.cross_iteration)
+        check_splitting(self.splitting)
+        self.verified_iterations = iterations_of(self.verify)
+        self.limit_bytes = parse_bytes(self.memory_limit, 'memory_limit')
+        self.host_limit_bytes = host_limit_bytes(self.host_limit, self.swap_dir)
+        for name in ('link_bandwidth', 'disk_bandwidth'):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, parse_bandwidth(value, name))
+        if self.device not in (None, 'auto'):
+            parse_device(self.device)
+        if self.cache_dir is not None:
+            self.cache_dir = open_folder(self.cache_dir)
+
+    @classmethod
+    def of(
+        cls, memory_limit: int | str, planner: str | None, others: dict[str, Any]
+    ) -> Options:
+        """Options by name; the planner's own among them."""
+        names = {field.name for field in dataclasses.fields(cls)} - {'planner_options'}
+        own = {name: value for name, value in others.items() if name not in names}
+        known = {name: value for name, value in others.items() if name in names}
+        return cls(memory_limit, planner, planner_options=own, **known)
+
+    def plan_with(self, planner: str, planner_options: dict[str, Any]) -> None:
+        """From now on plans are made by this planner.
+
+        Raises:
+            UnknownNameError: If there is none with this name.
+            OptionError: If it has no such options, or not with these values.
+        """
+        planner_options = check_options(check_name(planner), planner_options)
+        self.planner, self.planner_options = planner, planner_options
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether late swap-ins are looked for."""
+        return self.planner == FED_BACK if self.feedback is None else self.feedback
+
+    def _check_switches(self) -> None:
+        for name in ('improve', 'arena'):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise OptionError(f'{name} is {value!r}; True or False is needed.')
+        if self.feedback is not None and not isinstance(self.feedback, bool):
+            raise OptionError(
+                f'feedback is {self.feedback!r}; True, False or None is needed.'
+            )
+        told = self.progress
+        if told not in (True, False, None) and not hasattr(told, 'write'):
+            raise OptionError(
+                f'progress is {told!r}; True, False or a file to write to is needed.'
+            )
+
+
+def documents_options(documented: Documented) -> Documented:
+    """A decorator: docstring and signature name every option.
+
+    Args:
+        documented: A function or class that takes ``**options``; ``{options}`` in its
+            docstring stands for their descriptions.
+    """
+    function: Any = vars(documented).get('__init__', documented)
+    signature = inspect.signature(function)
+    *given, rest = signature.parameters.values()
+    names = {parameter.name for parameter in given} | {'planner_options'}
+    added = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in dataclasses.fields(Options)
+        if field.name not in names
+    ]
+    function.__signature__ = signature.replace(parameters=[*given, *added, rest])
+    if documented.__doc__ and Options.__doc__:  # there are none under python -OO
+        documented.__doc__ = _with_descriptions(documented.__doc__, Options.__doc__)
+    return documented
+
+
+def _with_descriptions(text: str, options: str) -> str:
+    """Puts the options' descriptions where a docstring has its place for them."""
+    section = options.partition('Args:\n')[2].partition('\n\n')[0]
+    lines = textwrap.dedent(section).replace('planner_options:', 'options:')
+    line = next(line for line in text.splitlines() if _PLACE in line)
+    indent = line[: line.index(_PLACE)]
+    return text.replace(line, textwrap.indent(lines, indent))
