@@ -194,7 +194,8 @@ class Session(chainer.FunctionHook):
     """
 
     name = 'hybridmem'
-    tries_parts = False  # whether the profile tells what functions need in parts
+    tries_parts = False  # whether the profile tells what functions need in parts, and
+    # keeps all allocations apart
 
     def __init__(
         self,
@@ -802,6 +803,7 @@ class Session(chainer.FunctionHook):
                 trial=self._tried and self._guides.wants_trial(key),
                 draft=not self._tried,
             )
+            recorder.together = not self.tries_parts
             if self.tries_parts and recorder.trial:
                 self._splitter.trials = Trials(device, recorder)
             if profiling and wishes.cross_iteration:
