@@ -66,6 +66,7 @@ from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.reporting.session_report import session_report
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.spent import Spent
 from chainer_hybridmem.splitting import EXACT, Splitter, Splitting, check_splitting
 from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.terminal import printable
@@ -873,7 +874,8 @@ class Session(chainer.FunctionHook):
         at_places = instruments.placing or not (self.wishes.arena and guide.wants_arena)
         instruments.stop_following()
         if log is not None:
-            guide.logs.append(log.finish())
+            with guide.spent.counted():
+                guide.logs.append(_uncounted(log.finish))
         else:
             guide.logs.clear()
         if not self._whole:
@@ -916,6 +918,19 @@ class Session(chainer.FunctionHook):
         if links is None:
             recorder.discard()
             return guide
+        spent = Spent() if guide is None else guide.spent
+        with spent.counted():
+            return self._take_in(recorder, guide, links, written, spent)
+
+    def _take_in(
+        self,
+        recorder: Recorder,
+        guide: Guide | None,
+        links: tuple[Link, Link | None],
+        written: set[Slot],
+        spent: Spent,
+    ) -> Guide:
+        """A guide learns from a recording, a new one if there is none."""
         kinds = {**self._kinds, **self._permanent_kinds()}
         profile: Profile = _uncounted(
             recorder.build, links[0], self.device.describe(), kinds, self._owners()
@@ -923,7 +938,7 @@ class Session(chainer.FunctionHook):
         profile = dataclasses.replace(profile, disk_link=links[1])
         self._history.untrusted.update(recorder.untrusted)
         if guide is None:
-            guide = Guide(self._keys)
+            guide = Guide(self._keys, spent)
             guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
             guide.forecast = _uncounted(self._foresee, profile)
