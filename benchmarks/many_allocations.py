@@ -48,6 +48,7 @@ STAGES = {
     'retime': (planning.Planning, 'retime'),
     'lay out': (planning.Planning, 'lay_out'),
 }
+WALL = 'wall'  # of all stages
 ITERATIONS = 12
 CONVOLUTIONS = 12
 SIDE, CHANNELS = 128, 16
@@ -156,7 +157,7 @@ class Told(io.TextIOBase):
 
 @contextlib.contextmanager
 def watched(spent: Counter[str]) -> Iterator[None]:
-    """Adds the CPU seconds of each stage to ``spent``."""
+    """Adds the CPU seconds of each stage to ``spent``, and the wall seconds of all."""
     before: list[tuple[Any, str, Callable[..., Any]]] = []
     for stage, (owner, name) in STAGES.items():
         before.append((owner, name, getattr(owner, name)))
@@ -173,11 +174,12 @@ def _timed(
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.process_time()
+        begun, start = time.perf_counter(), time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
             spent[stage] += time.process_time() - start  # type: ignore[assignment]
+            spent[WALL] += time.perf_counter() - begun  # type: ignore[assignment]
 
     return timed
 
@@ -227,20 +229,23 @@ def measure(
                     'state': own.state,
                     'wall_seconds': time.perf_counter() - wall,
                     'cpu_seconds': time.process_time() - cpu,
+                    'stages_wall_seconds': spent.pop(WALL, 0.0),
                     'stages': dict(spent),
                     'told': list(told.lines),
                 }
             )
             print_row(rows[-1])
-        profile, plan = own.profile, own.plan
-    assert profile is not None and plan is not None
+        profile, told_seconds = own.profile, own.statistics()['planning_seconds']
+    assert profile is not None
     steady = sorted(row['cpu_seconds'] for row in rows[-4:])[1]
     return {
-        'allocations': sum(event > 0 for event in profile.events),
+        'allocations': allocations,
+        'profile_storages': len(profile.storages),
         'operations': len(profile.operations),
         'planner': planner,
         'limit_bytes': limit,
-        'told_planning_seconds': plan.planning_seconds,
+        'told_seconds': told_seconds,
+        'spent_wall_seconds': sum(row['stages_wall_seconds'] for row in rows),
         'steady_cpu_seconds': steady,
         'longest_pause_cpu_seconds': max(sum(r['stages'].values()) for r in rows),
         'stages_cpu_seconds': {
@@ -291,8 +296,8 @@ def main() -> int:
         stages = ', '.join(f'{s} {v:.2f}' for s, v in row['stages_cpu_seconds'].items())
         print(
             f'{row["allocations"]:>7} allocations, {row["planner"]}: told '
-            f'{row["told_planning_seconds"]:.2f} s, longest pause '
-            f'{row["longest_pause_cpu_seconds"]:.2f} s; {stages}'
+            f'{row["told_seconds"]:.2f} s of {row["spent_wall_seconds"]:.2f} s; '
+            f'CPU: longest pause {row["longest_pause_cpu_seconds"]:.2f} s; {stages}'
         )
     return 0
 
