@@ -1,7 +1,7 @@
 """Where a session's own time goes when iterations make many small allocations.
 
     python benchmarks/many_allocations.py [--allocations 1000 10000 100000]
-        [--planner hybrid swap-all] [--profile] [--name NAME]
+        [--planner hybrid swap-all] [--layouts 10000 30000] [--profile] [--name NAME]
 
 A made-up detector: convolutions whose feature maps matter, and between them what
 Faster R-CNN does for its proposals: loops of NumPy that make arrays of some hundred
@@ -9,6 +9,7 @@ bytes to some kilobytes (and every tenth of some hundred kilobytes) and drop the
 once, after the function, at the end of the iteration or in the next one. The limit is
 ``SHARE`` of the way from what stays to the in-core peak. For each iteration the table
 says its seconds, those of the session's own work by stage, and what the session tells.
+``--layouts`` lays out arenas in which every allocation has a place, as on CUDA.
 Writes JSON to ``benchmarks/results``.
 """
 
@@ -35,6 +36,7 @@ import numpy as np
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import guide, planning, session
+from chainer_hybridmem.pools import exact, from_lifetimes
 from chainer_hybridmem.recording import recorder
 
 Row = dict[str, Any]
@@ -184,6 +186,40 @@ def _timed(
     return timed
 
 
+def lay_out(blocks: int) -> Row:
+    """Lays out an arena of a few large blocks and many that live shortly."""
+    rng = np.random.RandomState(0)
+    end = 2 * blocks
+    large = np.arange(24) * end // 60
+    size = rng.randint(60, 2400, blocks)
+    size[::LARGE_EVERY] = rng.randint(100_000, 200_000, len(size[::LARGE_EVERY]))
+    lower = rng.randint(0, end - 300, blocks)
+    most = np.where(rng.rand(blocks) < 0.8, 4, 200)
+    most = np.where(rng.rand(blocks) < 0.02, end - lower - 1, most)
+    upper = lower + 1 + (rng.rand(blocks) * most).astype(int)
+    trace = from_lifetimes(
+        [*([4 << 20] * len(large)), *size.tolist()],
+        [*large.tolist(), *lower.tolist()],
+        [*(end - large - 1).tolist(), *upper.tolist()],
+    )
+    start = time.process_time()
+    layout = exact(trace, 512)
+    row = {
+        'blocks': blocks,
+        'cpu_seconds': time.process_time() - start,
+        'gap': layout.gap,
+        'found_by': layout.found_by,
+    }
+    print(row, flush=True)
+    return row
+
+
+def tight(allocations: int) -> int:
+    """The limit in bytes."""
+    peak, fixed = in_core_peak(allocations)
+    return fixed + int((peak - fixed) * SHARE)
+
+
 def in_core_peak(allocations: int) -> tuple[int, int]:
     """Peak of an iteration without a plan, and what is there before it, in bytes."""
     training = Training(allocations)
@@ -273,15 +309,18 @@ def main() -> int:
         '--allocations', type=int, nargs='+', default=[1000, 10_000, 100_000]
     )
     parser.add_argument('--planner', nargs='+', default=['hybrid', 'swap-all'])
+    parser.add_argument(
+        '--layouts', type=int, nargs='*', default=[10_000, 30_000, 100_000]
+    )
     parser.add_argument('--iterations', type=int, default=ITERATIONS)
     parser.add_argument('--profile', action='store_true', help='prints where time goes')
     parser.add_argument('--name', default='many_allocations', help='of the result file')
     options = parser.parse_args()
-    measure(1000, 'hybrid', 2**40, ITERATIONS, None)  # loads what is compiled
+    measure(1000, 'hybrid', tight(1000), ITERATIONS, None)  # loads what is compiled
+    layouts = [lay_out(blocks) for blocks in options.layouts]
     results: list[Row] = []
     for allocations in options.allocations:
-        peak, fixed = in_core_peak(allocations)
-        limit = fixed + int((peak - fixed) * SHARE)
+        limit = tight(allocations)
         for planner in options.planner:
             print(f'-- {allocations} allocations, {planner}', flush=True)
             profiler = cProfile.Profile() if options.profile else None
