@@ -330,7 +330,10 @@ def main() -> int:
             if profiler is not None:
                 pstats.Stats(profiler).sort_stats('tottime').print_stats(45)
     if not options.profile:
-        common.save(options.name, {'rows': results, 'load_average': os.getloadavg()[0]})
+        load = os.getloadavg()[0]
+        common.save(
+            options.name, {'rows': results, 'layouts': layouts, 'load_average': load}
+        )
     for row in results:
         stages = ', '.join(f'{s} {v:.2f}' for s, v in row['stages_cpu_seconds'].items())
         print(

@@ -311,8 +311,9 @@ class Planning:
         """Whether a plan needs no arena, or one that fits as far as its trace tells."""
         if not (self.wishes.arena and guide.wants_arena):
             return True
-        arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
-        return arena.footprint_bytes + guide.spare_bytes <= self._room(guide)
+        room_bytes = self._room(guide) - guide.spare_bytes
+        logs = logs_of(planned_trace(problem.profile, plan))
+        return self._arena_of(logs, room_bytes).footprint_bytes <= room_bytes
 
     @_counted
     def lay_out(self, guide: Guide) -> None:
@@ -340,10 +341,16 @@ class Planning:
         plan = self.make_plan(guide, problem)
         self.follow(guide, problem, plan)
 
-    def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
+    def _arena_of(
+        self, logs: tuple[IterationLog, IterationLog], enough_bytes: int = 0
+    ) -> Arena:
         device = self._device
         return lay_out(
-            logs, device.block_bytes, device.alignment_bytes, device.moves_in
+            logs,
+            device.block_bytes,
+            device.alignment_bytes,
+            device.moves_in,
+            enough_bytes,
         )
 
     @_counted
@@ -379,7 +386,7 @@ class Planning:
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
-            self._arena_of,
+            lambda logs: self._arena_of(logs, room_bytes - guide.spare_bytes),
             room_bytes,
             guide.spare_bytes,
             optional=self._device.moves_in,

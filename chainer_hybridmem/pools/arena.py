@@ -128,6 +128,7 @@ def lay_out(
     block_bytes: Callable[[int], int],
     alignment: int,
     moves_in: bool = True,
+    enough_bytes: int = 0,
 ) -> Arena:
     """Lays out an iteration.
 
@@ -136,6 +137,7 @@ def lay_out(
         block_bytes: What a malloc takes up in the arena; 0 if it never lies there.
         alignment: Every offset is a multiple of it, in bytes.
         moves_in: Whether what one iteration leaves to the next may have a place.
+        enough_bytes: No smaller one is looked for; of the arena and all beside it.
     """
     before, log = (_Log(one, block_bytes) for one in logs)
     freed = log.freed_at(log.idents)
@@ -146,15 +148,18 @@ def lay_out(
     tied[tied] = _tied(log.blocks[tied], log.mallocs[tied], gone[tied])
     placed = goes | tied
     taken = np.where(tied, others, 0)[placed]
-    layout = exact(_trace(log, placed, taken), alignment)
+    inside = np.concatenate([log.idents[placed], taken[taken != 0]])
+    side_bytes = _side_bytes(log, inside, logs[1].initial_bytes)
+    layout = exact(
+        _trace(log, placed, taken), alignment, enough_bytes=enough_bytes - side_bytes
+    )
     offsets = np.full(len(placed), BESIDE, np.int64)
     offsets[placed] = layout.offsets[: int(placed.sum())]
     counts = np.bincount(log.operations, minlength=len(logs[1].starts))
-    inside = np.concatenate([log.idents[placed], taken[taken != 0]])
     return Arena(
         entries=tuple(zip(log.blocks.tolist(), offsets.tolist(), strict=True)),
         segments=(0, *np.cumsum(counts).tolist()),
-        side_bytes=_side_bytes(log, inside, logs[1].initial_bytes),
+        side_bytes=side_bytes,
         layout=layout,
     )
 

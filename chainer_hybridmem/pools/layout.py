@@ -170,41 +170,49 @@ def smartpool(trace: Trace, alignment: int = 1, first_fit: bool = False) -> Layo
     return _layout(trace, blocks, found.offset, alignment, name)
 
 
-def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
+def exact(
+    trace: Trace, alignment: int = 1, pairs: int = PAIRS, enough_bytes: int = 0
+) -> Layout:
     """The smallest layout that can be found, optimal wherever it reaches the bound.
 
     Args:
         trace: One iteration.
         alignment: Every offset is a multiple of it, in bytes.
         pairs: Pairs of buffers that each part of the search may look at.
+        enough_bytes: A layout that is no larger ends the search.
 
     Raises:
         OptionError: If the alignment is not a power of two.
     """
     blocks = _blocks(trace, alignment)
-    find = _found if len(blocks.size) <= MOST_BLOCKS else _filled
-    offset, name = find(blocks, pairs)
+    if len(blocks.size) <= MOST_BLOCKS:
+        offset, name = _found(blocks, pairs, enough_bytes)
+    else:
+        offset, name = _filled(blocks, pairs)
     return _layout(trace, blocks, offset, alignment, name)
 
 
-def _found(blocks: _Blocks, pairs: int) -> tuple[np.ndarray, str]:
+def _found(
+    blocks: _Blocks, pairs: int, enough_bytes: int = 0
+) -> tuple[np.ndarray, str]:
     """Offsets and the way to them: see :func:`exact`."""
     n, capacity = len(blocks.size), blocks.capacity
+    enough = max(capacity, enough_bytes - blocks.base_bytes)
     starts = _starts(blocks)
     found: list[_Found] = []
     for start in itertools.islice(starts, QUICK_STARTS):
         found.append(_place(blocks, start))
-        if found[-1].nbytes <= capacity:
+        if found[-1].nbytes <= enough:
             return found[-1].offset, start.name
     ejection = _Ejection(blocks)
-    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE))
+    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE), enough)
     if ejected is not None:
         found.append(ejected)
-        if ejected.nbytes <= capacity:
+        if ejected.nbytes <= enough:
             return ejected.offset, 'ejection'
     for start in starts if ejected is None else ():
         found.append(_place(blocks, start))
-        if found[-1].nbytes <= capacity:
+        if found[-1].nbytes <= enough:
             return found[-1].offset, start.name
     most = min(one.nbytes for one in found)
     found += ejection.bisect(most, int(pairs * BISECTING_SHARE))
@@ -212,7 +220,7 @@ def _found(blocks: _Blocks, pairs: int) -> tuple[np.ndarray, str]:
     best, name = found[0], found[0].start.name
     rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
     for seed, one in enumerate(found[:IMPROVED]):
-        if best.nbytes <= capacity:
+        if best.nbytes <= enough:
             break
         start, offset = one.start, np.zeros(n, np.int64)
         nbytes = placement.improve(
@@ -311,12 +319,13 @@ class _Ejection:
             for levels, key in keys
         ]
 
-    def fit(self, capacity: int, pairs: int) -> _Found | None:
+    def fit(self, capacity: int, pairs: int, enough: int = 0) -> _Found | None:
         """The smallest of several layouts whose large blocks fit into a capacity.
 
         Args:
             capacity: Bytes for them; the first layout with everything inside is taken.
             pairs: Pairs of blocks that may be looked at.
+            enough: Bytes; so is the first layout that needs no more than these.
         """
         if not self._possible:
             return None
@@ -329,7 +338,7 @@ class _Ejection:
             found = self._filled(offset)
             if best is None or found.nbytes < best.nbytes:
                 best = found
-            if best.nbytes <= capacity:
+            if best.nbytes <= max(capacity, enough):
                 break
         return best
 

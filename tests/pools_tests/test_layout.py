@@ -174,3 +174,16 @@ def test_brief_buffers_fill_the_holes_of_large_ones(monkeypatch):
     check_layout(trace, found)
     assert found.found_by.endswith(', filled')
     assert found.optimal
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems.traces(20), st.floats(0.9, 1.3))
+def test_a_search_ends_at_what_is_enough(trace, share):
+    best = exact(trace, 8)
+    enough = int(best.footprint_bytes * share)
+    found = exact(trace, 8, enough_bytes=enough)
+    check_layout(trace, found)
+    if best.footprint_bytes <= enough:
+        assert found.footprint_bytes <= enough
+    else:
+        assert found == best
