@@ -3,7 +3,7 @@
 # make test    lint, then the tests, with and without a GPU (the emulated one, where it
 #              can be built); options for pytest in PYTEST_ARGS, processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU
-# make lint    ruff and mypy
+# make lint    ruff, mypy and the order of the rooms (setup.cfg, importlinter)
 # make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
 # make gpu-wheels      what a GPU machine without network lacks, in .gpu-wheels, for
@@ -94,6 +94,7 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy chainer_hybridmem
+	$(BIN)/lint-imports
 
 fuzz: venv
 	$(ONE_THREAD) $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
@@ -114,5 +115,5 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) $(EMULATOR) $(WHEELS) build dist *.egg-info .coverage
-	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

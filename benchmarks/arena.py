@@ -36,10 +36,10 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import numpy as np
 
-from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.pools import IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import parse_bytes
 

@@ -19,9 +19,9 @@ import common
 import pools
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.reporting.tables import table
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]

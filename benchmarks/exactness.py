@@ -23,8 +23,8 @@ import common
 import numpy as np
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.chainer_access.snapshots import snapshot
 from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.snapshots import snapshot
 
 LINK = 150e6  # bytes per second, each way
 OPTIONS: dict[str, dict[str, Any]] = {

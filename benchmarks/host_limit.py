@@ -24,7 +24,7 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import numpy as np
 
-from chainer_hybridmem.plan import Action
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.units import format_bytes, format_seconds, parse_bandwidth
 
 PLANNERS = ('swap-all', 'hybrid')

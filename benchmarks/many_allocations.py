@@ -35,9 +35,9 @@ import chainer
 import numpy as np
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import guide, planning, session
 from chainer_hybridmem.pools import exact, from_lifetimes
 from chainer_hybridmem.recording import recorder
+from chainer_hybridmem.session import guide, planning, session
 
 Row = dict[str, Any]
 

@@ -27,7 +27,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 
 
 class Small(chainer.Chain):
@@ -149,7 +149,7 @@ def main() -> int:
         }
         times = in_turns(ways, training, options.rounds, count)
         limit = '1TB' if small else options.limit
-        with hybridmem.optimize(training.model, limit) as session:
+        with hybridmem.optimize(training.model, limit, planner='hybrid') as session:
             while not session.settled:
                 training.step()
             ways = {

@@ -15,8 +15,8 @@ from typing import Any
 import common
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.guide import TIMING_RUNS
 from chainer_hybridmem.planners import DEFAULT, PLANNERS
+from chainer_hybridmem.session.guide import TIMING_RUNS
 
 OUT_OF_CORE = [name for name in PLANNERS if name not in ('in-core', 'exact')]
 WARM_UPS = 2  # iterations of plain Chainer

@@ -23,7 +23,7 @@ from chainer_hybridmem.commands import inference, make_parser
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.pools import Lifetimes, check_layout, exact, forward_trace
 from chainer_hybridmem.pools.models import replay
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 
 Row = dict[str, Any]
 

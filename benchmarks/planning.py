@@ -26,16 +26,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 import toys  # noqa: E402
 
 from chainer_hybridmem.errors import HybridMemoryError  # noqa: E402
-from chainer_hybridmem.library import load_profile, write_text  # noqa: E402
 from chainer_hybridmem.planners import PLANNERS, make_plan  # noqa: E402
-from chainer_hybridmem.planners.base import (  # noqa: E402
+from chainer_hybridmem.records.library import load_profile, write_text  # noqa: E402
+from chainer_hybridmem.records.profile import Profile  # noqa: E402
+from chainer_hybridmem.search.candidates import (  # noqa: E402
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.profile import Profile  # noqa: E402
 from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
 from chainer_hybridmem.units import format_bytes, format_seconds  # noqa: E402
 

@@ -25,8 +25,6 @@ import common
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.pools import (
     Trace,
     check_layout,
@@ -37,6 +35,8 @@ from chainer_hybridmem.pools import (
 )
 from chainer_hybridmem.pools.fitting import fit
 from chainer_hybridmem.pools.models import compare, replay
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 
 Row = dict[str, Any]

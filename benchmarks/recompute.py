@@ -22,7 +22,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.recompute import passes
 from chainer_hybridmem.recording.verification import Walker

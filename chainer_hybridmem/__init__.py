@@ -7,7 +7,7 @@
 
 Importing the package imports neither Chainer nor CuPy; names that need them load
 them when they are first used. If Chainer is imported later, it is made to work
-on current Python and NumPy (:mod:`chainer_hybridmem.compat`).
+on current Python and NumPy (:mod:`chainer_hybridmem.chainer_access.compat`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 compat.install()
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
         UnknownNameError,
         VerificationError,
     )
-    from chainer_hybridmem.extension import HybridMemory
-    from chainer_hybridmem.inference import record_inference
-    from chainer_hybridmem.library import load_plan, load_profile
-    from chainer_hybridmem.memory_profile import profile_memory
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.profiles import shipped_profiles
     from chainer_hybridmem.recompute.trust import recomputable
-    from chainer_hybridmem.session import Session, optimize
+    from chainer_hybridmem.recording.inference import record_inference
+    from chainer_hybridmem.records.library import load_plan, load_profile
+    from chainer_hybridmem.session.extension import HybridMemory
+    from chainer_hybridmem.session.memory_profile import profile_memory
+    from chainer_hybridmem.session.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
 __version__ = '0.1.0'
@@ -76,7 +76,7 @@ __all__ = [
 _HOMES = {
     'FormatError': 'errors',
     'HostFullError': 'errors',
-    'HybridMemory': 'extension',
+    'HybridMemory': 'session.extension',
     'HybridMemoryError': 'errors',
     'InfeasibleError': 'errors',
     'OptionError': 'errors',
@@ -84,18 +84,18 @@ _HOMES = {
     'PlanError': 'errors',
     'PlannerError': 'errors',
     'ProfileMismatchError': 'errors',
-    'Session': 'session',
+    'Session': 'session.session',
     'SessionError': 'errors',
     'SwapStoreError': 'errors',
     'UnknownNameError': 'errors',
     'VerificationError': 'errors',
-    'load_plan': 'library',
-    'load_profile': 'library',
+    'load_plan': 'records.library',
+    'load_profile': 'records.library',
     'make_plan': 'planners',
-    'optimize': 'session',
-    'profile_memory': 'memory_profile',
+    'optimize': 'session.session',
+    'profile_memory': 'session.memory_profile',
     'recomputable': 'recompute.trust',
-    'record_inference': 'inference',
+    'record_inference': 'recording.inference',
     'shipped_profiles': 'profiles',
     'simulate': 'simulation',
 }

@@ -8,8 +8,10 @@ from typing import Any
 import networks
 import pytest
 
-from chainer_hybridmem import compat, compiling, session
-from chainer_hybridmem.profile import Link
+from chainer_hybridmem import compiling
+from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session import session
 
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 

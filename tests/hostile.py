@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from chainer_hybridmem.devices import copies
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host import copies
+from chainer_hybridmem.devices.host.device import HostDevice
 
 
 @contextlib.contextmanager

@@ -173,9 +173,12 @@ def train_on_gpu(
 def session_for(
     model: chainer.Link, options: dict[str, Any]
 ) -> contextlib.AbstractContextManager[Any]:
-    """A session with the options; without any, nothing at all."""
+    """A session with the options; without any, nothing at all.
+
+    It plans from the first iteration on, unless the planner is None.
+    """
     if options:
-        return chainer_hybridmem.optimize(model, **options)
+        return chainer_hybridmem.optimize(model, **{'planner': 'hybrid', **options})
     return contextlib.nullcontext()
 
 

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from chainer_hybridmem import session
-from chainer_hybridmem.devices import copies, host, link
+from chainer_hybridmem.devices import link
+from chainer_hybridmem.devices.host import copies, device
 from chainer_hybridmem.recording import recorder, stopwatch, verification
+from chainer_hybridmem.session import session
 
-_MODULES = copies, host, link, recorder, session, stopwatch, verification
+_MODULES = copies, device, link, recorder, session, stopwatch, verification
 
 
 class Clocks(threading.local):

@@ -14,7 +14,7 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 
 
 @functools.cache

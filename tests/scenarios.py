@@ -28,7 +28,7 @@ import numpy as np
 from chainer import training
 from chainer.training import extensions
 
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 
 UNLIMITED = 1 << 32
 

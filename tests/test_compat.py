@@ -12,7 +12,7 @@ import warnings
 import numpy
 import pytest
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 chainer = compat.import_chainer()
 F = chainer.functions
@@ -115,7 +115,7 @@ class TestImport:
     def test_chainer_first(self):
         # A user's own repairs make chainer importable before this package is.
         code = """
-        import chainer_hybridmem.compat as compat
+        import chainer_hybridmem.chainer_access.compat as compat
         import sys, warnings
         sys.meta_path[:] = [
             f for f in sys.meta_path if not isinstance(f, compat._ImportWrapper)]

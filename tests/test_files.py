@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import toys
 
-from chainer_hybridmem import files, library
+from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
 
 
 class Colour(enum.Enum):

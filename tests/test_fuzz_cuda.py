@@ -38,7 +38,7 @@ def test_drawn_cases_are_exact():
 
 def test_a_wrong_bit_is_found(monkeypatch):
     """What the harness would say about a plan that is executed wrongly."""
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     swap_in = CudaDevice.swap_in
 

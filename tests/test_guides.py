@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.guide import Guide, Stage
-from chainer_hybridmem.guides import FREE_TRIES, ITERATIONS_PER_TRY, Guides
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.guides import (
+    CAUTIOUS_TRIES,
+    FREE_TRIES,
+    ITERATIONS_PER_TRY,
+    MOST_PRINTS,
+    Guides,
+)
 
 
 def kind(length: int, stage: Stage = Stage.PROFILING) -> Guide:
@@ -74,3 +80,58 @@ def test_a_kind_that_begins_alone_is_tried_although_others_were_in_vain(guides):
     lonely.stage = Stage.PROFILING
     guides.add(lonely)
     assert go(guides, lonely)
+
+
+# -- where nobody has asked for a plan -----------------------------------------
+KEY = ('f', 0)
+
+
+def test_what_comes_once_is_not_recorded():
+    guides = Guides(cautious=True)
+    for number in range(100):
+        guides.missed(KEY, number)
+        assert not guides.wants_draft(KEY)
+    guides.missed(KEY, 7)
+    assert guides.wants_draft(KEY)
+
+
+def test_the_first_shortage_is_reason_enough():
+    guides = Guides(cautious=True)
+    guides.missed(KEY)  # before prints are taken
+    assert guides.wants_draft(KEY)
+
+
+def test_old_prints_are_forgotten():
+    guides = Guides(cautious=True)
+    for number in range(MOST_PRINTS + 1):
+        guides.missed(KEY, number)
+    guides.missed(KEY, 0)
+    assert not guides.wants_draft(KEY)
+    guides.missed(KEY, MOST_PRINTS)
+    assert guides.wants_draft(KEY)
+
+
+def test_drafts_in_vain_are_given_up_although_nothing_else_is_known():
+    guides = Guides(cautious=True)
+    guides.add(kind(20))
+    tries = 0
+    for _ in range(200):
+        if guides.begin(KEY) is not None:
+            tries += 1
+            guides.tried()
+        else:
+            guides.missed(KEY, 0)
+    assert tries == CAUTIOUS_TRIES + 200 // ITERATIONS_PER_TRY
+    eager = Guides()
+    eager.add(kind(20))
+    for _ in range(200):
+        assert eager.begin(KEY) is not None
+        eager.tried()
+
+
+def test_drafts_make_no_more_drafts_where_only_what_comes_again_counts():
+    guides = Guides(cautious=True)
+    guides.add(kind(3, Stage.GUIDED))
+    for length in range(4, 4 + CAUTIOUS_TRIES):
+        guides.add(kind(length))
+    assert not guides.wants_draft(KEY)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import Search
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.search.candidates import Search
 from chainer_hybridmem.simulation import make_problem
 
 EXAMPLE = Plan(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Link,
     Phase,

@@ -16,8 +16,8 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors
 
 PURE = (
-    'profile', 'plan', 'files', 'library', 'units', 'validation', 'simulation',
-    'planners',
+    'files', 'units', 'records.profile', 'records.plan', 'records.library',
+    'records.validation', 'simulation', 'planners',
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_public_names() -> None:
 
 def test_from_profile_to_timeline(tmp_path: pathlib.Path) -> None:
     """What a program does with a profile from another machine."""
-    from chainer_hybridmem.library import save
+    from chainer_hybridmem.records.library import save
 
     profile_path, plan_path = str(tmp_path / 'p.json'), str(tmp_path / 'plan.json')
     save(toys.chain(), profile_path)

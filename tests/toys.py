@@ -10,7 +10,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Link,
     Operation,

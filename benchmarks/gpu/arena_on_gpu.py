@@ -30,7 +30,7 @@ import chainer
 import common
 import saving
 
-from chainer_hybridmem.devices.cuda import CudaDevice
+from chainer_hybridmem.devices.cuda.device import CudaDevice
 from chainer_hybridmem.pools import IterationLog, from_log, lay_out
 from chainer_hybridmem.pools.models import replay as replay_model
 from chainer_hybridmem.recording.allocation_log import AllocationLog

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import saving
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 
 def main() -> int:

@@ -21,16 +21,12 @@ import gap
 import numpy as np
 from gap import common, planning
 
-from chainer_hybridmem.planners import local_search, make_plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.planners.hybrid import (
-    COLD,
-    NO_GROUPS,
-    RIVAL_MAPS,
-    WARMEST,
-    _kinds,
-    actions_of,
-)
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.hybrid import RIVAL_MAPS
+from chainer_hybridmem.search import local_search
+from chainer_hybridmem.search.annealing import COLD, NO_GROUPS, WARMEST, actions_of
+from chainer_hybridmem.search.annealing import kinds as kinds_of
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]
@@ -116,7 +112,7 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
             problem.swap_in_seconds,
             search.barrier,
             problem.recomputable,
-            _kinds(problem),
+            kinds_of(problem),
             NO_GROUPS,
             NO_GROUPS,
             steps,

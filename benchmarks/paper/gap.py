@@ -29,10 +29,16 @@ import planning
 
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.library import write_text
 from chainer_hybridmem.planners import lower_bound, make_plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search, least_memory
-from chainer_hybridmem.planners.hybrid import actions_of
+from chainer_hybridmem.records.library import write_text
+from chainer_hybridmem.search.annealing import actions_of
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
 from chainer_hybridmem.simulation import problem as problem_module
 

@@ -386,7 +386,7 @@ NOTES = (pathlib.Path(__file__).resolve().parent / 'ito_notes.md').read_text()
 
 def write_markdown(name: str, tables: dict[str, str], factor: float) -> None:
     """Writes the tables next to the JSON file."""
-    from chainer_hybridmem.library import write_text
+    from chainer_hybridmem.records.library import write_text
 
     head = (
         f'# Ito et al. on a modelled V100\n\nV100, PCIe 3, limit 16e9 bytes '

@@ -34,9 +34,9 @@ import cifar  # noqa: E402
 import numpy as np  # noqa: E402
 
 import chainer_hybridmem as hybridmem  # noqa: E402
-from chainer_hybridmem.plan import Action, Plan  # noqa: E402
-from chainer_hybridmem.planners.feedback import moved_earlier  # noqa: E402
-from chainer_hybridmem.profile import Profile  # noqa: E402
+from chainer_hybridmem.records.plan import Action, Plan  # noqa: E402
+from chainer_hybridmem.records.profile import Profile  # noqa: E402
+from chainer_hybridmem.search.feedback import moved_earlier  # noqa: E402
 from chainer_hybridmem.simulation import make_problem, simulate  # noqa: E402
 
 ARCH, BATCHSIZE = 'ResNet50', 4

@@ -30,7 +30,7 @@ import common
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.planners import names
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]

@@ -35,7 +35,7 @@ import common
 from chainer_hybridmem import architectures, profiles
 from chainer_hybridmem.commands import recording, samples
 from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 
 HOST_BANDWIDTH = 72e6
 DIGITS = 6

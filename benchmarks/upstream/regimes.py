@@ -15,17 +15,17 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem import graph
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.execution.verifier import Followed, Verifier
-from chainer_hybridmem.plan import Replay
-from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import passes, trust
 from chainer_hybridmem.recording import verification
 from chainer_hybridmem.recording.verification import Walker, verify, verify_pass
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
 LIMIT_BYTES = 2**40  # nothing is refused: the regime says what leaves
 REGIMES = ('swap', 'recompute', 'random')
@@ -130,7 +130,7 @@ class Regime(chainer.FunctionHook):
 
         return ActionTable(
             lists(), lists(), lists(), lists(), lists(), lists(),
-            replayed=_All(), passed=set(), swapped=set(), storage_of=_Numbers(),
+            replayed=_All({-1}), swapped=set(), storage_of=_Numbers(),
             recipes={}, crossing={}, update=-1, passive=False, tiers={},
         )  # fmt: skip
 

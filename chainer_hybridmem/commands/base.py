@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import compat, library
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import (
     FormatError,
     HybridMemoryError,
     OptionError,
     PlanError,
 )
+from chainer_hybridmem.records import library
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.measured import Measured
-    from chainer_hybridmem.plan import Plan
-    from chainer_hybridmem.profile import Profile
-    from chainer_hybridmem.simulation import Problem, Timeline
+    from chainer_hybridmem.records.measured_timeline import Measured
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.records.timeline import Timeline
+    from chainer_hybridmem.simulation import Problem
 
 STDOUT = '-'
 SAMPLE_BATCHSIZES = (2, 4)

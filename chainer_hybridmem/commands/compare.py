@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base, shipped
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting import canvas, comparison_plot
 from chainer_hybridmem.reporting.comparison import comparison, summary
 from chainer_hybridmem.terminal import printable
@@ -170,7 +170,7 @@ def choose_limits(
     problem: Problem, named: Sequence[base.Limit] | None, sweep: int | None
 ) -> list[base.Limit]:
     """The limits that are named, or those of a sweep; none of them twice."""
-    from chainer_hybridmem.planners.base import least_memory
+    from chainer_hybridmem.search.candidates import least_memory
 
     limits = list(named or ())
     if sweep is not None:

@@ -8,7 +8,7 @@ import enum
 import os
 from collections.abc import Callable
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import base, machine
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
@@ -121,7 +121,7 @@ def count_memory() -> str:
     """Lets the NumPy memory handler count one allocation and refuse another."""
     import numpy
 
-    from chainer_hybridmem.devices.host import HostDevice
+    from chainer_hybridmem.devices.host.device import HostDevice
 
     limit_bytes, nbytes = 2**24, 2**20
     device = HostDevice(limit_bytes)

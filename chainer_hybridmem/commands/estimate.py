@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import compat, library
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -261,7 +262,7 @@ def largest_batches(
     """
     from chainer_hybridmem.estimation import largest_batchsize, largest_planned
     from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.planners.base import least_memory
+    from chainer_hybridmem.search.candidates import least_memory
     from chainer_hybridmem.simulation import make_problem
 
     def problem(batchsize: int) -> Problem:

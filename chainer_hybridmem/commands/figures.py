@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from chainer_hybridmem.plan import Action, Plan, Tier
-from chainer_hybridmem.planners.base import SWAP, Search, least_memory
-from chainer_hybridmem.profile import Category, Phase, Profile
-from chainer_hybridmem.simulation import Interval, Problem, Timeline
+from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.profile import Category, Phase, Profile
+from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.search.candidates import SWAP, Search, least_memory
+from chainer_hybridmem.simulation import Problem
 
 LARGEST_LIMIT_BYTES = 2**62
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base, layout
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.units import format_bytes
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.estimation import SamplePair
     from chainer_hybridmem.pools import Trace
     from chainer_hybridmem.pools.models import Replay
-    from chainer_hybridmem.profile import Profile
+    from chainer_hybridmem.records.profile import Profile
 
 LIFETIMES = ('run', 'last-use', 'in-place')
 HEADERS = ('lifetimes', 'blobs', 'saved', 'with workspaces', 'saved')

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from chainer_hybridmem import files, library
+from chainer_hybridmem import files
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes
@@ -16,7 +17,7 @@ from chainer_hybridmem.units import format_bytes
 if TYPE_CHECKING:
     from chainer_hybridmem.pools import Layout, Trace
     from chainer_hybridmem.pools.models import Replay
-    from chainer_hybridmem.profile import Profile
+    from chainer_hybridmem.records.profile import Profile
 
 
 class LayoutCommand(base.Command):

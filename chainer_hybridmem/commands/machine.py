@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 import chainer_hybridmem
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 ABSENT = 'not installed'
 # OpenBLAS under the names of Debian and of NumPy's and SciPy's wheels.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.plan import Action
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.plan import Plan
+    from chainer_hybridmem.records.plan import Plan
     from chainer_hybridmem.simulation import Problem
 
 HEADERS = ('feature map', 'size', 'made', 'read in backward', 'recompute', 'action')

@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base, maps
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -123,7 +123,7 @@ def _value(text: str) -> Any:
 def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     """Everything that ``hybridmem plan`` tells, as plain values."""
     from chainer_hybridmem.commands import figures
-    from chainer_hybridmem.plan import Action
+    from chainer_hybridmem.records.plan import Action
     from chainer_hybridmem.simulation import simulate
 
     sizes = {

@@ -7,8 +7,8 @@ import dataclasses
 import sys
 from typing import Any
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds

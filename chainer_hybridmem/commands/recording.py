@@ -9,15 +9,17 @@ from typing import Any, NamedTuple, TextIO
 import chainer
 import numpy as np
 
-from chainer_hybridmem import architectures, compat, inference
+from chainer_hybridmem import architectures
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
     OutOfMemoryError,
     SessionError,
 )
-from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.recording import inference
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.splitting import EXACT
 

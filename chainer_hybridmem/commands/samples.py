@@ -8,11 +8,12 @@ import json
 import os
 from typing import Any, TextIO
 
-from chainer_hybridmem import files, library
+from chainer_hybridmem import files
 from chainer_hybridmem.commands.base import check_ascending, import_chainer
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.profile import Profile
 
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1

@@ -17,7 +17,7 @@ from chainer_hybridmem.commands.recording import (
     random_examples,
 )
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.units import format_bytes
 
 ITERATIONS = 6  # one passive, two recorded, the others follow the plan

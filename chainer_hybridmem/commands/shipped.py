@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainer_hybridmem import library
 from chainer_hybridmem.profiles import shipped_profiles
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.records import library
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 

@@ -13,9 +13,9 @@ from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.chainer_access.snapshots import Snapshot
     from chainer_hybridmem.commands.recording import Memory, Network, Training
-    from chainer_hybridmem.session import Session
-    from chainer_hybridmem.snapshots import Snapshot
+    from chainer_hybridmem.session.session import Session
 
 ITERATIONS = 10
 IN_CORE = 'in-core'
@@ -144,7 +144,7 @@ def train(
 
 def train_plain(training: Training, iterations: int) -> Run:
     """Trains as plain Chainer, without a limit."""
-    from chainer_hybridmem.snapshots import snapshot
+    from chainer_hybridmem.chainer_access.snapshots import snapshot
 
     snapshots = [snapshot(training.model, training.step()) for _ in range(iterations)]
     return Run(snapshots, [False] * iterations, None)
@@ -158,8 +158,8 @@ def train_limited(
     Raises:
         HybridMemoryError: If none has.
     """
-    from chainer_hybridmem.session import optimize
-    from chainer_hybridmem.snapshots import snapshot
+    from chainer_hybridmem.chainer_access.snapshots import snapshot
+    from chainer_hybridmem.session.session import optimize
 
     snapshots, guided = [], []
     with optimize(
@@ -187,7 +187,7 @@ def train_limited(
 
 def compare(run: Run, other: Run) -> dict[str, Any]:
     """What is the same after every iteration, as plain values."""
-    from chainer_hybridmem.snapshots import KINDS, first_difference
+    from chainer_hybridmem.chainer_access.snapshots import KINDS, first_difference
 
     rows = []
     for number, (left, right) in enumerate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import UnknownNameError
 
@@ -69,7 +69,7 @@ def open_device(
             disk_bandwidth=disk_bandwidth,
         )
     # CuPy is looked for only here: most machines that plan have none.
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     return CudaDevice(
         limit_bytes,

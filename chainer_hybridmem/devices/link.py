@@ -19,8 +19,8 @@ from chainer_hybridmem.devices.protocol import (
     View,
 )
 from chainer_hybridmem.errors import OutOfMemoryError, SwapStoreError
-from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Link
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Link
 
 _LEAST_BYTES = 1 << 12
 LEAST_ROOM_BYTES = 3 * _LEAST_BYTES  # of a tier that can be measured

@@ -44,7 +44,7 @@ class NumpyPool:
     unknown: tuple[str, ...] = (_SMALL, _BEFORE)
 
     def __init__(self, arrays: Iterable[Array]) -> None:
-        from chainer_hybridmem.devices.host import HostDevice
+        from chainer_hybridmem.devices.host.device import HostDevice
 
         self._arrays = tuple(arrays)
         self._device = HostDevice(_UNLIMITED_BYTES)

@@ -23,17 +23,33 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.devices.late_checks import LateChecks
     from chainer_hybridmem.pools.arena import Arena
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Root = Any  # holding it keeps the allocation alive
 Mark = Any  # a moment on the compute device
+Digest = Any  # of an array's bytes, known once the compute device has got so far
+
+
+class Checks(Protocol):
+    """Compares memory without waiting for the compute device."""
+
+    def digest(self, array: Array) -> Digest | None:
+        """Issues the digest of an array; None where there is none."""
+
+    def expect_same(self, before: Digest, after: Digest, what: str) -> None:
+        """Two digests of this iteration must be equal; else ``what`` is told."""
+
+    def end_iteration(self, iteration: int) -> None:
+        """What has been issued is that of one iteration, with this number."""
+
+    def differences(self, wait: bool = False) -> list[tuple[int, str]]:
+        """Iterations with what was not the same in them, as far as they are known."""
 
 
 class View(NamedTuple):
@@ -147,7 +163,7 @@ class Device(abc.ABC):
             allocation it was called for has been refused.
         host_refusal (str or None): Why a copy to the host was last refused for want
             of host memory, and what to do.
-        late_checks (LateChecks or None): Compares memory without waiting for the
+        late_checks (Checks or None): Compares memory without waiting for the
             device, where the host cannot look at it.
     """
 
@@ -162,7 +178,7 @@ class Device(abc.ABC):
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
     host_refusal: str | None
-    late_checks: LateChecks | None = None
+    late_checks: Checks | None = None
 
     # -- life ---------------------------------------------------------------
     @abc.abstractmethod

@@ -31,8 +31,8 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
     passing,
 )
-from chainer_hybridmem.parts import part_of
-from chainer_hybridmem.profile import Operation, Profile, Recipe, Split, Storage
+from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Split, Storage
+from chainer_hybridmem.records.splits import part_of
 
 SMALL_BYTES = 4096
 """Below this the recorder takes a feature map for noise."""

@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable
 
 from chainer_hybridmem.estimation.specs import parse_spec, spec_bytes
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Operation,
     Phase,

@@ -23,7 +23,7 @@ from typing import Any
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, UnknownNameError
 from chainer_hybridmem.estimation.costs import CLASSES, Cost
-from chainer_hybridmem.profile import Link
+from chainer_hybridmem.records.profile import Link
 
 FORMAT = 'chainer_hybridmem/device-model'
 FORMAT_OF_ALL = 'chainer_hybridmem/device-models'

@@ -17,7 +17,7 @@ from chainer_hybridmem.estimation.recomputing import (
     WHOLE,
     with_whole_forwards,
 )
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.profile import Profile
 
 KIND = 'estimate'
 MOST_PICTURES = 2**24

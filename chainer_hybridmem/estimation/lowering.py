@@ -29,7 +29,7 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
     passing,
 )
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Operation,
     Phase,

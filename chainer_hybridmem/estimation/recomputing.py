@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from chainer_hybridmem.profile import Profile, Recipe
+from chainer_hybridmem.records.profile import Profile, Recipe
 
 WHOLE, PASS = 'whole', 'pass'
 RECOMPUTES = (WHOLE, PASS)

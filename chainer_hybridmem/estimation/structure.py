@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from chainer_hybridmem.profile import Operation, Profile, Recipe, Storage
+from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Storage
 
 GRAPH_END = 0
 """Stands in a list of events where the graph dies; no event is 0."""

@@ -60,20 +60,20 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import graph, owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.plan import Replay
-from chainer_hybridmem.profile import Recipe, Slot, SlotKind
 from chainer_hybridmem.recompute import drawing, passes, trust
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.execution.observer import Observer
     from chainer_hybridmem.execution.verifier import Verifier
-    from chainer_hybridmem.recording.observer import Observer
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
@@ -366,6 +366,81 @@ class Executor:
                     if live is not None:
                         act(live)
 
+    @property
+    def knows_maps(self) -> bool:
+        """Whether any feature map is known."""
+        return bool(self._by_allocation)
+
+    @property
+    def all_present(self) -> bool:
+        """Whether every map that is known is where the graph expects it."""
+        return all(live.present for live in self._by_allocation.values())
+
+    @property
+    def serial(self) -> int:
+        """Of the function that has become known last, or of a later one."""
+        return self._serial
+
+    def is_known(self, function: Any) -> bool:
+        """Whether it is known what a function has left in the graph."""
+        known = self.functions.get(function)
+        return known is not None and known.serial >= 0
+
+    def complete_late(self, k: int, function: Any, serial: int) -> None:
+        """Like :meth:`complete`, for a function that has run before others known.
+
+        Args:
+            k: Its number.
+            function: The function.
+            serial: Its place in the order in which functions have run.
+        """
+        latest = max(self._serial, serial)
+        self._serial = serial - 1
+        try:
+            self.complete(k, function)
+        finally:
+            self._serial = latest
+
+    def pass_by(self, function: Any) -> None:
+        """Before a forward function of which nothing is to be known."""
+        self._stuck.clear()
+        self._found_held.clear()
+        self.restore_maps(function)
+
+    def misses(self, function: Any) -> bool:
+        """Whether what backward reads of a function that is not known is away."""
+        return any(
+            node._data is None and node in self._by_node
+            for node in graph.retained_inputs(function)
+        )
+
+    def before_unknown(self) -> None:
+        """Before a backward function that is not known and misses nothing."""
+        self._stuck.clear()
+        self._found_held.clear()
+        self._prefetch(self._serial)
+        self.open_window()
+
+    def open_window(self) -> None:
+        """What is taken from here on, the function under way takes."""
+        self.device.reset_window()
+        self._load_before = self.device.used_bytes
+
+    def catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
+        """Backward functions have run before their maps were known.
+
+        Args:
+            ended: Functions whose backward has come to its end.
+            running: Those whose backward runs now.
+        """
+        for function in ended:
+            known = self.functions.get(function)
+            if known is not None:
+                for live in known.maps:
+                    live.uses.discard(known.serial)
+        for function in running:
+            self._busy.update(self.maps_of(function))
+
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died.
 
@@ -460,7 +535,8 @@ class Executor:
         self._drawn = None
         table = self._table
         if table is not None and (self._may_switch or not table.passive):
-            again = self._may_replay(k) or k in table.passed
+            # Replays run functions that no plan names, if these make only views.
+            again = bool(table.replayed) or self._may_replay(k)
             if again:
                 self.functions.know(function).pristine = graph.pristine(function)
                 self._know_recipe(k, function)
@@ -542,7 +618,8 @@ class Executor:
             for live in maps:  # nobody makes them again
                 live.outlives = True
         for node in graph.retained_inputs(function):  # evicted since it has run
-            found = self._by_node.get(node) if node._data is None else None
+            away = graph.retained_array(node) is None
+            found = self._by_node.get(node) if away else None
             if found is not None and found not in maps:
                 maps.append(found)
         if k < 0:  # it may keep the function that has called it, or what that reads
@@ -633,8 +710,7 @@ class Executor:
         if self._stray:
             known = self.functions.get(function)
             self._prefetch(-1 if known is None else known.serial)
-            self.device.reset_window()
-            self._load_before = self.device.used_bytes
+            self.open_window()
         if self.verifier is not None:
             self.verifier.reads(k, function, maps)
 
@@ -829,7 +905,7 @@ class Executor:
                 products[storage] = array
         for node_reference, array in zip(function.outputs, outputs, strict=True):
             node = node_reference()
-            if node is not None and node._data is None:
+            if node is not None and graph.retained_array(node) is None:
                 self._temporaries[node] = array
         for storage in replay.frees:
             self._free_product(products.pop(storage, None))
@@ -942,11 +1018,11 @@ class Executor:
         live = self._by_node.get(node)
         if live is not None and live.state is not State.GONE:
             self._restore(live)
-            return node._data
+            return graph.retained_array(node)
         function = node.creator_node
         if function is None and live is not None:
             self._refill(live)  # detached: another node has its maker
-            return node._data
+            return graph.retained_array(node)
         if function is None:
             raise SessionError(
                 'An input of a recomputed function is not in memory any more; keep '
@@ -955,7 +1031,7 @@ class Executor:
         outputs, _ = self._run(function)
         for reference, output in zip(function.outputs, outputs, strict=True):
             made = reference()
-            if made is not None and made._data is None:
+            if made is not None and graph.retained_array(made) is None:
                 self._temporaries[made] = output
         return self._temporaries[node]
 

@@ -10,7 +10,8 @@ Note: [held arrays]
     go, just before the memory is freed: what has changed is written into the host copy.
     What has come back is compared with its copy before it leaves again, where the host
     can read the memory. On CUDA fingerprints wait for the GPU: under a plan only maps
-    have one that the program was seen to write into while the plan was learnt.
+    have one that the program was seen to write into while the plan was learnt. Writes
+    into others are found out later, see [checked replays].
 
 Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: who asks the graph for
@@ -22,7 +23,7 @@ Note: [checked replays]
     has changed since forward (an input, a setting, something outside of the function)
     is then one clear error, never a wrong gradient. On CUDA nobody waits for the
     fingerprints: the error comes when a later iteration begins, or with the end of the
-    session (devices/late_checks).
+    session (devices/cuda/late_checks).
 """
 
 from __future__ import annotations
@@ -35,21 +36,26 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
+from chainer_hybridmem.chainer_access.graph import SlotRef
 from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.late_checks import Digest
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
+    Digest,
     HostCopy,
     Root,
     Transfer,
     View,
 )
 from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
-from chainer_hybridmem.graph import SlotRef
-from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
+_WRITTEN = (
+    'The program has written into a feature map of {} bytes and let go of it, which it '
+    'did not do while the plan was learnt, and backward has not seen that. Write from '
+    'the first iteration on, or into a copy.'
+)
 Prints = dict[View, int]  # fingerprint of what each view shows
 
 
@@ -234,8 +240,11 @@ class LiveMap:
     def _look_around(self) -> None:
         """Before it leaves: what others hold, they may change."""
         self.is_rewritten()
+        self._before = {}
         if self._is_held():
             self._final = self.prints()
+        elif not self._readable and not self.watched and not self.exclusive():
+            self._before = self._digests()
 
     def release(self) -> None:
         """Waits for the copy to the host and frees the device memory."""
@@ -251,6 +260,7 @@ class LiveMap:
             if self._changed_meanwhile():
                 self._copy_out(self._root)
                 self._wait_or(self._keep)
+            self._compare_later(_WRITTEN.format(self.nbytes), self._root)
             self._valid = True
             self._leave(State.AWAY)
 
@@ -421,8 +431,8 @@ class LiveMap:
         elif self.state in (State.AWAY, State.GONE):
             held, final = self._held(), self._final
             if held is None:
+                self._compare_later(what, root)
                 self._arrived(root)
-                self._compare_later(what)
                 now = self.prints().items() if final else ()
                 return all(final.get(view, value) == value for view, value in now)
             self._return(held)
@@ -430,26 +440,22 @@ class LiveMap:
 
     def _digests(self) -> dict[View, Digest]:
         """Of the contents as the graph sees them, issued and not waited for."""
-        result: dict[View, Digest] = {}
+        root, checks = self._resident_root(), self._device.late_checks
+        if root is None or checks is None:
+            return {}
+        views = {reference.view for reference in self.slots if reference.alive()}
+        digests = {v: checks.digest(self._device.restore(root, v)) for v in views}
+        return {view: found for view, found in digests.items() if found is not None}
+
+    def _compare_later(self, what: str, memory: Root) -> None:
+        """Memory must have what the contents were when their digests were issued."""
         checks = self._device.late_checks
         if checks is None:
-            return result
-        for reference in self.slots:
-            array = reference.get()
-            if array is not None and reference.view not in result:
-                digest = checks.digest(array)
-                if digest is not None:
-                    result[reference.view] = digest
-        return result
-
-    def _compare_later(self, what: str) -> None:
-        checks, before = self._device.late_checks, self._before
-        if checks is None or not before:
             return
-        self._before = {}
-        for view, now in self._digests().items():
-            if view in before:
-                checks.expect_same(before[view], now, what)
+        for view, digest in self._before.items():
+            now = checks.digest(self._device.restore(memory, view))
+            if now is not None:
+                checks.expect_same(digest, now, what)
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph."""
@@ -554,7 +560,7 @@ class LiveMap:
             slot.put(self._device.restore(root, slot.view))
         self.state = State.RESIDENT
         self._root = self._transfer = self._look = None
-        self._final = {}
+        self._final, self._before = {}, {}
 
     def _needed(self) -> bool:
         """Whether anything has a place for it."""
@@ -577,7 +583,7 @@ class LiveMap:
     # -- what others do to it while it is away ----------------------------------
     def _watch(self) -> None:
         """See [held arrays]."""
-        root = self._held() if self._final else None
+        root = self._held() if self._final or self._before else None
         if root is None:
             return
         this = weakref.ref(self)
@@ -595,7 +601,11 @@ class LiveMap:
         if self.state is State.RESIDENT and not self.vacated:
             return
         try:
-            self._compare(self._device.memory_at(address, self.nbytes))
+            memory = self._device.memory_at(address, self.nbytes)
+            if self._final:
+                self._compare(memory)
+            else:
+                self._compare_later(_WRITTEN.format(self.nbytes), memory)
         except BaseException as error:  # Python drops what a callback raises
             self._unsaved = SwapStoreError(
                 f'{self.nbytes} bytes of a feature map that the program has changed '

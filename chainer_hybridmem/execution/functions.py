@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.chainer_access.graph import Pristine
     from chainer_hybridmem.execution.feature_maps import LiveMap
-    from chainer_hybridmem.graph import Pristine
-    from chainer_hybridmem.profile import Recipe
+    from chainer_hybridmem.records.profile import Recipe
 
 
 class LiveFunction(weakref.ref[Any]):
@@ -51,10 +51,10 @@ class LiveFunctions:
     def __init__(self) -> None:
         entries: dict[int, LiveFunction] = {}
 
-        def forget(entry: weakref.ref[Any]) -> None:
-            assert isinstance(entry, LiveFunction)
-            if entries.get(entry.key) is entry:
-                del entries[entry.key]
+        def forget(entry: Any) -> None:
+            key = entry.key
+            if entries.get(key) is entry:
+                del entries[key]
 
         self._entries = entries
         self._forget = forget
@@ -68,11 +68,12 @@ class LiveFunctions:
         key = id(function)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = LiveFunction(function, self._forget)
+            entry = LiveFunction(function, self._forget)
             entry.key, entry.serial, entry.operation = key, -1, -1
             entry.maps = entry.covered = ()
             entry.origin = entry.updates = entry.pristine = entry.recipe = None
             entry.drew = False
+            self._entries[key] = entry  # whole: an interrupt may come anywhere
         return entry
 
     def __iter__(self) -> Iterator[LiveFunction]:

@@ -14,10 +14,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from chainer_hybridmem.chainer_access.owners import Owner
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State, memory_of
-from chainer_hybridmem.owners import Owner
 
 
 class PersistentMap(LiveMap):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from chainer_hybridmem.plan import Action, Plan, Replay, Tier
-from chainer_hybridmem.profile import Profile, Recipe, Slot
+from chainer_hybridmem.records.plan import Action, Plan, Replay, Tier
+from chainer_hybridmem.records.profile import Profile, Recipe, Slot
 
 Lists = dict[int, list[int]]
 
@@ -23,8 +23,6 @@ class ActionTable:
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
         replayed (set): Operations that replays run again.
-        passed (set): Operations that make nothing but views of what they read: replays
-            go through them without being told.
         swapped (set): Storages that leave and come back.
         storage_of (dict): Planned storage behind a slot.
         recipes (dict): Recipe of each forward operation.
@@ -41,7 +39,6 @@ class ActionTable:
     needs: Lists
     replays: dict[int, list[Replay]]
     replayed: set[int]
-    passed: set[int]
     swapped: set[int]
     storage_of: dict[Slot, int]
     recipes: dict[int, Recipe]
@@ -86,7 +83,6 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         needs=dict(needs),
         replays=dict(replays),
         replayed=replayed,
-        passed={r.operation for r in profile.recipes if replayed and not r.products},
         swapped={m.storage for m in plan.maps if m.action is Action.SWAP},
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots

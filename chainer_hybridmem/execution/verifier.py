@@ -23,13 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from chainer_hybridmem import graph, owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
 from chainer_hybridmem.execution.feature_maps import LiveMap, Prints, State
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.profile import Profile, SlotKind
 from chainer_hybridmem.recompute import effects
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile, SlotKind
 
 DEFAULT_ITERATIONS = 3
 

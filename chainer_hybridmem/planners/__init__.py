@@ -13,8 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
-from chainer_hybridmem.parts import EXACT, Splitting
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import third_party
 from chainer_hybridmem.planners.autoswap import (
     autoswap_aoa,
@@ -23,8 +21,6 @@ from chainer_hybridmem.planners.autoswap import (
     autoswap_swdoa,
     autoswap_wdoa,
 )
-from chainer_hybridmem.planners.base import check_host
-from chainer_hybridmem.planners.bound import lower_bound
 from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
 from chainer_hybridmem.planners.exact import exact
@@ -32,12 +28,16 @@ from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
 from chainer_hybridmem.planners.lower_sets import checkpoint_dp, checkpoint_dp_exact
 from chainer_hybridmem.planners.manual import manual
-from chainer_hybridmem.planners.options import checked
 from chainer_hybridmem.planners.pooch import pooch, swap_opt
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all, swap_all_unscheduled
 from chainer_hybridmem.planners.vdnn import vdnn_all, vdnn_conv
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import check_host
+from chainer_hybridmem.search.options import checked
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,

@@ -34,10 +34,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, SWAP, Candidate, Search, kept_load
-from chainer_hybridmem.planners.options import checked
-from chainer_hybridmem.planners.relaxed import relaxed
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
+from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 
 SMALLEST_BYTES = 2**20

@@ -13,7 +13,7 @@ out and in.
   the others' recompute takes: a chain whose source is gone is longer by that source's
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
-- Run-time feedback: :mod:`chainer_hybridmem.planners.feedback`.
+- Run-time feedback: :mod:`chainer_hybridmem.search.feedback`.
 - Swaps are decoupled: nobody waits until memory is asked for. Recomputes are
   collective. Both are the simulator's.
 
@@ -54,16 +54,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.base import (
-    KEEP,
-    RECOMPUTE,
-    SWAP,
-    Search,
-    kept_load,
-)
-from chainer_hybridmem.planners.feedback import reachable, rehearsed, with_swap_ins
 from chainer_hybridmem.planners.superneurons import give_up_recomputes
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search, kept_load
+from chainer_hybridmem.search.feedback import reachable, rehearsed, with_swap_ins
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Arrays, Problem
 from chainer_hybridmem.simulation.timeline import run_lanes

@@ -32,9 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Candidate, Search
-from chainer_hybridmem.planners.replay_graph import replay_reads
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.replay_graph import replay_reads
 from chainer_hybridmem.simulation.problem import Problem
 
 EXPENSIVE = (

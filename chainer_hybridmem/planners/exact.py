@@ -30,17 +30,11 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import (
-    KEEP,
-    RECOMPUTE,
-    SWAP,
-    Candidate,
-    Search,
-)
-from chainer_hybridmem.planners.bound import Relaxation, lower_bound, tightened
 from chainer_hybridmem.planners.hybrid import hybrid
-from chainer_hybridmem.planners.options import checked
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.bound import Relaxation, lower_bound, tightened
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.search.options import checked
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation import problem as problem_module
 from chainer_hybridmem.simulation.kernel import Work

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import Search
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import Search
 from chainer_hybridmem.simulation.problem import Problem
 
 

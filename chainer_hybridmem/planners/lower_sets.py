@@ -45,9 +45,9 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Candidate, Search
-from chainer_hybridmem.planners.replay_graph import ReplayGraph, make_replay_graph
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.replay_graph import ReplayGraph, make_replay_graph
 from chainer_hybridmem.simulation.problem import Problem
 
 LEVELS, FEWEST_LEVELS = 400, 100

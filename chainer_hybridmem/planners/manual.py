@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.planners.base import KEEP, NUMBERS, Search
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.search.candidates import KEEP, NUMBERS, Search
 from chainer_hybridmem.simulation.problem import Problem
 
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
 from chainer_hybridmem.simulation.problem import Problem
 
 NODE_BUDGET = 20_000

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Candidate, Search
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
 from chainer_hybridmem.simulation.problem import Problem
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import SWAP, Search
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import SWAP, Search
 from chainer_hybridmem.simulation.problem import Problem
 
 

@@ -12,9 +12,9 @@ from chainer_hybridmem.errors import (
     PlanError,
     PlannerError,
 )
-from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation.problem import Problem
-from chainer_hybridmem.validation import check_plan
 
 GROUP = 'chainer_hybridmem.planners'
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Plan
+from chainer_hybridmem.records.plan import Plan
 
 ROUNDS = 5
 

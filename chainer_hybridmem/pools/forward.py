@@ -18,7 +18,7 @@ import enum
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.pools.trace import Trace, check_trace
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Operation,
     Phase,

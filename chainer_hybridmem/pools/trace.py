@@ -7,7 +7,7 @@ symbol    meaning
 ========  ===============================================================
 buffer    one allocation, from its malloc to its free
 event     ``+(i + 1)`` for the malloc of buffer i, ``-(i + 1)`` for its
-          free, as in :mod:`chainer_hybridmem.profile`
+          free, as in :mod:`chainer_hybridmem.records.profile`
 moment    0 before the first event, t + 1 after event t; lifetimes are
           half-open intervals ``[lower, upper)`` of moments
 carried   a buffer left behind by one iteration and freed in the next

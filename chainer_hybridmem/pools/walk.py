@@ -1,6 +1,6 @@
 """Profile, or profile and plan, to memory trace.
 
-The loads of these traces are those of :func:`chainer_hybridmem.validation.check_plan`
+The loads of these traces are those of :func:`~.records.validation.check_plan`
 to the byte, operation by operation, and the same rules made them: what the plan
 releases, swaps in, replays and drops before an operation, then the operation's own
 recorded events.
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from chainer_hybridmem.errors import FormatError, PlanError
-from chainer_hybridmem.parts import in_parts
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.pools.trace import Trace, check_trace
-from chainer_hybridmem.profile import Category, Profile, Storage
-from chainer_hybridmem.validation import check_plan
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.records.profile import Category, Profile, Storage
+from chainer_hybridmem.records.splits import in_parts
+from chainer_hybridmem.records.validation import check_plan
 
 
 def in_core_trace(profile: Profile) -> Trace:

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.bits import fingerprint
 
 MOST_DEPTH = 12  # of attributes of attributes
@@ -39,7 +39,7 @@ def surroundings(roots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[int] = set()
     for name, root in roots:
         if isinstance(root, chainer.Variable):
-            root = (vars(root).get('_data') or [None])[0]  # not if it is away
+            root = owners.held_array(root)
         result.update(_reached(name, root, seen, MOST_DEPTH))
     return result
 
@@ -96,5 +96,5 @@ def _inside(
         private = graph.FRAMEWORK
         parts = [part for part in vars(value).items() if part[0] not in private]
     for key, part in parts:
-        inner = name if key == '_children' else f'{name}/{key}'
+        inner = name if key == owners.CHILDREN else f'{name}/{key}'
         yield from _reached(inner, part, seen, depth)

@@ -27,6 +27,7 @@ from chainer.functions.normalization import batch_normalization
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.utils.conv import get_conv_outsize
 
+from chainer_hybridmem.chainer_access import functions
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.recompute import kernels
 
@@ -167,9 +168,7 @@ def _sum(terms: list[Any], relu: bool) -> Array:
     if not isinstance(terms[0].x, np.ndarray):
         if len(terms) == 1 and not relu:
             xp = chainer.backend.get_array_module(terms[0].x)
-            return batch_normalization._apply_bn_fwd(
-                xp, terms[0].x, *terms[0].parameters
-            )
+            return functions.apply_normalization(xp, terms[0].x, *terms[0].parameters)
         raise NoPassError('on this device only BatchNormalization alone has a pass')
     y = _compiled_sum(terms, relu)
     return _numpy_sum(terms, relu) if y is None else y

@@ -22,7 +22,7 @@ import chainer
 import numpy as np
 from chainer.functions.util.forget import Forget
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.recompute import effects
 

@@ -1,6 +1,6 @@
 """Memory events of one forward pass without backward.
 
-What comes out is a :class:`~chainer_hybridmem.profile.Profile` of forward operations
+What comes out is a :class:`~.records.profile.Profile` of forward operations
 only: which arrays each function reads and makes, and every malloc and free. The
 graph holds nothing; a slot says that a function has made an array (``OUTPUT``) or keeps
 it for itself until it dies (``ATTRIBUTE``).
@@ -25,11 +25,11 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.estimation.specs import spec_of
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.profile import (
     Category,
     Link,
     Operation,
@@ -68,7 +68,7 @@ class _Step:
 
 
 class ForwardRecorder(chainer.FunctionHook):
-    """Records while it is entered; see :mod:`chainer_hybridmem.inference`.
+    """Records while it is entered; see :mod:`chainer_hybridmem.recording.inference`.
 
     Args:
         device: Installed.

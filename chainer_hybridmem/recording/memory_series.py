@@ -30,9 +30,9 @@ from typing import Any, NamedTuple, Protocol
 
 import chainer
 
-from chainer_hybridmem import library
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.chrome_trace import profile_trace
 
 SERIES = (

@@ -17,11 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
-from chainer_hybridmem.owners import Owner, is_parameter
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.recompute import passes, trust
+from chainer_hybridmem.recording.together import count_together, small_ones
+from chainer_hybridmem.recording.verification import (
+    Reading,
+    Verdict,
+    Walker,
+    verify,
+    verify_pass,
+)
+from chainer_hybridmem.records.profile import (
     Category,
     Link,
     Operation,
@@ -32,15 +41,6 @@ from chainer_hybridmem.profile import (
     SlotKind,
     Split,
     Storage,
-)
-from chainer_hybridmem.recompute import passes, trust
-from chainer_hybridmem.recording.together import count_together, small_ones
-from chainer_hybridmem.recording.verification import (
-    Reading,
-    Verdict,
-    Walker,
-    verify,
-    verify_pass,
 )
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
@@ -365,7 +365,8 @@ class Recorder:
             None: nowhere; what only a user's Variable holds may be gone in another
             iteration.
         """
-        in_graph = node._data is not None or self.executor.knows(node)
+        retained = graph.retained_array(node) is not None
+        in_graph = retained or self.executor.knows(node)
         if in_graph or is_parameter(node):
             return IN_GRAPH
         creator = node.creator_node

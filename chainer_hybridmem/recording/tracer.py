@@ -10,12 +10,12 @@ import bisect
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import Device, Mark, PoolFigures, Span
-from chainer_hybridmem.measured import Measured, MemoryEvent, Sample
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.recording.observer import Observer
+from chainer_hybridmem.execution.observer import Observer
 from chainer_hybridmem.recording.stopwatch import Hooks
-from chainer_hybridmem.simulation.timeline import Interval
+from chainer_hybridmem.records.measured_timeline import Measured, MemoryEvent, Sample
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.timeline import Interval
 
 _LANES = {'swap-out': 'd2h', 'swap-in': 'h2d'}
 LEAST_STALL_SECONDS = 2e-6  # shorter ones are the calls themselves

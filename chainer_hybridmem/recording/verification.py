@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
 from chainer_hybridmem.execution.feature_maps import memory_of, nothing

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainer_hybridmem.measured import OPERATIONS, Measured
-from chainer_hybridmem.plan import Action, Plan
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.timeline import Timeline
+from chainer_hybridmem.records.validation import _Walk
 from chainer_hybridmem.reporting import canvas
-from chainer_hybridmem.simulation.timeline import Timeline
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
-from chainer_hybridmem.validation import _Walk
 
 COLOURS = {
     'forward': '#4c9f70',

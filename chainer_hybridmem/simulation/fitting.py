@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainer_hybridmem.parts import in_parts, part_of
-from chainer_hybridmem.plan import Part
-from chainer_hybridmem.profile import Profile, Split
+from chainer_hybridmem.records.plan import Part
+from chainer_hybridmem.records.profile import Profile, Split
+from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.simulation.problem import Problem, fixed_load, with_parts
 
 _Function = tuple[int, int]  # operation, which of its functions

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.parts import EXACT, Splitting, check_splitting, in_parts
-from chainer_hybridmem.plan import Part, Plan
-from chainer_hybridmem.profile import (
+from chainer_hybridmem.records.plan import Part, Plan
+from chainer_hybridmem.records.profile import (
     PERSISTENT,
     Category,
     Profile,
@@ -37,6 +36,7 @@ from chainer_hybridmem.profile import (
     Storage,
     check_profile,
 )
+from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
 
 BEYOND = 10.0  # what host copies without a place cost, of all else there is to do
 CrossIteration = bool | str

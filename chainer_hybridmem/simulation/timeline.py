@@ -10,8 +10,10 @@ import dataclasses
 import numpy as np
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay, Tier
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import (
     Problem,
@@ -19,52 +21,6 @@ from chainer_hybridmem.simulation.problem import (
     decided_by,
     make_problem,
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Interval:
-    """Something that occupies a lane.
-
-    Attributes:
-        lane (str): ``'compute'``, ``'d2h'`` or ``'h2d'``.
-        kind (str): ``'forward'``, ``'backward'``, ``'update'``,
-            ``'recompute'``, ``'swap-out'``, ``'swap-in'`` or ``'stall'``.
-        label (str): What; for a stall its cause.
-        start_seconds (float): From the start of the iteration.
-        end_seconds (float): End, exclusive.
-        storage (int): Feature map copied or waited for; -1 otherwise.
-    """
-
-    lane: str
-    kind: str
-    label: str
-    start_seconds: float
-    end_seconds: float
-    storage: int = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """One simulated iteration.
-
-    Attributes:
-        total_seconds (float): Time of the iteration.
-        peak_bytes (int): Highest load.
-        stall_seconds (float): Time compute waits for copies.
-        host_stall_seconds (float): Time compute waits for the host to issue work.
-        recompute_seconds (float): Time spent on replays.
-        load_bytes (tuple of int): Highest load while each operation runs,
-            what runs before it included.
-        intervals (tuple of Interval): All lanes, by start.
-    """
-
-    total_seconds: float
-    peak_bytes: int
-    stall_seconds: float
-    host_stall_seconds: float
-    recompute_seconds: float
-    load_bytes: tuple[int, ...]
-    intervals: tuple[Interval, ...]
 
 
 def plan_from_positions(
@@ -173,8 +129,6 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     Raises:
         PlanError: If the plan is for another profile or breaks a rule.
     """
-    from chainer_hybridmem.validation import check_plan
-
     if isinstance(profile, Problem):
         problem = profile
     else:

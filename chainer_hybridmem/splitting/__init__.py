@@ -5,7 +5,6 @@ from chainer_hybridmem.splitting.splitter import (
     Splitter,
     Splitting,
     check_splitting,
-    forward_again,
 )
 
-__all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting', 'forward_again']
+__all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting']

@@ -11,6 +11,7 @@ from typing import Any
 
 import chainer
 
+from chainer_hybridmem.chainer_access import sums_of_gradients
 from chainer_hybridmem.devices.protocol import Array
 
 
@@ -91,7 +92,7 @@ def _alone(gradients: list[Any], index: int) -> bool:
     """Whether nobody but the list knows a variable and the memory behind it."""
     if _references(gradients, index) > _ALONE:
         return False
-    held = gradients[index]._data
+    held = sums_of_gradients.holder(gradients[index])
     if _references(held, 0) > _ALONE:
         return False
     base = held[0].base

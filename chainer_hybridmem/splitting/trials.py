@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.profile import Split
+from chainer_hybridmem.records.profile import Split
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
 

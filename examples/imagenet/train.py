@@ -26,7 +26,8 @@ import datasets
 import numpy as np
 from chainer.training import extensions
 
-from chainer_hybridmem import architectures, compat
+from chainer_hybridmem import architectures
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import HybridMemoryError
 
 # What --demo trains: the in-core peak is at least twice the limit, and the whole run

@@ -86,7 +86,7 @@ class TestCommit:
         ('text', 'expected'),
         [
             ('abc1234\n', ('abc1234', True)),
-            ('abc1234\n M chainer_hybridmem/plan.py\n', ('abc1234', False)),
+            ('abc1234\n M chainer_hybridmem/units.py\n', ('abc1234', False)),
             ('', ('unknown', None)),
         ],
     )

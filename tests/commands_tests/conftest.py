@@ -3,7 +3,8 @@
 import pytest
 import toys
 
-from chainer_hybridmem import commands, library
+from chainer_hybridmem import commands
+from chainer_hybridmem.records import library
 
 
 @pytest.fixture

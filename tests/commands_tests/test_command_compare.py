@@ -8,11 +8,12 @@ import sys
 import pytest
 import toys
 
-from chainer_hybridmem import library, shipped_profiles
+from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import progress
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.records import library
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import format_seconds
 

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import doctor, machine, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
 from chainer_hybridmem.errors import HybridMemoryError
@@ -79,13 +79,13 @@ def test_training_differs(hybridmem, monkeypatch):
 
 
 def _session_is_active():
-    from chainer_hybridmem import session
+    from chainer_hybridmem.session import session
 
     return getattr(session._active, 'session', None) is not None
 
 
 def test_memory_is_not_counted(monkeypatch):
-    from chainer_hybridmem.devices.host import HostDevice
+    from chainer_hybridmem.devices.host.device import HostDevice
 
     monkeypatch.setattr(HostDevice, 'install', lambda self, reclaim: None)
     monkeypatch.setattr(HostDevice, 'uninstall', lambda self: None)

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from chainer_hybridmem import compat, library
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import recording, samples
 from chainer_hybridmem.planners import DEFAULT
+from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
 
 NETWORKS = """

@@ -8,9 +8,9 @@ import json
 import pytest
 import toys
 
-from chainer_hybridmem import library
-from chainer_hybridmem.plan import Tier
-from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Link, Profile
 from chainer_hybridmem.simulation import make_problem
 
 LIMIT = ('--memory-limit', '60%')

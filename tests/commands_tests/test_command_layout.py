@@ -6,8 +6,9 @@ import json
 
 import toys
 
-from chainer_hybridmem import library, make_plan
+from chainer_hybridmem import make_plan
 from chainer_hybridmem.pools.models import POOLS
+from chainer_hybridmem.records import library
 
 CSV = 'id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n'
 

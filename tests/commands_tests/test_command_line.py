@@ -12,9 +12,10 @@ import pytest
 import toys
 
 import chainer_hybridmem
-from chainer_hybridmem import __version__, commands, library
+from chainer_hybridmem import __version__, commands
 from chainer_hybridmem.commands import base
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
 
 HALF = ('--memory-limit', '50%')
 READERS = [

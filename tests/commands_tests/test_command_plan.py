@@ -5,14 +5,14 @@ import json
 import pytest
 import toys
 
-from chainer_hybridmem import library
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.profile import Category
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Category
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes
-from chainer_hybridmem.validation import check_plan
 
 LIMIT = ('--memory-limit', '60%')
 

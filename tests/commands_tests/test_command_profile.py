@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from chainer_hybridmem import compat, library
+from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
 
 NETWORKS = """
@@ -114,8 +115,8 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
 
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
-    from chainer_hybridmem import planning
     from chainer_hybridmem.errors import InfeasibleError
+    from chainer_hybridmem.session import planning
 
     def no_plan(*ignored, **options):
         raise InfeasibleError('nothing fits')

@@ -6,8 +6,9 @@ import sys
 
 import toys
 
-from chainer_hybridmem import library, make_plan
+from chainer_hybridmem import make_plan
 from chainer_hybridmem.commands import main
+from chainer_hybridmem.records import library
 
 
 def written(tmp_path, planner='pooch'):

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from chainer_hybridmem import commands, library
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem import commands
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.validation import check_plan
 
 
 @pytest.fixture(scope='module')

@@ -4,8 +4,8 @@ import json
 
 import toys
 
-from chainer_hybridmem import library
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.units import format_bound

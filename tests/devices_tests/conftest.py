@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.records.plan import Tier
 
 LIMIT = 16 << 20
 
@@ -48,7 +48,7 @@ def _open(name, tmp_path):
             pytest.skip('no CUDA GPU')
         import cupy
 
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         return Opened(CudaDevice(LIMIT), cupy)
     options = {} if name == 'ram' else {'swap_dir': str(tmp_path)}

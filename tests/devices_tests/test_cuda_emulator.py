@@ -128,7 +128,7 @@ def test_several_devices():
 RACE = """
     import cupy
     from cuda_emulator import control
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     control.watch_places()
     {sabotage}
@@ -178,7 +178,7 @@ def test_races_are_seen_in_any_order(sabotage, mode):
 TWO_STREAMS = """
     import cupy
     from cuda_emulator import control
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
     from chainer_hybridmem.pools import IterationLog, lay_out
 
     control.watch_places()

@@ -12,7 +12,7 @@ import types
 import numpy
 import pytest
 
-from chainer_hybridmem.devices import cuda
+from chainer_hybridmem.devices.cuda import device as cuda
 from chainer_hybridmem.errors import (
     HostFullError,
     OptionError,

@@ -8,8 +8,8 @@ import pytest
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.devices.protocol import View
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.plan import Tier
 from chainer_hybridmem.pools import IterationLog, lay_out
+from chainer_hybridmem.records.plan import Tier
 
 _MIB = 1 << 20
 

@@ -12,8 +12,9 @@ import numpy
 import pytest
 from own_time import own_time
 
-from chainer_hybridmem.devices import addresses, numpy_memory, slab
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices import addresses, slab
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 
@@ -319,8 +320,8 @@ def test_worker_does_not_keep_a_finished_copy_alive(host):
 _EXIT = """
 import threading, weakref
 import numpy
-from chainer_hybridmem.devices import numpy_memory
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.device import HostDevice
 device = HostDevice(1 << 26)
 device.install(lambda nbytes: None)
 kept = [numpy.ones(n, 'u1') for n in (1, 1000, 1 << 20, 1 << 23)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chainer_hybridmem.devices import ram, store
+from chainer_hybridmem.devices import ram
+from chainer_hybridmem.devices.swap_store import store
 
 KIB = 1024
 UNLIMITED_1 = 9223372036854771712

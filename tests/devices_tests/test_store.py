@@ -10,10 +10,10 @@ import numpy
 import pytest
 from hypothesis import strategies
 
-from chainer_hybridmem.devices import store
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.swap_store import store
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 _MIB = 1 << 20
 

@@ -12,14 +12,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from chainer_hybridmem.devices import store
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
-from chainer_hybridmem.devices.store import FileStore, RamStore, SwapFile
-from chainer_hybridmem.devices.tiers import TieredStore
+from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, SwapFile
+from chainer_hybridmem.devices.swap_store.tiers import TieredStore
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
-from chainer_hybridmem.plan import Tier
+from chainer_hybridmem.records.plan import Tier
 
 _MIB = 1 << 20
 LIMIT = 1000
@@ -257,8 +257,8 @@ def test_the_file_is_private(tmp_path):
 
 VICTIM = """
 import sys, time
-from chainer_hybridmem.devices import store
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.host.device import HostDevice
 device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
 device.install(lambda nbytes: None)
 copy, transfer = device.swap_out(device.allocate(1 << 23), None)

@@ -7,7 +7,7 @@ import toys
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.profile import check_profile
+from chainer_hybridmem.records.profile import check_profile
 from chainer_hybridmem.simulation import make_problem
 
 
@@ -96,7 +96,7 @@ def test_sizes_in_fractions_are_rounded_up():
 def with_temporaries(profile, sizes):
     """Adds allocations of the first operation that it frees itself."""
     from chainer_hybridmem.estimation.structure import assemble, events_by_operation
-    from chainer_hybridmem.profile import Category, Storage
+    from chainer_hybridmem.records.profile import Category, Storage
 
     groups = events_by_operation(profile)
     storages = list(profile.storages)

@@ -14,7 +14,7 @@ from chainer_hybridmem.estimation.costs import (
     time_model,
 )
 from chainer_hybridmem.estimation.specs import parse_spec, spec_bytes
-from chainer_hybridmem.profile import Phase
+from chainer_hybridmem.records.profile import Phase
 
 N, SIDE, CHANNELS = 4, 16, 8
 PLANE = N * SIDE * SIDE  # elements of one channel of a batch

@@ -8,10 +8,10 @@ import recordings
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_model
-from chainer_hybridmem.parts import part_of
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.session import Session
-from chainer_hybridmem.validation import check_plan
+from chainer_hybridmem.records.splits import part_of
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.session.session import Session
 
 
 @pytest.fixture(scope='module')

@@ -11,7 +11,7 @@ from chainer_hybridmem.estimation import (
     largest_planned,
     load_device_model,
 )
-from chainer_hybridmem.profile import check_profile
+from chainer_hybridmem.records.profile import check_profile
 from chainer_hybridmem.simulation import make_problem
 
 

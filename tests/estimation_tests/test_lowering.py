@@ -11,10 +11,10 @@ from chainer_hybridmem.estimation.lowering import CONVOLUTIONS, SERVED
 from chainer_hybridmem.estimation.specs import spec_bytes
 from chainer_hybridmem.estimation.structure import events_by_operation, passing
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.profile import Category, Phase, SlotKind, check_profile
+from chainer_hybridmem.records.profile import Category, Phase, SlotKind, check_profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.validation import check_plan
 
 WORKSPACE = 12345
 

@@ -14,10 +14,10 @@ from chainer_hybridmem.estimation import (
 )
 from chainer_hybridmem.estimation.recomputing import with_whole_forwards
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.profile import check_profile
+from chainer_hybridmem.records.profile import check_profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.validation import check_plan
 
 
 def by_operation(profile):

@@ -14,7 +14,7 @@ from chainer_hybridmem.estimation.structure import (
     assemble,
     events_by_operation,
 )
-from chainer_hybridmem.profile import Category, Storage, check_profile
+from chainer_hybridmem.records.profile import Category, Storage, check_profile
 
 
 def again(profile, groups=None, storages=None):

@@ -14,7 +14,7 @@ import pytest
 # isort: split
 import chainer
 
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 AT_MOST = 2  # exceptions per stage, unless every one is wanted
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}

@@ -11,7 +11,7 @@ import faulty
 import pytest
 
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 AT_MOST = 5  # refusals per stage and kind, unless every one is wanted
 KINDS = {'final': {'final': True}, 'lasting': {'lasting': True}}

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem
-from chainer_hybridmem.devices import copies, numpy_memory
-from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.devices.store import Space, SwapFile
+from chainer_hybridmem.devices.host import copies, numpy_memory
+from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.swap_store.store import Space, SwapFile
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 SWAP = {'planner': 'swap-all'}
 AT_MOST = 1  # failures per stage and kind, unless every one is wanted

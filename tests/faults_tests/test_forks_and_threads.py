@@ -26,7 +26,7 @@ import chainer_hybridmem
 import chainer
 
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.session import Session, active_session
+from chainer_hybridmem.session.session import Session, active_session
 
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
 

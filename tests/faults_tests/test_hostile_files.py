@@ -15,11 +15,12 @@ import toys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem import files, library
+from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, HybridMemoryError
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.simulation import simulate
 
 PROFILE = toys.chain(4)

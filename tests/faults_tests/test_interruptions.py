@@ -17,7 +17,7 @@ import pytest
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.session.session import Session
 
 AT_MOST = 3  # interruptions per stage, unless every one is wanted
 FOLDER = os.path.dirname(chainer_hybridmem.__file__)

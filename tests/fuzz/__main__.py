@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from chainer_hybridmem import compat
+from chainer_hybridmem.chainer_access import compat
 
 # isort: split
 from fuzz.cases import Case, draw

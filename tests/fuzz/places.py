@@ -19,8 +19,8 @@ from unittest import mock
 import numpy as np
 from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
 
-from chainer_hybridmem.devices import numpy_memory
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.device import HostDevice
 
 from .cases import Case
 
@@ -34,6 +34,7 @@ class Host:
     """NumPy, with copies and memory as odd as they may be."""
 
     name = '@numpy'
+    tells_late = False
 
     def adapted(self, case: Case) -> Case:
         """The case as it runs here."""
@@ -83,19 +84,14 @@ class Cuda(Host):
     """CuPy, on a GPU or on the emulator, where the case says when work runs."""
 
     name = '@cupy:0'
+    tells_late = True
     _races = 0
 
     def adapted(self, case: Case) -> Case:
-        # What a program begins to write when a plan is followed is not looked for.
-        layers = [
-            layer
-            for layer in case.layers
-            if layer[0] != 'written' or not layer[1]['since']
-        ]
         chance = random.Random(case.seed ^ 0xC0DA)
         share = chance.uniform(0, 1) if chance.random() < HOST_LIMITED else None
         session = {'host_share': share, **case.session, **HOST_SESSION}
-        return dataclasses.replace(case, layers=layers, session=session)
+        return dataclasses.replace(case, session=session)
 
     def begin(self, case: Case) -> None:
         import cupy
@@ -125,7 +121,7 @@ class Cuda(Host):
         chance: random.Random,
         clock: Clock,
     ) -> None:
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         enter(_poisoned_blocks())
         elapsed = CudaDevice.elapsed
@@ -138,14 +134,14 @@ class Cuda(Host):
         enter(mock.patch.object(CudaDevice, 'elapsed', drawn))
 
     def open_unlimited(self) -> Any:
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         return CudaDevice(GPU_BYTES)
 
     def is_left(self) -> bool:
         import cupy
 
-        from chainer_hybridmem.devices.cuda import CudaDevice
+        from chainer_hybridmem.devices.cuda.device import CudaDevice
 
         allocator = cupy.cuda.get_allocator()
         return isinstance(getattr(allocator, '__self__', None), CudaDevice)
@@ -190,7 +186,7 @@ class _Poisoned:
 
 @contextlib.contextmanager
 def _poisoned_blocks() -> Iterator[None]:
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     find = CudaDevice._find_block
 

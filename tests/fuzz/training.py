@@ -19,13 +19,14 @@ import chainer.links as L
 import numpy as np
 from hostile import Clock
 
-from chainer_hybridmem import guide, owners, session
+from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.plan import Plan
-from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.planners.relaxed import relaxed
-from chainer_hybridmem.profile import Link
 from chainer_hybridmem.recording import recorder, verification
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.search.relaxed import relaxed
+from chainer_hybridmem.session import guide, session
 from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step

@@ -9,9 +9,9 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import autoswap, make_plan
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 
 MIB = toys.MIB

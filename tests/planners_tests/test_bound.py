@@ -16,14 +16,15 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Replay
-from chainer_hybridmem.planners import bound, make_plan
-from chainer_hybridmem.planners.base import Search, least_memory
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.profile import Link, Profile, Storage
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.records.profile import Link, Profile, Storage
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search import bound
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import Search, least_memory
 from chainer_hybridmem.simulation import Problem, kernel, make_problem, simulate
 from chainer_hybridmem.simulation.timeline import positions_from_plan
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 

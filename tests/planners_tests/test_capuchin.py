@@ -15,9 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, least_memory
 from chainer_hybridmem.planners.capuchin import (
     Chains,
     Copies,
@@ -26,9 +24,11 @@ from chainer_hybridmem.planners.capuchin import (
     free_seconds,
     in_core_usage,
 )
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Search, least_memory
 from chainer_hybridmem.planners.checkpoint import is_expensive
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 MIB = toys.MIB

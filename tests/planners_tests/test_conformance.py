@@ -14,12 +14,12 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
-from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.profile import Profile
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 # Planners that cannot run, or run for long, without being told something.

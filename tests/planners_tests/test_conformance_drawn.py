@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import PLANNERS, make_plan, options_of
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.validation import check_plan
 
 every_planner = pytest.mark.parametrize('name', list(PLANNERS))
 

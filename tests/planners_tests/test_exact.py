@@ -15,9 +15,9 @@ from scipy import optimize
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import Search, least_memory
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.records.profile import Link, Profile
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 MIB = toys.MIB

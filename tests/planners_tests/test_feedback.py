@@ -8,10 +8,11 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.planners.feedback import (
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.feedback import (
     STEP,
     Feedback,
     moved_earlier,
@@ -21,7 +22,6 @@ from chainer_hybridmem.planners.feedback import (
     with_measured_link,
 )
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 

@@ -11,17 +11,23 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
-from chainer_hybridmem.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search, least_memory
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.planners.feedback import with_measured_link
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.planners.swap_all import swap_all
-from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.profile import Link, Profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    least_memory,
+)
+from chainer_hybridmem.search.feedback import with_measured_link
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.problem import with_host_limit
-from chainer_hybridmem.validation import check_plan
 
 DISK_SHARE = 0.2  # of the speed of the link to RAM
 SEEDS = range(6)

@@ -13,7 +13,7 @@ import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 STEPS = 4000

@@ -8,11 +8,12 @@ import time
 import pytest
 import toys
 
-from chainer_hybridmem.planners import local_search, make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.planners.improvement import LEAST_GAIN, Improvement
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search import local_search
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.improvement import LEAST_GAIN, Improvement
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.validation import check_plan
 
 
 def tight(seed: int) -> tuple[Problem, int]:

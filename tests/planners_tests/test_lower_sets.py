@@ -23,7 +23,7 @@ from chainer_hybridmem.planners.lower_sets import (
     strategies,
     whole_family,
 )
-from chainer_hybridmem.planners.replay_graph import make_replay_graph
+from chainer_hybridmem.search.replay_graph import make_replay_graph
 from chainer_hybridmem.simulation import make_problem
 
 MIB = toys.MIB

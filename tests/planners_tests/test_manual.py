@@ -9,8 +9,8 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import check_options, make_plan
+from chainer_hybridmem.records.plan import Action
 
 MIB = toys.MIB
 LIMIT = '1GiB'

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import toys
 
-from chainer_hybridmem.plan import Action, Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import (
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,

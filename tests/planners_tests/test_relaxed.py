@@ -9,11 +9,11 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners import relaxed as relaxed_module
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.planners.relaxed import WIDER, relaxed
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan
+from chainer_hybridmem.search import relaxed as relaxed_module
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.relaxed import WIDER, relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import toys
 
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import (
+from chainer_hybridmem.planners.superneurons import (
+    give_up_recomputes,
+    is_convolution,
+    superneurons,
+)
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
@@ -19,14 +26,7 @@ from chainer_hybridmem.planners.base import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.planners.superneurons import (
-    give_up_recomputes,
-    is_convolution,
-    superneurons,
-)
-from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import toys
 
-from chainer_hybridmem import commands, library
+from chainer_hybridmem import commands
 from chainer_hybridmem.errors import OptionError, PlanError, UnknownNameError
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import (
     PLANNERS,
     check_name,
@@ -25,13 +24,15 @@ from chainer_hybridmem.planners import (
     options_of,
     third_party,
 )
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan import Plan
 
 Install = Callable[..., None]
 
 LIMIT = 51 * toys.MIB
 DOCS = pathlib.Path(__file__).parents[2] / 'docs' / 'planners.md'
 WORKING = """
-from chainer_hybridmem.planners.base import SWAP, Search
+from chainer_hybridmem.search.candidates import SWAP, Search
 
 def lazy(problem, limit_bytes, patience=1):
     search = Search(problem, limit_bytes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import toys
 
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.simulation import simulate
 
 LIMIT = '1GiB'

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import least_memory
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.pools import check_layout, exact, planned_trace, smartpool
 from chainer_hybridmem.pools.fitting import fit
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.validation import check_plan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import lower_to_cudnn
 from chainer_hybridmem.pools import Lifetimes, forward_trace
 from chainer_hybridmem.pools import forward as forward_module
-from chainer_hybridmem.profile import SlotKind
 from chainer_hybridmem.recording.forward import ForwardRecorder
+from chainer_hybridmem.records.profile import SlotKind
 
 X = np.random.RandomState(0).rand(4, 2048).astype(np.float32)
 UNIT = X.nbytes

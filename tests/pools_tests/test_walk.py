@@ -11,11 +11,11 @@ import toys
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.pools import in_core_trace, planned_trace, recorded_trace
 from chainer_hybridmem.pools.trace import check_trace
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation.problem import in_core_peak_bytes, make_problem
-from chainer_hybridmem.validation import check_plan
 
 PLANNERS = ('in-core', 'swap-all', 'swap-opt', 'superneurons', 'pooch')
 

@@ -13,7 +13,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.recompute import passes
 
 TYPES = [np.float16, np.float32, np.float64]

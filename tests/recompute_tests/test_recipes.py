@@ -15,9 +15,9 @@ import pytest
 from own_time import own_time
 
 from chainer_hybridmem import planners
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, Search
-from chainer_hybridmem.profile import Profile
 from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
 
 LIMIT = '1GB'
 ITERATIONS = 6

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import owners, pools
-from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem import pools
+from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import SamplePair, lower_to_cudnn
-from chainer_hybridmem.profile import Category, Phase, Profile, SlotKind, check_profile
+from chainer_hybridmem.records.profile import (
+    Category,
+    Phase,
+    Profile,
+    SlotKind,
+    check_profile,
+)
 
 
 def recorded(batchsize):

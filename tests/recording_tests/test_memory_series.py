@@ -12,7 +12,8 @@ import pytest
 import trace_format
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices import numpy_memory, pools
+from chainer_hybridmem.devices import pools
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.recording.memory_series import SERIES, MemoryProfiler

@@ -8,14 +8,14 @@ import pytest
 import toys
 import trace_format
 
-from chainer_hybridmem.plan import Action
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.chrome_trace import (
     STREAMS,
     chrome_trace,
     trace_events,
 )
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
 
 PROFILES = [toys.chain(), *(toys.random_graph(seed, 12) for seed in range(8))]

@@ -14,9 +14,9 @@ import pytest
 import toys
 
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.reporting import memory_viz
 from chainer_hybridmem.reporting.memory_viz import Event, make_snapshot
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
 
 MIB = 1 << 20

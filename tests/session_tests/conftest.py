@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hostile import late_copies, poisoned_memory
 
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import placing
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.session import arena_planning
 
 ITERATIONS = 12
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
@@ -80,7 +80,7 @@ def test_a_session_that_ends_early_logs_and_places_no_more(count):
     """In the first logged iteration, and in the first one with places."""
     np.random.seed(0)
     model = networks.Everything()
-    with hybridmem.optimize(model, 2 * LIMIT) as session:
+    with hybridmem.optimize(model, 2 * LIMIT, planner='hybrid') as session:
         for x, t in networks.batches(count):
             loss = model(x, t)
             model.cleargrads()
@@ -134,7 +134,7 @@ def test_what_comes_unexpectedly_lies_beside(data, in_core):
 def test_a_plan_whose_arena_is_too_large_is_made_again(
     data, in_core, capsys, monkeypatch
 ):
-    monkeypatch.setattr(placing, 'relaxed', lambda problem, plan: plan)
+    monkeypatch.setattr(arena_planning, 'relaxed', lambda problem, plan: plan)
     result, session = run(data, memory_limit=4_000_000, progress=True, planner='hybrid')
     networks.assert_same(in_core, result)
     assert 'so that the arena fits' in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_plan_whose_arena_is_too_large_is_made_again(
 
 def test_an_arena_that_costs_time_is_not_used(data, in_core, capsys, monkeypatch):
     """On the host the limit is kept without one, too."""
-    monkeypatch.setattr(placing, 'MOST_SLOWDOWN', -1.0)
+    monkeypatch.setattr(arena_planning, 'MOST_SLOWDOWN', -1.0)
     result, session = run(data, progress=True)
     networks.assert_same(in_core, result)
     assert 'no arena: none fits' in capsys.readouterr().err

@@ -22,11 +22,11 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import executor
 from chainer_hybridmem.execution.feature_maps import State, memory_of
 from chainer_hybridmem.execution.persistent import PersistentMap
-from chainer_hybridmem.plan import Action
-from chainer_hybridmem.planners.base import least_memory
 from chainer_hybridmem.planners.hybrid import hybrid
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import make_problem
 
 OPTIMIZERS = {

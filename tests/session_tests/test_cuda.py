@@ -96,7 +96,7 @@ def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkey
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy
 
-    from chainer_hybridmem.devices.cuda import CudaDevice
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     spin = cupy.RawKernel(
         r'extern "C" __global__ void spin(long long n) '

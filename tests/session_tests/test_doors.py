@@ -16,11 +16,11 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.feature_maps import LiveMap, State
-from chainer_hybridmem.profile import Slot, SlotKind
-from chainer_hybridmem.session import active_session
+from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.session.session import active_session
 
 ITERATIONS = 10
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed', 'checkpoint-sqrt']
@@ -527,7 +527,7 @@ def test_a_graph_that_outlives_the_session_is_whole(planner, data):
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
 def test_a_graph_that_outlives_an_exception_says_what_is_missing(planner, data):
     def ends():
-        evict = active_session()._executor.reclaim
+        evict = active_session()._reclaim
         evict(2**30)
         raise KeyError
 

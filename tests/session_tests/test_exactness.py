@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem import planners
-from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.planners.relaxed import relaxed
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.search.relaxed import relaxed
 
 PLANNERS = list(planners.PLANNERS)
 ITERATIONS = 7

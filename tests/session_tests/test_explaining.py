@@ -10,6 +10,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.session.session import active_session
 
 SIDE = 500
 PARAMETERS = 2 * 4 * (SIDE * SIDE + SIDE)  # bytes
@@ -94,7 +95,7 @@ def test_the_next_batch_comes_before_its_first_operation():
 def test_so_does_a_batch_after_an_iteration_that_has_been_ended():
     def train(model, optimizer):
         step(model, optimizer)
-        hybridmem.session.active_session().finish_iteration()
+        active_session().finish_iteration()
         big()
 
     assert 'asked for before the first operation of iteration 2' in error_of(train)

@@ -13,9 +13,9 @@ from chainer import training
 from chainer.training import extensions
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import OptionError, UnknownNameError
-from chainer_hybridmem.plan import Action
+from chainer_hybridmem.records.plan import Action
 
 LIMIT = 4_000_000
 

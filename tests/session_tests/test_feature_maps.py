@@ -5,9 +5,9 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
-from chainer_hybridmem import graph
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.execution.feature_maps import LiveMap
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 
 def retained(device, array, live=None):

@@ -7,11 +7,11 @@ import pytest
 from own_time import own_time
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan import Action
-from chainer_hybridmem.planning import Planning
 from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.session.planning import Planning
 
 ITERATIONS = 14
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core

@@ -16,7 +16,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem import placing
+from chainer_hybridmem.session import arena_planning
 
 LIMIT = 240_000_000
 LIBRARIES = 64_000_000  # bytes: BLAS, the planner, Python, what times replays
@@ -50,7 +50,9 @@ def resident(name):
 
 def child(limit, folder):
     """Trains; prints how much more was resident than before at most."""
-    placing.MOST_SLOWDOWN = math.inf  # else times decide whether there is an arena
+    arena_planning.MOST_SLOWDOWN = (
+        math.inf
+    )  # else times decide whether there is an arena
     networks.train(Deep, batches(8, 100), memory_limit='1GB')
     data = batches(12, 16_000)  # the arena stands after 10 at the latest
     before = resident('VmRSS')

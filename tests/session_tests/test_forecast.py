@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import forecast as forecasting
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.optimizers import coming
-from chainer_hybridmem.profile import Category
-from chainer_hybridmem.session import active_session
+from chainer_hybridmem.records.profile import Category
+from chainer_hybridmem.session import forecast as forecasting
+from chainer_hybridmem.session.first_update import coming
+from chainer_hybridmem.session.session import Session, active_session
 
 KNOWN = r'known to do(?: for all)? is (\d+) bytes'
 BATCH = networks.batches(1)[0]
@@ -25,7 +25,7 @@ RNG = np.random.RandomState(0)
 VECTORS = RNG.rand(600, 400).astype('f'), RNG.randint(0, 10, 600).astype('i')
 FEW = VECTORS[0][:32], VECTORS[1][:32]
 WORDS = (RNG.randint(0, 100, (40, 12)).astype('i'),)
-WHOLE = {'splitting': False}
+WHOLE = {'splitting': False, 'planner': 'hybrid'}  # recorded from the first on
 
 
 class Dense(chainer.Chain):
@@ -107,7 +107,7 @@ def train(name, limit, iterations=8):
     np.random.seed(0)
     model = make()
     optimizer = optimizer().setup(model)
-    session = hybridmem.optimize(model, limit, **options)
+    session = hybridmem.optimize(model, limit, **{'planner': 'hybrid', **options})
     with session:
         for _ in range(iterations):
             optimizer.update(model, *batch)
@@ -145,7 +145,7 @@ def test_it_is_refused_before_the_second_iteration_has_a_number():
     model = Counting()
     optimizer = chainer.optimizers.Adam().setup(model)
     with pytest.raises(OutOfMemoryError, match='Training cannot go on'):
-        with hybridmem.optimize(model, 4_600_000):
+        with hybridmem.optimize(model, 4_600_000, planner='hybrid'):
             for _ in range(3):
                 optimizer.update(model, *FEW)
     assert len(seen) == 2  # the second one has not come past its first function
@@ -171,7 +171,7 @@ def test_a_smaller_batch_goes_on_after_a_refusal():
 def test_gradients_without_an_update_need_no_states():
     model = Dense()
     chainer.optimizers.Adam().setup(model)
-    with hybridmem.optimize(model, 2_500_000) as session:
+    with hybridmem.optimize(model, 2_500_000, planner='hybrid') as session:
         for _ in range(6):
             model.cleargrads()
             model(*FEW).backward()
@@ -193,10 +193,10 @@ def test_what_was_made_to_stay_is_there_when_it_comes_again(monkeypatch):
     def noted(self, draft):
         drafts.append(draft)
 
-    monkeypatch.setattr(hybridmem.session.Session, '_foresee', noted)
+    monkeypatch.setattr(Session, '_foresee', noted)
     model = Dense(lazy=True)
     optimizer = chainer.optimizers.Adam().setup(model)
-    with hybridmem.optimize(model, 20_000_000) as session:
+    with hybridmem.optimize(model, 20_000_000, planner='hybrid') as session:
         for _ in range(4):
             optimizer.update(model, *FEW)
     again = forecasting.repeated(drafts[0])

@@ -12,10 +12,10 @@ import toys
 
 from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
 from chainer_hybridmem.execution.executor import Counters
-from chainer_hybridmem.history import History
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.spent import Spent
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.session.history import History
+from chainer_hybridmem.session.spent import Spent
 
 NEWEST = 1000  # as the docstrings say
 

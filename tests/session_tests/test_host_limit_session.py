@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.store import Store
+from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
 from chainer_hybridmem.execution.feature_maps import LiveMap
-from chainer_hybridmem.plan import Action, Tier
+from chainer_hybridmem.records.plan import Action, Tier
 
 ITERATIONS = 6
 SHARE = 0.72  # of the in-core peak: what the others tests train in
@@ -150,7 +150,7 @@ def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
 
 @pytest.fixture
 def open_host_device():
-    from chainer_hybridmem.devices.host import HostDevice
+    from chainer_hybridmem.devices.host.device import HostDevice
 
     device = HostDevice(1 << 20, host_limit_bytes=4096)
     device.install(lambda nbytes: None)
@@ -184,7 +184,7 @@ def test_shapes_that_alternate_share_the_host_memory(peak, swapped, tmp_path, mo
 def test_a_kind_of_iteration_that_is_forgotten_holds_no_host_memory(
     peak, swapped, monkeypatch
 ):
-    monkeypatch.setattr('chainer_hybridmem.guides.LARGEST_GUIDE_COUNT', 1)
+    monkeypatch.setattr('chainer_hybridmem.session.guides.LARGEST_GUIDE_COUNT', 1)
     long, short = networks.batches(1), networks.batches(1, size=6)
     held = []
     for rounds in (2, 5):

@@ -10,7 +10,8 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import PLANNERS, improvement, swap_all
+from chainer_hybridmem.planners import PLANNERS, swap_all
+from chainer_hybridmem.search import improvement
 
 LIMIT = 4_000_000
 ITERATIONS = 11

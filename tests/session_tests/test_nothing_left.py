@@ -16,7 +16,7 @@ from chainer import training
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors
-from chainer_hybridmem.owners import model_arrays
+from chainer_hybridmem.chainer_access.owners import model_arrays
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 BATCH = networks.batches(1)[0]

@@ -25,13 +25,13 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem
-from chainer_hybridmem import plan_cache
-from chainer_hybridmem.devices.host import HostDevice
+from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.plan_cache import PlanCache
-from chainer_hybridmem.planning import Planning
-from chainer_hybridmem.profile import Slot, SlotKind
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.session import plan_cache
+from chainer_hybridmem.session.plan_cache import PlanCache
+from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.splitting.rules import Way
 
 LIMIT = 1_600_000  # bytes; plain Chainer needs 2.8 million
@@ -531,7 +531,9 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 
 def test_a_folder_of_root_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
-    monkeypatch.setattr('chainer_hybridmem.plan_cache.ROOT', os.stat(tmp_path).st_uid)
+    monkeypatch.setattr(
+        'chainer_hybridmem.session.plan_cache.ROOT', os.stat(tmp_path).st_uid
+    )
     chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
 
 
@@ -598,7 +600,7 @@ def test_training_goes_on_beside_a_broken_file(folder, data, in_core):
 
 def test_a_plan_that_evicts_again_and_again_is_profiled_again(folder, data, in_core):
     def pretend(body: dict[str, Any]) -> None:
-        profile = chainer_hybridmem.profile.Profile.from_json(body['profile'])
+        profile = chainer_hybridmem.records.profile.Profile.from_json(body['profile'])
         smaller = tuple(
             dataclasses.replace(s, nbytes=s.nbytes // 8 if s.plannable else s.nbytes)
             for s in profile.storages

@@ -14,9 +14,10 @@ import chainer
 import networks
 import pytest
 
-from chainer_hybridmem import guide, planning, spent
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.session import guide, planning, spent
+from chainer_hybridmem.session import session as session_module
 from chainer_hybridmem.units import format_seconds
 
 # Seconds that each step takes on a clock that nothing else moves.
@@ -72,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         ('planner', planning, 'make_plan'),
         ('arena', planning, 'lay_out'),
         ('log', AllocationLog, 'finish'),
-        ('keep', hybridmem.session.Session, '_keep'),
+        ('keep', session_module.Session, '_keep'),
     ):
         slow = clock.slow(step, getattr(owner, name))
         if isinstance(owner, type):

@@ -14,8 +14,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-from chainer_hybridmem import graph
-from chainer_hybridmem.session import active_session
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.session.session import active_session
 
 
 class Unpooling(chainer.Chain):
@@ -40,7 +40,7 @@ def evict_everything():
     """As if memory were short now."""
     session = active_session()
     if session is not None:
-        session._executor.reclaim(2**30)
+        session._reclaim(2**30)
 
 
 def train(network=Unpooling, backwards=1, **options):

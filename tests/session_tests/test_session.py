@@ -17,7 +17,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import compiling
-from chainer_hybridmem.devices import numpy_memory
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
     SessionError,
@@ -318,7 +318,7 @@ def test_replan_changes_the_plan_between_iterations(model):
 def test_everything_fits_keeps_everything(model):
     optimizer = chainer.optimizers.SGD().setup(model)
     (x, t), *_ = networks.batches(1)
-    with hybridmem.optimize(model, '1GB') as session:
+    with hybridmem.optimize(model, '1GB', planner='hybrid') as session:
         for _ in range(6):
             networks.iterate(model, optimizer, x, t)
         figures = session.statistics()

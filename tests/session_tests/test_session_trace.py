@@ -13,11 +13,11 @@ import pytest
 import trace_format
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import library
 from chainer_hybridmem.commands import main
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.measured import OPERATIONS, Measured
-from chainer_hybridmem.plan import Action
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.reporting.memory_viz import measured_snapshot
 

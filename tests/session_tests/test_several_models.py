@@ -11,8 +11,8 @@ import pytest
 from chainer import training
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.chainer_access.models import Models, one_model
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.models import Models, one_model
 
 LIMIT = 2_600_000
 
@@ -125,7 +125,7 @@ def test_models_may_be_given_as_a_list():
     gen, dis = Generator(), Discriminator()
     optimizers = [chainer.optimizers.SGD().setup(model) for model in (gen, dis)]
     z = np.zeros((4, 16), np.float32)
-    with hybridmem.optimize([gen, dis], LIMIT) as session:
+    with hybridmem.optimize([gen, dis], LIMIT, planner='hybrid') as session:
         for _ in range(6):
             loss = F.sum(dis(gen(z)))
             session.model.cleargrads()

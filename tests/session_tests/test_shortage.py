@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import planning
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import State
+from chainer_hybridmem.session import planning
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 TIGHT = {'splitting': False, 'link_bandwidth': '100MB/s'}  # a plan uses what there is

@@ -11,10 +11,10 @@ import hostile
 import networks
 import pytest
 
-from chainer_hybridmem import placing, planning
-from chainer_hybridmem.guide import LONGEST_REST, Guide
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.session import arena_planning, planning
+from chainer_hybridmem.session.guide import LONGEST_REST, Guide
 
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 30
@@ -26,7 +26,7 @@ LAYING = 2  # iterations without an arena after a change
 @pytest.fixture
 def any_arena(monkeypatch):
     """An arena may slow a plan down: times do not decide whether there is one."""
-    monkeypatch.setattr(placing, 'MOST_SLOWDOWN', math.inf)
+    monkeypatch.setattr(arena_planning, 'MOST_SLOWDOWN', math.inf)
 
 
 class Watched:
@@ -166,7 +166,9 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
     def refuse(self, arena):
         return False
 
-    monkeypatch.setattr('chainer_hybridmem.devices.host.HostDevice.set_places', refuse)
+    monkeypatch.setattr(
+        'chainer_hybridmem.devices.host.device.HostDevice.set_places', refuse
+    )
     watched = Watched(data[:9])
     reason = 'none: no memory for it beside what the pool keeps'
     assert watched.missing[-1] == reason

@@ -14,13 +14,15 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem import graph, planners
+from chainer_hybridmem import planners
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
 from chainer_hybridmem.execution.feature_maps import LiveMap
-from chainer_hybridmem.extension import HybridMemory
-from chainer_hybridmem.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.session.extension import HybridMemory
+from chainer_hybridmem.session.session import active_session
 
 LIMIT = 3_700_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 7
@@ -40,7 +42,7 @@ def while_guided(action):
     done = []
 
     def act(*args):
-        session = hybridmem.session.active_session()
+        session = active_session()
         if not done and session.state == 'guided' and session._backward_seen:
             done.append(action(*args))
 
@@ -132,9 +134,9 @@ def test_a_wrong_bit_in_a_replay_is_found(data, monkeypatch):
     def flip(root):
         root.reshape(-1).view(np.uint8)[7] ^= 1
 
-    def wrong(self, root):
+    def wrong(self, root, what):
         flip(root)
-        refill(self, root)
+        refill(self, root, what)
 
     monkeypatch.setattr(LiveMap, 'refill', wrong)
     with pytest.raises(VerificationError, match='planned: recompute'):
@@ -192,7 +194,7 @@ def replayed(effect):
 
     def wrong(before, *args):
         result = replay(before, *args)
-        if hybridmem.session.active_session().state == 'guided':
+        if active_session().state == 'guided':
             effect()
         return result
 
@@ -209,7 +211,7 @@ def test_a_replay_that_draws_random_numbers_is_found(data):
 
 def test_a_replay_that_moves_statistics_is_found(data):
     def move():
-        hybridmem.session.active_session().model.block1.b1.avg_mean += 1
+        active_session().model.block1.b1.avg_mean += 1
 
     with (
         replayed(move),
@@ -220,7 +222,7 @@ def test_a_replay_that_moves_statistics_is_found(data):
 
 def test_a_replay_that_changes_a_parameter_is_found(data):
     def move():
-        model = hybridmem.session.active_session().model
+        model = active_session().model
         for parameter in model.params():
             parameter.array += 1
 

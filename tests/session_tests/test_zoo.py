@@ -15,7 +15,7 @@ import chainer
 import chainer_hybridmem
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners.base import least_memory
+from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 
 ITERATIONS = 3  # under each planner

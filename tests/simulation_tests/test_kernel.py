@@ -10,10 +10,10 @@ import pytest
 import toys
 
 from chainer_hybridmem.errors import FormatError, PlanError
-from chainer_hybridmem.plan import Replay
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search, least_memory
-from chainer_hybridmem.profile import Link, Profile
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Link, Profile
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 

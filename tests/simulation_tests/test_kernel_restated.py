@@ -9,7 +9,7 @@ import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem.planners.base import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
 from chainer_hybridmem.simulation.problem import Arrays
 

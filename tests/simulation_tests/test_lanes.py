@@ -10,15 +10,15 @@ import toys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainer_hybridmem.plan import Plan
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.base import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.profile import Profile
-from chainer_hybridmem.simulation import Timeline, kernel, make_problem, simulate
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.simulation import kernel, make_problem, simulate
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import (
-    Interval,
     positions_from_plan,
     undisturbed_seconds,
 )

@@ -19,17 +19,17 @@ from chainer_hybridmem.errors import (
     PlanError,
 )
 from chainer_hybridmem.estimation.structure import assemble, events_by_operation
-from chainer_hybridmem.parts import in_parts, part_of
-from chainer_hybridmem.plan import Part, Plan
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.base import SWAP, Search, least_memory
 from chainer_hybridmem.pools import planned_trace
-from chainer_hybridmem.profile import Category, Profile, Split, Storage
+from chainer_hybridmem.records.plan import Part, Plan
+from chainer_hybridmem.records.profile import Category, Profile, Split, Storage
+from chainer_hybridmem.records.splits import in_parts, part_of
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.reporting.memory_viz import planned_snapshot
+from chainer_hybridmem.search.candidates import SWAP, Search, least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import with_parts
-from chainer_hybridmem.validation import check_plan
 
 MIB = toys.MIB
 HUGE = 100 * MIB  # temporaries of one function

@@ -11,20 +11,20 @@ import networks  # imports chainer_hybridmem before chainer
 import numpy as np
 import pytest
 
-from chainer_hybridmem import planning
-from chainer_hybridmem import session as session_module
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.guide import Guide
-from chainer_hybridmem.parts import in_parts, part_of
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.bound import lower_bound
-from chainer_hybridmem.profile import Link
-from chainer_hybridmem.session import Session
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.splits import in_parts, part_of
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.session import planning
+from chainer_hybridmem.session import session as session_module
+from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.splitting.trials import Trials
-from chainer_hybridmem.validation import check_plan
 
 ITERATIONS = 8
 PLENTY = 10**9

@@ -1,0 +1,1 @@
+"""What touches Chainer's private fields; no other room does."""

@@ -1,0 +1,39 @@
+"""What Chainer's functions keep to themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer.functions.activation import leaky_relu
+from chainer.functions.normalization import batch_normalization as bn
+
+LeakyReLUGrad = leaky_relu._LeakyReLUGrad
+apply_normalization = bn._apply_bn_fwd
+IN_SHAPE = '_in_shape'  # attribute of pooling: the shape of its input
+
+
+def chooses_as_chainer(normalization: Any) -> bool:
+    """Whether Chainer chooses the implementation of a batch normalization."""
+    return bool(normalization._impl_selector is bn._impl_selector)
+
+
+def is_general(gradient: Any) -> bool:
+    """Whether a batch normalization's backward is Chainer's own, without a library."""
+    return type(gradient._impl) is bn.GeneralBatchNormalizationImpl
+
+
+def input_layouts(function: Any) -> tuple[Any, ...]:
+    """How the axes of inputs lie in memory; empty if all lie as usual."""
+    return getattr(function, '_input_layouts', None) or ()
+
+
+def set_batch_size(function: Any, original: Any, length: int) -> None:
+    """Changes the number of samples in what a pooling knows of its input.
+
+    Args:
+        function: Gets it, if it is a pooling whose forward has run.
+        original: Knows the rest of the shape.
+        length: Of the batch.
+    """
+    if IN_SHAPE in vars(original):
+        function._in_shape = (length, *original._in_shape[1:])

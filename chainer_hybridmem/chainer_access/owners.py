@@ -1,0 +1,300 @@
+"""Parameters and optimizer states: where they are held, and what holds their place.
+
+Note: [lazy owners]
+    A parameter or update rule whose array is leaving or away gets a class made of the
+    one it had. Whoever looks for the array brings it back first: an update, a
+    snapshot, an evaluation, a hook. So a plan that has been left, or that is wrong,
+    costs time and never contents. One question is answered without the array, because
+    ``cleargrads`` asks it between forward and backward: whether there is one. The node
+    of a parameter is asked by every backward function, before the hooks run: it says
+    None, and the hook brings back what the function reads.
+
+Note: [shared placeholders]
+    ``Link.copy`` makes parameters that share the list with the array, and one of them
+    cannot know that another one has emptied it. Such an array stays where it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.records.profile import Category
+
+CHILDREN = '_children'  # attribute in which a chain holds its links
+_AWAY = '_hybridmem_away'
+
+
+class Owner:
+    """One array that a parameter or an update rule holds.
+
+    Attributes:
+        label (str): Path of the parameter; for a state its name behind a colon.
+        category (Category): What the array holds.
+    """
+
+    category: Category
+    _field: str  # attribute with the array's container
+
+    def __init__(self, label: str, holder: Any) -> None:
+        self.label = label
+        self._holder = holder
+
+    @property
+    def node(self) -> Any:
+        """The node of the graph that refers to the array; None for a state."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        array = self.get()
+        return 0 if array is None else int(array.nbytes)
+
+    def get(self) -> Array | None:
+        """The array; None if there is none or it is away."""
+        raise NotImplementedError
+
+    def alone(self) -> bool:
+        """Whether nobody else has the container of the array."""
+        return True
+
+    def put(self, array: Array | None) -> None:
+        """Fills or empties the container."""
+        raise NotImplementedError
+
+    def watch(self, bring_back: Callable[[], None]) -> None:
+        """``bring_back`` is called before anybody gets the array."""
+        away = self._holder.__dict__.setdefault(_AWAY, {})
+        away[self.label] = bring_back
+        if len(away) == 1:
+            self._holder.__class__ = _away_class(self._holder.__class__, self._field)
+
+    def unwatch(self) -> None:
+        """The array is there to stay."""
+        away = self._holder.__dict__.get(_AWAY)
+        if away is None:
+            return
+        away.pop(self.label, None)
+        if away:
+            return
+        # An interrupt may have come between any two of these lines.
+        kind = type(self._holder)
+        if _AWAY in vars(kind):
+            self._holder.__class__ = kind.__bases__[0]
+        self._holder.__dict__.pop(_AWAY, None)
+
+
+class ParameterOwner(Owner):
+    """A parameter: its variable and the variable's node."""
+
+    category = Category.PARAMETER
+    _field = '_data'
+
+    def __init__(self, label: str, holder: Any) -> None:
+        super().__init__(label, holder)
+        self._retained = False  # whether the node had it, too
+
+    @property
+    def node(self) -> Any:
+        """See :class:`Owner`."""
+        return self._holder._node
+
+    def get(self) -> Array | None:
+        """See :class:`Owner`."""
+        return self._holder.__dict__['_data'][0]
+
+    def alone(self) -> bool:
+        """See [shared placeholders]."""
+        return sys.getrefcount(self._holder.__dict__['_data']) <= 2
+
+    def put(self, array: Array | None) -> None:
+        """See :class:`Owner`; the node has the array if it had it before."""
+        node, container = self._holder._node, self._holder.__dict__['_data']
+        if array is None:
+            self._retained = node._data is not None
+        container[0] = array
+        if self._retained:
+            node._data = array
+
+
+class EntryOwner(Owner):
+    """An entry of a dictionary that its holder has."""
+
+    def __init__(self, label: str, holder: Any, name: str) -> None:
+        super().__init__(label, holder)
+        self._name = name
+
+    @property
+    def _entries(self) -> Any:
+        raise NotImplementedError
+
+    def get(self) -> Array | None:
+        """See :class:`Owner`."""
+        return (self._entries or {}).get(self._name)
+
+    def put(self, array: Array | None) -> None:
+        """See :class:`Owner`."""
+        self._entries[self._name] = array
+
+
+class StateOwner(EntryOwner):
+    """One entry of an update rule's state."""
+
+    category = Category.OPTIMIZER_STATE
+    _field = '_state'
+
+    @property
+    def _entries(self) -> Any:
+        return self._holder.__dict__['_state']
+
+
+class PersistentOwner(EntryOwner):
+    """A persistent array of a link, such as a running mean; it is never away."""
+
+    category = Category.PARAMETER
+
+    @property
+    def _entries(self) -> Any:
+        return self._holder.__dict__
+
+
+def owners_of(model: chainer.Link) -> Iterator[Owner]:
+    """Every array of the model's parameters and of their update rules, by path."""
+    kinds = chainer.get_array_types()
+    seen: set[int] = set()
+    for path, parameter in model.namedparams(include_uninit=False):
+        if id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        yield ParameterOwner(path, parameter)
+        rule = parameter.update_rule
+        for name, value in (rule.state or {}).items() if rule is not None else ():
+            if isinstance(value, kinds):
+                yield StateOwner(f'{path}:{name}', rule, name)
+
+
+def persistents_of(model: chainer.Link) -> Iterator[Owner]:
+    """Every persistent array of the model's links, by path."""
+    kinds = chainer.get_array_types()
+    for path, link in model.namedlinks():
+        for name in link._persistent:
+            if isinstance(link.__dict__.get(name), kinds):
+                yield PersistentOwner(f'{path}/{name}', link, name)
+
+
+def move_in(model: chainer.Link, device: Device) -> None:
+    """Moves what only the model has into memory of the device; what fits.
+
+    What is new in the pool of others keeps the large pieces there that it was cut from.
+    """
+    for owner in (*owners_of(model), *persistents_of(model)):
+        array = owner.get()
+        if array is None or not device.owns(array) or not owner.alone():
+            continue
+        node = owner.node
+        holders = 1 + (node is not None and node._data is array)
+        # Also counted here: the name, and the argument.
+        if array.base is not None or sys.getrefcount(array) > holders + 2:
+            continue
+        try:
+            copied = array.copy(order='K')
+        except MemoryError:
+            return
+        if copied.strides == array.strides:
+            owner.put(None)
+            owner.put(copied)
+
+
+def model_arrays(model: chainer.Link) -> list[Any]:
+    """What stays from iteration to iteration, as arrays."""
+    return [array for _, array in permanent_arrays(model)]
+
+
+def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
+    """Parameters, gradients, optimizer state and persistent arrays."""
+    arrays: list[tuple[Category, Any]] = []
+    for parameter in model.params():
+        arrays.append((Category.PARAMETER, parameter.array))
+        # The public property raises where there is none.
+        arrays.append((Category.GRADIENT, parameter._grad))
+        rule = parameter.update_rule
+        if rule is not None and rule.state:
+            states = rule.state.values()
+            arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
+    for link in model.links():
+        persistent = (link.__dict__.get(name) for name in link._persistent)
+        arrays.extend((Category.PARAMETER, value) for value in persistent)
+    kinds = chainer.get_array_types()
+    return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
+
+
+def held_array(variable: chainer.Variable) -> Array | None:
+    """The array of a variable; None if it is away, which it stays."""
+    array: Array | None = (vars(variable).get('_data') or [None])[0]
+    return array
+
+
+def fresh_rule(rule: Any) -> Any:
+    """A copy of an update rule without states, as if it had updated before."""
+    fresh = copy.copy(rule)
+    fresh._state, fresh.t = {}, max(rule.t, 1)
+    return fresh
+
+
+def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
+    """How often each parameter among variable nodes has been updated."""
+    counts = []
+    for node in nodes:
+        if node.creator_node is None:
+            variable = node.get_variable_or_none()
+            rule = getattr(variable, 'update_rule', None)
+            if rule is not None:
+                counts.append(rule.t)
+    return tuple(counts)
+
+
+def is_parameter(node: Any) -> bool:
+    """Whether a reference of the graph is that of a parameter's own node."""
+    if not isinstance(node, chainer.variable.VariableNode):
+        return False
+    return isinstance(node.get_variable_or_none(), chainer.Parameter)
+
+
+def _come_home(holder: Any) -> None:
+    for bring_back in list(holder.__dict__.get(_AWAY, {}).values()):
+        bring_back()
+
+
+@functools.cache
+def _away_class(kind: type, field: str) -> type:
+    """A class like ``kind`` that brings the field back; see [lazy owners]."""
+
+    def fetch(self: Any) -> Any:
+        _come_home(self)
+        return self.__dict__[field]
+
+    def store(self: Any, value: Any) -> None:
+        _come_home(self)
+        self.__dict__[field] = value
+
+    def copied(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any) -> Any:
+            _come_home(self)
+            return getattr(self, name)(*args)
+
+        return method
+
+    names: dict[str, Any] = {field: property(fetch, store), _AWAY: None}
+    for name in ('__copy__', '__deepcopy__', '__reduce_ex__'):
+        if hasattr(kind, name):
+            names[name] = copied(name)
+    if issubclass(kind, chainer.Parameter):
+        names['is_initialized'] = property(lambda self: True)
+    return type(kind.__name__, (kind,), names)

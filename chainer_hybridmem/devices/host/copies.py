@@ -1,0 +1,297 @@
+"""Copies between the memory budget and its store, on worker threads.
+
+Note: [frees in the main thread]
+    A worker drops everything that keeps an array alive before it announces
+    that a copy has finished, so that memory is released where the program
+    releases it and not at some moment in a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
+from chainer_hybridmem.devices.swap_store.store import Completion, Space
+from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.interrupts import start_whole
+from chainer_hybridmem.records.plan import Tier
+
+# A throttled copy wakes this often. Each time it takes a core from BLAS, whose
+# other threads then spin: seldom is better.
+_STEP_SECONDS = 0.2
+_LATE_SECONDS = 0.01  # a copy thread that woke late may make up for so much
+_LEAST_STEP_BYTES = 1 << 16
+_ALIVE_SECONDS = 1.0  # who waits looks so often whether the thread still lives
+
+_Copy = Callable[[int, int, int], None]
+
+
+class HostCompletion(Completion):
+    """When a worker has finished a copy.
+
+    Args:
+        thread: The worker.
+        outward: Whether it is a copy to the store.
+
+    Attributes:
+        spoilt (bool): The space in the store does not have the contents (yet).
+        event (threading.Event): Set once the copy has finished or failed.
+        error (Exception or None): Why it failed.
+        began (float): When the copy began, on the clock of ``perf_counter``.
+        ended (float): When it ended.
+    """
+
+    __slots__ = ('_thread', 'began', 'ended', 'error', 'event', 'spoilt')
+
+    def __init__(self, thread: threading.Thread, outward: bool) -> None:
+        self._thread = thread
+        self.spoilt = outward
+        self.event = threading.Event()
+        self.error: BaseException | None = None
+        self.began = self.ended = 0.0
+
+    def done(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self) -> None:
+        """Returns once the copy has finished or failed.
+
+        Raises:
+            SwapStoreError: If the worker has died with it.
+        """
+        while self._thread.is_alive():
+            if self.event.wait(_ALIVE_SECONDS):
+                return
+        if not self.event.is_set():
+            raise SwapStoreError(
+                f'the thread {self._thread.name} has died before a copy of a feature '
+                f'map had finished; run the iteration again.'
+            )
+
+
+class HostTransfer(Transfer):
+    """One copy of a :class:`CopyThread`; keeps its root alive.
+
+    Attributes:
+        completion (HostCompletion): When it has finished, and why it failed.
+    """
+
+    __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
+
+    def __init__(self, root: Root, nbytes: int, completion: HostCompletion) -> None:
+        self.root = root
+        self.nbytes = nbytes
+        self.completion = completion
+        self.submitted = time.perf_counter()
+        self._seconds = 0.0
+
+    def done(self) -> bool:
+        return self.completion.event.is_set()
+
+    def seconds(self) -> float:
+        return self._seconds
+
+    def span(self) -> Span:
+        return _HostSpan(self.completion)
+
+
+class _HostSpan(Span):
+    __slots__ = ('_completion',)
+
+    def __init__(self, completion: HostCompletion) -> None:
+        self._completion = completion
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        return self._completion.began - origin, self._completion.ended - origin
+
+
+class _Job:
+    __slots__ = ('address', 'after', 'block', 'offset', 'outward', 'tier', 'transfer')
+
+    def __init__(
+        self,
+        transfer: HostTransfer,
+        space: Space,
+        address: int,
+        outward: bool,
+    ) -> None:
+        self.transfer = transfer
+        self.block = space.block  # the space may be closed before the copy runs
+        self.offset = space.offset
+        self.tier = space.tier
+        self.address = address
+        self.outward = outward
+        self.after = space.last if isinstance(space.last, HostCompletion) else None
+
+
+class CopyThread:
+    """Copies in one direction, one after the other.
+
+    Args:
+        name: Of the thread.
+        bandwidth: Bytes per second that no copy exceeds; None for no limit.
+        latency_seconds: What every copy takes on top.
+        disk_bandwidth: Likewise for copies to and from files.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bandwidth: float | None,
+        latency_seconds: float,
+        disk_bandwidth: float | None = None,
+    ) -> None:
+        self._name = name
+        self._latency = latency_seconds
+        self._disk_bandwidth = disk_bandwidth
+        self.throttle(bandwidth)
+        self._jobs: queue.SimpleQueue[_Job | None]
+        self._last: HostCompletion | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._free_from = 0.0
+
+    def throttle(self, bandwidth: float | None) -> None:
+        """From the next copy on another bandwidth; None for no limit."""
+        limits = [b for b in (bandwidth, self._disk_bandwidth) if b is not None]
+        self._bandwidths = {Tier.RAM: bandwidth, Tier.DISK: min(limits, default=None)}
+
+    def submit(
+        self, root: Root, space: Space, address: int, outward: bool
+    ) -> HostTransfer:
+        """Queues a copy; it also waits for the space's former copy.
+
+        Raises:
+            SwapStoreError: If there is no thread for it.
+        """
+        completion = HostCompletion(self._living(), outward)
+        transfer = HostTransfer(root, space.nbytes, completion)
+        job = _Job(transfer, space, address, outward)
+        self._last = space.last = transfer.completion
+        self._jobs.put(job)
+        return transfer
+
+    def _living(self) -> threading.Thread:
+        """The thread, which begins with the first copy, and again if it has died.
+
+        What it had not finished then, nobody does: who waits for that is told.
+        """
+        if self._closed:
+            raise SwapStoreError(
+                f'the thread {self._name} has ended with its session; nothing can be '
+                f'copied any more.'
+            )
+        if self._thread is None or not self._thread.is_alive():
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._run, args=(jobs,), name=self._name, daemon=True
+            )
+            self._jobs, self._thread = jobs, thread
+            try:
+                start_whole(thread, lambda: jobs.put(None))
+            except RuntimeError as error:
+                raise SwapStoreError(
+                    f'the thread {self._name}, which copies feature maps, cannot be '
+                    f'started ({error}). Allow this process more threads.'
+                ) from error
+        return self._thread
+
+    def drain(self) -> None:
+        """Waits until every copy queued so far has finished."""
+        if self._last is not None:
+            self._last.wait()
+
+    def close(self) -> None:
+        """Finishes what is queued and ends the thread."""
+        self._closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            if self._thread.ident is not None:  # it has started
+                self._thread.join()
+            self._thread = None
+            self._jobs = queue.SimpleQueue()  # a thread that has died left some
+
+    def _run(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        while True:
+            job = jobs.get()
+            if job is None:
+                return
+            completion = job.transfer.completion
+            try:
+                self._execute(job)
+            except BaseException as error:
+                completion.error = _failure(job.transfer.nbytes, job.outward, error)
+            # See Note: [frees in the main thread].
+            del job
+            completion.event.set()
+
+    def _execute(self, job: _Job) -> None:
+        transfer = job.transfer
+        start = max(transfer.submitted, self._free_from)
+        if job.after is not None and not job.after.done():
+            with contextlib.suppress(SwapStoreError):  # it has died
+                job.after.wait()
+            start = time.perf_counter()
+        if job.after is not None and job.after.spoilt and not job.outward:
+            transfer.completion.spoilt = True
+            raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
+        copy = job.block.write if job.outward else job.block.read
+        transfer.completion.began = time.perf_counter()
+        bandwidth = self._bandwidths[job.tier]
+        if bandwidth is not None or self._latency > 0:
+            self._copy_throttled(copy, job, start, bandwidth)
+        else:
+            start = time.perf_counter()
+            copy(job.offset, job.address, transfer.nbytes)
+        transfer.completion.spoilt = False
+        transfer.completion.ended = end = time.perf_counter()
+        transfer._seconds = end - start
+
+    def _copy_throttled(
+        self, copy: _Copy, job: _Job, start: float, bandwidth: float | None
+    ) -> None:
+        """Spreads a copy over the time that the link would take for it.
+
+        The link keeps its own clock, so that waking up late after one copy
+        does not slow the next ones down.
+        """
+        nbytes = job.transfer.nbytes
+        begin = start + self._latency
+        _sleep_until(begin)
+        due = begin
+        if bandwidth is None:
+            copy(job.offset, job.address, nbytes)
+        else:
+            due += nbytes / bandwidth
+            _copy_in_steps(copy, job, begin, bandwidth)
+        self._free_from = max(due, time.perf_counter() - _LATE_SECONDS)
+
+
+def _copy_in_steps(copy: _Copy, job: _Job, begin: float, bandwidth: float) -> None:
+    nbytes = job.transfer.nbytes
+    step = max(_LEAST_STEP_BYTES, int(bandwidth * _STEP_SECONDS))
+    for start in range(0, nbytes, step):
+        size = min(step, nbytes - start)
+        copy(job.offset + start, job.address + start, size)
+        _sleep_until(begin + (start + size) / bandwidth)
+
+
+def _sleep_until(moment: float) -> None:
+    remaining = moment - time.perf_counter()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+def _failure(nbytes: int, outward: bool, error: BaseException) -> SwapStoreError:
+    if isinstance(error, SwapStoreError):
+        return error.with_traceback(None)  # its frames keep the array alive
+    direction = 'to' if outward else 'from'
+    return SwapStoreError(
+        f'copying {nbytes} bytes of a feature map {direction} the swap store failed: '
+        f'{error}. Check the disk behind swap_dir, or leave swap_dir out to swap '
+        'to memory.'
+    )

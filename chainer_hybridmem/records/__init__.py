@@ -1,0 +1,1 @@
+"""What is written down: profiles, plans and timelines, and how they are checked."""

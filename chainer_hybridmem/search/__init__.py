@@ -1,0 +1,1 @@
+"""What planners are made of: judging candidates, bounds, searches, repairs of plans."""

@@ -1,0 +1,137 @@
+"""Simulated annealing on simulated time, round by round, within a budget."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search import local_search
+from chainer_hybridmem.search.candidates import NUMBERS, Candidate, Search
+from chainer_hybridmem.simulation.problem import Problem
+
+LEAST_STEPS, MOST_STEPS = 50_000, 100_000
+STEPS_TIMES_OPERATIONS = 32_000_000  # less than a second of today's processors
+LARGE_STEPS_TIMES_OPERATIONS = 200_000_000  # with more than MANY_MAPS
+TOLERANCE = 1e-4  # of the bound
+COLD = 1e-5  # last temperature, of the in-core time
+WARMEST = 2e-3  # first temperature, likewise
+# Beyond so many feature maps everything swapped is too far from anything good: rounds
+# follow each other from the relaxation rounded.
+MANY_MAPS = 250
+
+NO_GROUPS = np.zeros(0, np.int64)
+
+
+class Budget:
+    """What is left of the steps and of the time.
+
+    Args:
+        search (Search): Whose simulations are counted.
+        steps (int or None): Steps in all, if they are limited.
+        seconds (float or None): Time in all, if it is limited.
+    """
+
+    def __init__(
+        self, search: Search, steps: int | None, seconds: float | None
+    ) -> None:
+        self.search = search
+        if steps is None:
+            n = len(search.problem.arrays.seconds)
+            many = len(search.problem.maps) > MANY_MAPS
+            work = LARGE_STEPS_TIMES_OPERATIONS if many else STEPS_TIMES_OPERATIONS
+            steps = min(MOST_STEPS, max(LEAST_STEPS, work // n))
+            steps = steps if seconds is None else 2**62
+        self.total = self.left = steps
+        self.deadline = None if seconds is None else search.started + seconds
+        self.seconds_per_step = 0.0
+
+    def share_out(self) -> None:
+        """What is left, in steps, is what the rounds to come share."""
+        self.total = self.left
+        if self.deadline is not None and self.seconds_per_step > 0:
+            seconds = max(self.deadline - time.perf_counter(), 0.0)
+            self.total = min(self.total, int(seconds / self.seconds_per_step))
+
+    def take(self, share: float) -> int:
+        """Steps of one round: a share of all, as far as steps and time allow."""
+        steps = min(self.left, max(1, int(self.total * share)))
+        if self.deadline is not None and self.seconds_per_step > 0:
+            left = self.deadline - time.perf_counter()
+            steps = min(steps, int(left / self.seconds_per_step))
+        return max(steps, 0)
+
+    def used(self, steps: int, seconds: float) -> None:
+        """Counts a round."""
+        self.left = max(self.left - steps, 0)
+        self.search.simulations += steps
+        if steps:
+            self.seconds_per_step = seconds / steps
+
+    def allows(self, simulations: int) -> bool:
+        """Whether there is time for so many simulations."""
+        if self.deadline is None:
+            return True
+        left = self.deadline - time.perf_counter()
+        return simulations * self.seconds_per_step < left
+
+
+def actions_of(plan: Plan) -> np.ndarray:
+    """The (M,) actions of a plan."""
+    return np.array([NUMBERS[entry.action] for entry in plan.maps], np.int64)
+
+
+def anneal_round(
+    search: Search,
+    start: Candidate,
+    steps: int,
+    warm: float,
+    goal: float,
+    budget: Budget,
+    seed: int,
+    groups: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Candidate:
+    """One round of annealing; its best candidate.
+
+    With ``groups`` it changes maps that are alike together.
+    """
+    problem = search.problem
+    # Where no time at all was measured, one temperature is as good as another.
+    cold = COLD * problem.in_core_seconds or COLD
+    if steps == 0 or start.seconds <= goal:
+        return start
+    began = time.perf_counter()
+    pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
+    action, _, done = local_search.anneal(
+        problem.arrays,
+        start.action,
+        search.limit_bytes,
+        search.lead,
+        problem.swap_out_seconds,
+        problem.swap_in_seconds,
+        search.barrier,
+        problem.recomputable,
+        kinds(problem),
+        pointers,
+        alike,
+        steps,
+        max(warm, 2 * cold),
+        cold,
+        goal,
+        seed,
+        search.work,
+    )
+    budget.used(done, time.perf_counter() - began)
+    found = search.evaluate(action)
+    return found if found.seconds < start.seconds else start
+
+
+def kinds(problem: Problem) -> np.ndarray:
+    """(M,) number of the function that makes each map; states are one kind, too."""
+    operations = problem.profile.operations
+    names = [
+        s.category.value if s.persistent else operations[s.producer].function
+        for s in problem.maps
+    ]
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,324 @@
+"""What every planner shares: candidates, their evaluation, the final plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
+from chainer_hybridmem.units import format_bytes
+
+KEEP, SWAP, RECOMPUTE = kernel.KEEP, kernel.SWAP, kernel.RECOMPUTE
+NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An assignment of actions and what the simulator says about it.
+
+    Attributes:
+        action (ndarray): (M,) KEEP, SWAP or RECOMPUTE.
+        seconds (float): Simulated time; infinite if it does not fit.
+        peak_bytes (int): Highest load.
+        worst (int): Operation with the highest load.
+        collective (bool): Whether replays keep what they pass.
+        release_stall (ndarray): (M,) seconds compute waits for each swap-out.
+        need_stall (ndarray): (M,) seconds compute waits for each swap-in.
+    """
+
+    action: np.ndarray
+    seconds: float
+    peak_bytes: int
+    worst: int
+    collective: bool
+    release_stall: np.ndarray
+    need_stall: np.ndarray
+
+    @property
+    def fits(self) -> bool:
+        """Whether the load stays inside the limit at every moment."""
+        return self.seconds < float('inf')
+
+
+class Search:
+    """Evaluates candidates of one problem under one limit, and counts them.
+
+    Args:
+        problem (Problem): What to plan.
+        limit_bytes (int): Memory limit.
+        lead (ndarray or None): (n,) earliest position of a swap-in by the
+            operation that needs it. None: as early as memory allows.
+        barrier (bool): Whether backward starts when every swap-out has finished.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        limit_bytes: int,
+        lead: np.ndarray | None = None,
+        barrier: bool = True,
+    ) -> None:
+        self.problem = problem
+        self.limit_bytes = limit_bytes
+        n = len(problem.arrays.seconds)
+        earliest = np.full(n, problem.arrays.first_backward, np.int64)
+        self.lead = earliest if lead is None else np.maximum(lead, earliest)
+        self.barrier = barrier
+        self.work = kernel.make_work(problem.arrays)
+        self.simulations = 0
+        # On a fresh installation this compiles, which is not planning.
+        self.evaluate(self.fill(SWAP))
+        self.simulations = 0
+        self.started = time.perf_counter()
+
+    def fill(self, action: int) -> np.ndarray:
+        """An assignment with the same action for every map."""
+        return np.full(len(self.problem.maps), action, np.int64)
+
+    def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
+        """Simulates one assignment.
+
+        Args:
+            action: (M,) KEEP, SWAP or RECOMPUTE.
+            free: Index of a map whose copies take no time, to measure what
+                swapping it costs; -1 for none.
+        """
+        self.simulations += 1
+        out_seconds = self.problem.swap_out_seconds
+        in_seconds = self.problem.swap_in_seconds
+        if free >= 0:
+            out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
+            out_seconds[free] = in_seconds[free] = 0.0
+        outcome = kernel.judge(
+            self.problem.arrays,
+            action,
+            self.limit_bytes,
+            self.lead,
+            out_seconds,
+            in_seconds,
+            self.barrier,
+            np.inf,
+            self.work,
+        )
+        return Candidate(
+            action=action.copy(),
+            seconds=outcome.seconds,
+            peak_bytes=outcome.peak_bytes,
+            worst=outcome.worst,
+            collective=outcome.collective,
+            release_stall=self.work.release_stall.copy(),
+            need_stall=self.work.need_stall.copy(),
+        )
+
+    def positions(self, candidate: Candidate) -> kernel.Work:
+        """Where everything of a candidate happens, replays included."""
+        entries = 0
+        for _ in range(2):  # the second time, the program has the room it needs
+            work = kernel.make_work(self.problem.arrays, entries)
+            entries = kernel.evaluate(
+                self.problem.arrays,
+                candidate.action,
+                self.limit_bytes,
+                self.lead,
+                self.problem.swap_out_seconds,
+                self.problem.swap_in_seconds,
+                candidate.collective,
+                self.barrier,
+                np.inf,
+                work,
+            ).entries
+        return work
+
+    def in_core_fits(self) -> bool:
+        """Whether plain Chainer stays inside the limit."""
+        return self.problem.in_core_peak_bytes <= self.limit_bytes
+
+    def seconds(self, positions: kernel.Work) -> float:
+        """Simulated time with everything at the given positions."""
+        self.simulations += 1
+        return run_lanes(self.problem, positions)
+
+    def finish(self, planner: str, candidate: Candidate, **options: Any) -> Plan:
+        """Turns the chosen candidate into a checked plan.
+
+        Raises:
+            InfeasibleError: If it does not fit.
+        """
+        if not candidate.fits:
+            raise infeasible(self.problem, self.limit_bytes, planner, candidate)
+        positions = self.positions(candidate)
+        return self._plan(
+            planner, candidate.action, positions, candidate.seconds, options
+        )
+
+    def finish_at(
+        self, planner: str, action: np.ndarray, positions: kernel.Work, **options: Any
+    ) -> Plan:
+        """Like :meth:`finish`, for positions of the planner's own.
+
+        Args:
+            planner: Name of the planner.
+            action: (M,) KEEP, SWAP or RECOMPUTE.
+            positions: Those of :meth:`positions`, with releases and swap-ins moved.
+            options: What the planner ran with.
+
+        Raises:
+            InfeasibleError: If it does not fit.
+        """
+        seconds = self.seconds(positions)
+        return self._plan(planner, action, positions, seconds, options)
+
+    def _plan(
+        self,
+        planner: str,
+        action: np.ndarray,
+        positions: kernel.Work,
+        seconds: float,
+        options: dict[str, Any],
+    ) -> Plan:
+        if self.problem.profile.disk_link is None:
+            positions.on_disk[:] = False  # what has no room is beyond the limit
+        maps, replays = plan_from_positions(self.problem, action, positions)
+        plan = Plan(
+            planner=planner,
+            options=options,
+            profile_fingerprint=self.problem.profile.fingerprint(),
+            memory_limit_bytes=self.limit_bytes,
+            maps=maps,
+            replays=replays,
+            predicted_seconds=seconds,
+            predicted_peak_bytes=0,
+            in_core_seconds=self.problem.in_core_seconds,
+            lower_bound_seconds=self.problem.in_core_seconds,
+            planning_seconds=time.perf_counter() - self.started,
+            simulations=self.simulations,
+            host_limit_bytes=self.problem.host_limit_bytes,
+            parts=self.problem.parts,
+        )
+        check_host(self.problem, plan)
+        loads = check_plan(self.problem.profile, plan)
+        peak_bytes = max(loads)
+        if peak_bytes > self.limit_bytes:
+            worst = loads.index(peak_bytes)
+            raise _too_much(self.problem, self.limit_bytes, planner, peak_bytes, worst)
+        return dataclasses.replace(plan, predicted_peak_bytes=peak_bytes)
+
+    def finish_in_core(self, planner: str, **options: Any) -> Plan:
+        """The plan that leaves everything to Chainer.
+
+        Raises:
+            InfeasibleError: If that does not fit.
+        """
+        if not self.in_core_fits():
+            raise infeasible(self.problem, self.limit_bytes, planner, None)
+        problem = self.problem
+        return Plan(
+            planner=planner,
+            options=options,
+            profile_fingerprint=problem.profile.fingerprint(),
+            memory_limit_bytes=self.limit_bytes,
+            maps=tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
+            replays=(),
+            predicted_seconds=problem.in_core_seconds,
+            predicted_peak_bytes=problem.in_core_peak_bytes,
+            in_core_seconds=problem.in_core_seconds,
+            lower_bound_seconds=problem.in_core_seconds,
+            planning_seconds=time.perf_counter() - self.started,
+            simulations=self.simulations,
+            host_limit_bytes=problem.host_limit_bytes,
+            parts=problem.parts,
+        )
+
+
+def check_host(problem: Problem, plan: Plan) -> None:
+    """Refuses a plan whose host copies have no place.
+
+    Raises:
+        InfeasibleError: With what it needs and the limit.
+    """
+    limit_bytes = problem.host_limit_bytes
+    needed = plan.tier_bytes(problem.profile, Tier.RAM)
+    if limit_bytes is None or needed <= limit_bytes:
+        return
+    where = 'Raise host_limit, give swap_dir a folder'
+    if problem.profile.disk_link is not None:
+        where = 'Raise host_limit'
+    raise InfeasibleError(
+        f'Planner {plan.planner!r} does not fit the host: what it swaps takes '
+        f'{format_bytes(needed)} ({needed} bytes) of host memory, host_limit is '
+        f'{format_bytes(limit_bytes)} ({limit_bytes} bytes). {where}, raise the memory '
+        "limit, or use planner 'hybrid', which keeps and recomputes instead where it "
+        'can.',
+        needed,
+        limit_bytes,
+    )
+
+
+def kept_load(problem: Problem) -> np.ndarray:
+    """(n,) highest load of each operation if every map is kept to its last use."""
+    a, n_maps = problem.arrays, len(problem.maps)
+    change = np.zeros(len(a.seconds) + 1, np.int64)
+    np.add.at(change, a.producer[:n_maps] + 1, a.size[:n_maps])
+    np.add.at(change, a.last_use + 1, -a.size[:n_maps])
+    return np.cumsum(change)[:-1] + a.fixed_peak
+
+
+def least_memory(problem: Problem) -> tuple[int, int]:
+    """Smallest limit under which any plan exists, and the operation that sets it.
+
+    Everything is swapped, released as soon as possible and brought back at
+    the last moment: what remains is what single operations need, in as many parts as
+    can be.
+    """
+    search = Search(fitted(problem, 0), 0)
+    candidate = search.evaluate(search.fill(SWAP))
+    return candidate.peak_bytes, candidate.worst
+
+
+def infeasible(
+    problem: Problem, limit_bytes: int, planner: str, candidate: Candidate | None
+) -> InfeasibleError:
+    """The error for a limit that the planner cannot keep, with numbers."""
+    if candidate is None:
+        return _too_much(
+            problem, limit_bytes, planner, problem.in_core_peak_bytes, None
+        )
+    peak_bytes, worst = int(candidate.peak_bytes), int(candidate.worst)
+    return _too_much(problem, limit_bytes, planner, peak_bytes, worst)
+
+
+def _too_much(
+    problem: Problem, limit_bytes: int, planner: str, needed: int, at: int | None
+) -> InfeasibleError:
+    """The error for a plan whose operation ``at`` needs too much; None: in-core."""
+    least, worst = least_memory(problem)
+    label = problem.profile.operations[worst].label
+    limit = f'{format_bytes(limit_bytes)} ({limit_bytes} bytes)'
+    smallest = f'{format_bytes(least)} ({least} bytes)'
+    if least > limit_bytes:
+        message = (
+            f'Operation {worst} ({label}) alone needs {smallest}, parameters and all '
+            f'else that never leaves included, more than the memory limit of {limit}. '
+            f'The smallest limit that works is {least} bytes; raise the limit or lower '
+            'the batch size.'
+        )
+        return InfeasibleError(message, least, limit_bytes)
+    if at is None:
+        what = 'plain Chainer, whose graph holds every feature map to its end,'
+    else:
+        what = f'operation {at} ({problem.profile.operations[at].label})'
+    message = (
+        f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
+        f"({needed} bytes), the memory limit is {limit}. Planner 'swap-all' works "
+        f'from {smallest} on.'
+    )
+    return InfeasibleError(message, needed, limit_bytes)

@@ -1,0 +1,171 @@
+"""Compiled local search over keep, swap and recompute together.
+
+Simulated annealing on simulated time: a move changes the actions of a few maps, the
+simulator judges the result, and what does not fit is refused. How much slower a
+candidate may be is drawn before, so that the simulator can give up early. Moves are
+single maps, exchanges between two maps, runs of maps that follow each other in
+production (all, or those made by the same kind of function), and copies of the pattern
+of another place: networks repeat themselves, and what helps one block often helps the
+next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.search import coarse
+from chainer_hybridmem.simulation import kernel, problem
+from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
+from chainer_hybridmem.simulation.problem import Arrays
+
+
+@compiled()
+def _other(action: int, recomputable: bool) -> int:
+    """Another action, at random."""
+    if action == KEEP:
+        return RECOMPUTE if recomputable and np.random.random() < 0.5 else SWAP
+    if action == SWAP:
+        return RECOMPUTE if recomputable and np.random.random() < 0.5 else KEEP
+    return SWAP if np.random.random() < 0.5 else KEEP
+
+
+@compiled()
+def _length(most: int) -> int:
+    """A random length from 1 to ``most``: short ones often, long ones at times."""
+    return int(np.exp(np.random.random() * np.log(most + 0.999)))
+
+
+@compiled()
+def _move(
+    current: np.ndarray,
+    recomputable: np.ndarray,
+    kind_of: np.ndarray,
+    proposed: np.ndarray,
+) -> int:
+    """Writes a neighbour of ``current`` into ``proposed``; maps changed."""
+    n_maps = len(current)
+    m = np.random.randint(n_maps)
+    dice = np.random.random()
+    if dice < 0.35:  # one map
+        proposed[m] = _other(current[m], recomputable[m])
+        return 1
+    if dice < 0.65:  # exchange with a map, rather a near one
+        far = _length(n_maps)
+        other = m + far if np.random.random() < 0.5 else m - far
+        for _ in range(6):
+            if 0 <= other < n_maps and current[other] != current[m]:
+                break
+            far = _length(n_maps)
+            other = m + far if np.random.random() < 0.5 else m - far
+        if other < 0 or other >= n_maps or current[other] == current[m]:
+            return 0
+        if current[other] == RECOMPUTE and not recomputable[m]:
+            return 0
+        if current[m] == RECOMPUTE and not recomputable[other]:
+            return 0
+        proposed[m], proposed[other] = current[other], current[m]
+        return 2
+    last = min(n_maps, m + 1 + _length(max(2, n_maps // 4)))
+    changed = 0
+    if dice < 0.85:  # a run of maps, all or those of the same kind of function
+        target = _other(current[m], recomputable[m])
+        alike = np.random.random() < 0.7
+        for i in range(m, last):
+            if alike and kind_of[i] != kind_of[m]:
+                continue
+            if target == RECOMPUTE and not recomputable[i]:
+                continue
+            if current[i] != target:
+                proposed[i] = target
+                changed += 1
+        return changed
+    # The pattern of another place.
+    other = np.random.randint(n_maps)
+    for i in range(m, min(last, m + n_maps - other)):
+        pattern = current[other + i - m]
+        if kind_of[i] != kind_of[other + i - m]:
+            continue
+        if pattern == RECOMPUTE and not recomputable[i]:
+            continue
+        if current[i] != pattern:
+            proposed[i] = pattern
+            changed += 1
+    return changed
+
+
+@compiled(uses=(kernel, problem, coarse), nogil=True)
+def anneal(
+    a: Arrays,
+    start: np.ndarray,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    recomputable: np.ndarray,
+    kind_of: np.ndarray,
+    pointers: np.ndarray,
+    alike: np.ndarray,
+    steps: int,
+    warm: float,
+    cold: float,
+    goal: float,
+    seed: int,
+    w: Work,
+) -> Any:
+    """Simulated annealing from a feasible start.
+
+    Args:
+        kind_of: (M,) number of the function that makes each map.
+        pointers: Groups of maps to change evenly spread, as in :func:`.coarse.spread`;
+            empty for moves of a few maps.
+        alike: (M,) maps by group.
+        steps: Candidates to judge.
+        warm: First temperature in seconds.
+        cold: Last temperature in seconds.
+        goal: Stop when a plan is this fast.
+        seed: Of the random moves.
+
+    Returns:
+        tuple: Best actions, their seconds, candidates judged.
+    """
+    np.random.seed(seed)
+    current = start.copy()
+    proposed = start.copy()
+    best = start.copy()
+    now = kernel.judge(
+        a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
+    ).seconds
+    best_seconds = now
+    cooling = (cold / warm) ** (1.0 / max(steps, 1))
+    temperature = warm
+    done = 0
+    while done < steps and best_seconds > goal:
+        done += 1
+        temperature *= cooling
+        if len(pointers) == 0:
+            changed = _move(current, recomputable, kind_of, proposed)
+        else:
+            changed = coarse.spread(current, recomputable, pointers, alike, proposed)
+            if np.random.random() < 0.5:  # a change that may pay for the first
+                changed += coarse.spread(
+                    current, recomputable, pointers, alike, proposed
+                )
+        if changed == 0:
+            continue
+        ceiling = now - temperature * np.log(1 - np.random.random())
+        seconds = kernel.judge(
+            a, proposed, limit, lead, out_seconds, in_seconds, barrier, ceiling, w
+        ).seconds
+        if seconds <= ceiling:
+            now = seconds
+            current[:] = proposed
+            if now < best_seconds:
+                best_seconds = now
+                best[:] = current
+        else:
+            proposed[:] = current
+    return best, best_seconds, done

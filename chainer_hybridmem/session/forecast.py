@@ -1,0 +1,298 @@
+"""What an iteration will need when it comes again, told from its first time.
+
+The first iteration has less in memory than all that follow: optimizer states come with
+the first update, and a link that learns its size from its input has no parameters yet.
+So training can get through it, and fail in the second one, where a limit that would do
+is known already.
+
+Note: [what is refused]
+    Passive mode keeps, of feature maps, what an operation reads and makes, and what
+    a later forward function will read, for the program holds that. Nothing else of what
+    has been recorded can leave. An iteration is refused only if this alone exceeds the
+    limit. A function that may run in parts counts with what is there before and after
+    it; an update never runs in parts.
+
+Note: [what is promised]
+    A limit at which everything is swapped and every function runs as a whole: the
+    profiling iterations swap everything, and a plan exists from there on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
+from chainer_hybridmem.records.profile import (
+    PERSISTENT,
+    Category,
+    Operation,
+    Phase,
+    Profile,
+    Storage,
+    span_of,
+)
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.session.first_update import Coming
+from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.simulation.problem import in_core_peak_bytes
+from chainer_hybridmem.units import format_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Of iterations like one that has been recorded without a plan.
+
+    Attributes:
+        initial_bytes (int): In memory when one begins.
+        least_bytes (int): Below this limit it cannot run; see [what is refused].
+        crossing_bytes (int): Likewise, if optimizer states may leave.
+        enough_bytes (int): At this limit it can; see [what is promised].
+        operation (int): That needs ``least_bytes``.
+        label (str): Its name.
+    """
+
+    initial_bytes: int
+    least_bytes: int
+    crossing_bytes: int
+    enough_bytes: int
+    operation: int
+    label: str
+
+    def refusal(
+        self, limit_bytes: int, used_bytes: int, host_limited: bool = False
+    ) -> OutOfMemoryError | None:
+        """The error for an iteration that begins and cannot end, if that is sure.
+
+        Args:
+            limit_bytes: The memory limit.
+            used_bytes: In memory now, less what can leave.
+            host_limited: Whether host copies may lack room, so that more may be needed.
+        """
+        freed_bytes = max(0, self.initial_bytes - used_bytes)
+        least = self.least_bytes - freed_bytes
+        if least <= limit_bytes:
+            return None
+        crossing, known = '', ''
+        if not host_limited:
+            known = f'The smallest limit known to do is {self.enough_bytes} bytes; '
+        if not host_limited and self.crossing_bytes - freed_bytes <= limit_bytes:
+            crossing = ", or let optimizer states leave with cross_iteration='all'"
+        return OutOfMemoryError(
+            f'Training cannot go on: with the gradients and optimizer states that '
+            f'there are now, operation {self.operation} ({self.label}) needs at least '
+            f'{format_bytes(least)} ({least} bytes), the memory limit is {limit_bytes} '
+            f'bytes. {known}{"raise" if known else "Raise"} memory_limit or lower the '
+            f'batch size{crossing}.',
+            least,
+            limit_bytes,
+            used_bytes,
+        )
+
+
+def forecast(
+    draft: Profile, limit_bytes: int, crossing: bool, in_parts: bool
+) -> Forecast | None:
+    """What iterations like a recorded one need; None if the limit surely does.
+
+    Args:
+        draft: The recording, of an iteration without a plan.
+        limit_bytes: The memory limit.
+        crossing: Whether optimizer states may leave.
+        in_parts: Whether functions may run in parts.
+    """
+    profile = repeated(draft)
+    if in_core_peak_bytes(profile) <= limit_bytes:
+        return None
+    runs, states = list(_walk(profile)), _states(profile)
+    home, away = ([_need(run, left, in_parts) for run in runs] for left in (0, states))
+    needs = away if crossing else home
+    worst = max(range(len(needs)), key=needs.__getitem__)
+    return Forecast(
+        profile.initial_bytes,
+        needs[worst],
+        max(away),
+        _enough(profile, runs),
+        worst,
+        _name(profile.operations[worst]),
+    )
+
+
+def _name(operation: Operation) -> str:
+    backward = operation.phase is Phase.BACKWARD
+    return f'backward of {operation.label}' if backward else operation.label
+
+
+def enough_for_update(draft: Profile, coming: Coming) -> int:
+    """A limit that does, told from an iteration whose first update does not fit.
+
+    Args:
+        draft: The recording as far as it goes.
+        coming: What the rest of the update will allocate.
+    """
+    profile = repeated(draft)
+    runs = list(_walk(profile))
+    most = runs[-1].start_bytes + coming.temporary_bytes
+    return coming.state_bytes + max(_enough(profile, runs), most)
+
+
+def _enough(profile: Profile, runs: list[_Run]) -> int:
+    """See [what is promised]; optimizer states stay, as they may have to."""
+    problem = make_problem(_with_first_held(profile), splitting=False)
+    return max(least_memory(problem)[0], *(_need(run, 0, False) for run in runs))
+
+
+def repeated(profile: Profile) -> Profile:
+    """The same iteration once more: what it has made to stay is there already."""
+    stays = {
+        s.id
+        for s in profile.storages
+        if s.producer >= 0 and s.freed_at < 0 and s.category in PERSISTENT
+    }
+    stays |= set(_first_gradients(profile, stays))
+    if not stays:
+        return profile
+    moved = []  # where each event is then
+    events: list[int] = []
+    for event in profile.events:
+        moved.append(len(events))
+        if event < 0 or event - 1 not in stays:
+            events.append(event)
+    moved.append(len(events))
+    return dataclasses.replace(
+        profile,
+        events=tuple(events),
+        initial_bytes=profile.initial_bytes
+        + sum(profile.storages[s].nbytes for s in stays),
+        graph_end_event=moved[profile.graph_end_event],
+        operations=tuple(
+            dataclasses.replace(op, first_event=moved[op.first_event])
+            for op in profile.operations
+        ),
+        storages=tuple(
+            _moved(s, s.id in stays, moved, len(profile.operations))
+            for s in profile.storages
+        ),
+    )
+
+
+def _moved(storage: Storage, stays: bool, moved: list[int], n: int) -> Storage:
+    freed_at = moved[storage.freed_at] if storage.freed_at >= 0 else -1
+    if not stays:
+        begin = moved[storage.allocated_at] if storage.allocated_at >= 0 else -1
+        return dataclasses.replace(storage, allocated_at=begin, freed_at=freed_at)
+    state = storage.category is Category.OPTIMIZER_STATE
+    movable = state and storage.nbytes >= MINIMUM_MAP_BYTES
+    return dataclasses.replace(
+        storage,
+        producer=-1,
+        allocated_at=-1,
+        freed_at=freed_at,
+        forward_uses=(),
+        backward_uses=(n - 1,) if movable else (),
+        releasable_from=0 if movable else -1,
+        slots=(),
+    )
+
+
+def _first_gradients(profile: Profile, stays: set[int]) -> Iterator[int]:
+    """Gradients that parameters have got when they were made; cleared later."""
+    for s in stays:
+        parameter = profile.storages[s]
+        if parameter.category is not Category.PARAMETER:
+            continue
+        _, end = span_of(profile, parameter.producer)
+        for event in profile.events[parameter.allocated_at + 1 : end]:
+            other = profile.storages[abs(event) - 1]
+            outlives = other.freed_at >= end
+            if event > 0 and outlives and other.nbytes == parameter.nbytes:
+                yield other.id
+                break
+
+
+def _with_first_held(profile: Profile) -> Profile:
+    """What the first backward function reads, and nothing lets go before that.
+
+    Chainer's backward loop has it by then, so that a recording finds it held.
+    """
+    b0 = profile.first_backward
+
+    def found_held(s: Storage) -> bool:
+        last = max(s.forward_uses, default=s.producer)
+        return last == b0 - 1 and b0 in s.backward_uses
+
+    return dataclasses.replace(
+        profile,
+        storages=tuple(
+            dataclasses.replace(s, releasable_from=-1) if found_held(s) else s
+            for s in profile.storages
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One operation, and the load of what cannot leave, maps of others left out."""
+
+    operation: Operation
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    needed_bytes: int  # of maps that it reads, or that the program holds
+
+
+def _need(run: _Run, states: int, in_parts: bool) -> int:
+    """Least memory that an operation can do with."""
+    if run.operation.phase is Phase.UPDATE:
+        return run.peak_bytes
+    most = run.peak_bytes + run.needed_bytes
+    if in_parts:
+        most = max(run.start_bytes + run.needed_bytes, run.end_bytes)
+    return most - states
+
+
+def _walk(profile: Profile) -> Iterator[_Run]:
+    maps = {s.id for s in profile.storages if _is_map(s)}
+    needed = _needed(profile, maps)
+    load = profile.initial_bytes
+    for op in profile.operations:
+        start = peak = load
+        born = read = 0
+        for event in profile.events[slice(*span_of(profile, op.index))]:
+            storage = profile.storages[abs(event) - 1]
+            change = storage.nbytes if event > 0 else -storage.nbytes
+            if storage.id not in maps:
+                load += change
+            elif storage.producer == op.index:
+                born += change
+            elif storage.id in needed[op.index]:
+                read += change
+            peak = max(peak, load + born + read)
+        nbytes = sum(profile.storages[s].nbytes for s in needed[op.index])
+        yield _Run(op, start, peak, load + born, nbytes)
+
+
+def _is_map(storage: Storage) -> bool:
+    kind = storage.category is Category.FEATURE_MAP and storage.producer >= 0
+    return kind and storage.nbytes >= MINIMUM_MAP_BYTES
+
+
+def _needed(profile: Profile, maps: set[int]) -> list[set[int]]:
+    """Maps of others that must be there while each operation runs."""
+    needed: list[set[int]] = [set() for _ in profile.operations]
+    for s in maps:
+        storage = profile.storages[s]
+        last = max(storage.forward_uses, default=storage.producer)
+        for k in (*range(storage.producer + 1, last + 1), *storage.backward_uses):
+            needed[k].add(s)
+    return needed
+
+
+def _states(profile: Profile) -> int:
+    """Bytes of optimizer states that may leave."""
+    return sum(
+        s.nbytes
+        for s in profile.persistent_storages()
+        if s.category is Category.OPTIMIZER_STATE
+    )

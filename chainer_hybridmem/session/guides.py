@@ -1,0 +1,162 @@
+"""Every kind of iteration that a session has met.
+
+An iteration is known by its operations in order, and only once it has ended. Until
+then it may be any of those that have begun like it: it follows one of them, and
+another one where it differs. What has begun like none of them is passive from there.
+
+Note: [when to learn]
+    Recording must begin with the iteration, before anybody knows which one it is.
+    (1) After an iteration nobody knew, the next ones that begin like it are recorded
+    beside what they follow: one that is new becomes a draft. Drafts that never come
+    again (a random path through the network) make this rarer.
+    (2) A draft is profiled in iterations that swap everything, and verify replays.
+    They are tried as long as it is a draft that comes; tries in vain, which take
+    several times as long as others, are no more than a small share of all iterations.
+    (3) As long as nobody has asked for a plan, this is worth it only for what comes
+    again: an iteration that nobody knew counts once another one has had its print.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from chainer_hybridmem.session.guide import Guide, Key, Stage
+
+LARGEST_GUIDE_COUNT = 128
+DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after one nobody knew
+MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
+SELDOM = 16
+FREE_TRIES = 8  # to profile, in vain
+ITERATIONS_PER_TRY = 32  # beyond these
+CAUTIOUS_TRIES = 4  # of both kinds in vain, where only what comes again is learnt
+MOST_PRINTS = 4096
+
+
+class Guides:
+    """Guides by how their iterations begin; the one met last comes first.
+
+    Args:
+        cautious (bool): Whether only what comes again is learnt.
+    """
+
+    def __init__(self, cautious: bool = False) -> None:
+        self._cautious = cautious
+        self._prints: dict[int, None] = {}  # of iterations nobody knew, in order
+        self._guides: list[Guide] = []
+        self._drafting: collections.Counter[Key] = collections.Counter()
+        self._unused = 0  # drafts made since one has come again
+        self._unknown = 0
+        self._met = 0  # iterations
+        self._vain = 0  # tries to profile among them
+
+    def __iter__(self) -> collections.abc.Iterator[Guide]:
+        return iter(self._guides)
+
+    def __len__(self) -> int:
+        return len(self._guides)
+
+    def begin(self, key: Key) -> Guide | None:
+        """The guide to follow when an iteration begins; None if none begins so."""
+        found = [guide for guide in self._guides if guide.keys[0] == key]
+        drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
+        guided = [guide for guide in found if guide.stage is Stage.GUIDED]
+        passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
+        known = guided or passive
+        free = CAUTIOUS_TRIES if self._cautious else FREE_TRIES
+        in_vain = self._vain >= free + self._met // ITERATIONS_PER_TRY
+        if in_vain and (known or self._cautious):
+            drafts = []
+        return next(iter(drafts or known), None)
+
+    def alternative(self, keys: Sequence[Key], stage: Stage) -> Guide | None:
+        """Another guide for an iteration that has begun like this.
+
+        Args:
+            keys: The iteration's operations so far.
+            stage: Of the guide it has followed; one like it is preferred.
+        """
+        n, begun = len(keys), list(keys)
+        found = [g for g in self._guides if len(g.keys) > n and g.keys[:n] == begun]
+        found.sort(key=lambda g: (g.stage is not stage, g.stage is not Stage.GUIDED))
+        return found[0] if found else None
+
+    def find(self, keys: Sequence[Key]) -> Guide | None:
+        """The guide of exactly these operations."""
+        complete = list(keys)
+        return next((g for g in self._guides if g.keys == complete), None)
+
+    def alone(self, key: Key) -> bool:
+        """Whether at most one guide begins so."""
+        return sum(guide.keys[0] == key for guide in self._guides) < 2
+
+    def wants_draft(self, key: Key) -> bool:
+        """Whether an iteration that begins so is recorded whatever it follows."""
+        return self._drafting[key] > 0
+
+    def wants_trial(self, key: Key) -> bool:
+        """Whether a draft that begins so waits for its replays to be verified."""
+        return any(guide.trial for guide in self._guides if guide.keys[0] == key)
+
+    def take_in(self, guides: Sequence[Guide]) -> None:
+        """Guides that earlier runs have made, the newest one first."""
+        self._guides.extend(guides)
+
+    # -- what an iteration has been --------------------------------------------
+    def met(self, guide: Guide, tried: bool) -> None:
+        """An iteration has turned out to be this guide's.
+
+        Args:
+            guide: One of these.
+            tried: Whether it has followed a draft from the start.
+        """
+        self._met += 1
+        if guide.stage is Stage.PROFILING:
+            self._unused = 0
+        elif tried:
+            self._vain += 1
+        key = guide.keys[0]
+        self._drafting[key] = max(0, self._drafting[key] - 1)
+        self._guides = [guide, *(g for g in self._guides if g is not guide)]
+
+    def tried(self) -> None:
+        """An iteration that followed a draft from the start was unknown."""
+        if self._cautious:
+            self._met += 1
+            self._vain += 1
+
+    def missed(self, key: Key, fingerprint: int | None = None) -> None:
+        """An iteration that began so was unknown and has not been recorded.
+
+        Args:
+            key: Of its first operation.
+            fingerprint: Of all operations, if they were looked at.
+        """
+        self._unknown += 1
+        if self._cautious and fingerprint is not None:
+            self._met += 1
+            if fingerprint in self._prints:
+                self._drafting[key] = DRAFTS_AFTER_UNKNOWN
+            self._prints[fingerprint] = None
+            if len(self._prints) > MOST_PRINTS:
+                del self._prints[next(iter(self._prints))]
+            return
+        if self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
+            self._drafting[key] = DRAFTS_AFTER_UNKNOWN
+
+    def add(self, guide: Guide) -> None:
+        """Takes a guide in whose first iteration has been recorded."""
+        key = guide.keys[0]
+        if any(other.keys[0] == key for other in self._guides):
+            self._unused += 1
+            most = CAUTIOUS_TRIES if self._cautious else MOST_UNUSED_DRAFTS
+            more = self._unused < most
+            self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
+        else:
+            self._drafting[key] = 0  # as long as nothing else begins so
+        self._guides.insert(0, guide)
+        while len(self._guides) > LARGEST_GUIDE_COUNT:
+            drafts = [g for g in self._guides if g.stage is not Stage.GUIDED]
+            dropped = (drafts or self._guides)[-1]
+            dropped.forget_copies()
+            self._guides.remove(dropped)

@@ -1,0 +1,174 @@
+"""The report at the end of a run: what was promised next to what happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.execution.verifier import Verdict
+
+
+def session_report(
+    statistics: dict[str, Any],
+    plan: Plan | None,
+    profile: Profile | None,
+    verdict: Verdict | None = None,
+) -> str:
+    """Formats a session's statistics as a table.
+
+    Args:
+        statistics: From ``Session.statistics()``.
+        plan: The plan followed; None if there is none yet.
+        profile: The profile it was made from.
+        verdict: Of the iterations that were verified.
+
+    Returns:
+        str: Several lines, the last without a line break.
+    """
+    s = statistics
+    rows = [
+        ('state', f'{s["state"]} after {s["iterations"]} iterations'),
+        ('memory limit', _bytes(s['limit_bytes'])),
+    ]
+    rows += _peaks(s)
+    if plan is not None and profile is not None:
+        rows += [(action.value, _maps(plan, profile, action)) for action in Action]
+        rows += _times(s)
+        rows.append(
+            (
+                'planning',
+                f'{plan.planner}, {format_seconds(s["planning_seconds"])}, '
+                f'{plan.simulations} simulations',
+            )
+        )
+    if s['cached']:
+        rows.append(('plans of earlier runs', str(s['cached'])))
+    rows += _memory(s)
+    rows += _host(s)
+    if s['split']:
+        rows.append(
+            (
+                'run in parts, of these not exact',
+                f'{s["split"]} functions / {s["split_inexact"]}',
+            )
+        )
+    if s['untrusted'] and s['recompute'] is not None:
+        rows.append(('never recomputed (see recomputable)', ', '.join(s['untrusted'])))
+    if s['foreign_bytes']:
+        rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
+    if s['evictions']:
+        rows.append(('evicted / iteration, not planned', str(s['evictions'])))
+    if s['unplanned']:
+        rows.append(('kinds of iterations no plan fits', str(s['unplanned'])))
+    if s['deviations']:
+        rows.append(('iterations that differed', str(s['deviations'])))
+    if verdict is not None:
+        rows.append(
+            (
+                'verified',
+                f'{verdict.iterations} iterations, {verdict.maps} maps, '
+                f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
+            )
+        )
+    width = max(len(name) for name, _ in rows)
+    title = f'chainer_hybridmem, planner {s["planner"]}'
+    lines = [title, '-' * len(title)]
+    return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+
+
+def _peaks(s: dict[str, Any]) -> list[tuple[str, str]]:
+    if s['fits']:
+        return [
+            ('peak, measured', _bytes(s['peak_bytes'])),
+            ('plan', 'none: everything fits below the limit, and nothing is planned'),
+        ]
+    return [
+        ('in-core peak', _bytes(s['in_core_peak_bytes'])),
+        (
+            'peak, predicted / measured',
+            f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',
+        ),
+    ]
+
+
+def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """What swapped maps take; what of it was predicted where it is limited."""
+    limit, name = s['host_limit_bytes'], 'host memory for swapped maps'
+    if limit is None:
+        return [(name, _bytes(s['host_bytes']))]
+    tiers = [(name, 'host')] if limit else []
+    if s['disk_bytes'] or s['predicted_disk_bytes'] or not limit:
+        tiers.append(('disk for swapped maps', 'disk'))
+    rows = [
+        (
+            f'{label}, predicted / measured',
+            f'{_bytes(s[f"predicted_{tier}_bytes"])} / {_bytes(s[f"{tier}_bytes"])}',
+        )
+        for label, tier in tiers
+    ]
+    return [('host limit', _bytes(limit)), *rows] if limit else rows
+
+
+def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [('footprint, measured', _bytes(s['footprint_bytes']))]
+    if s['no_arena'] is not None and not s['fits']:
+        rows.append(('arena', s['no_arena']))
+    if s['arena_bytes'] is not None:
+        rows.append(
+            (
+                'arena + beside it',
+                f'{_bytes(s["arena_bytes"])} + {_bytes(s["side_bytes"])}',
+            )
+        )
+        rows.append(
+            (
+                'allocations placed / not / iteration',
+                f'{s["placed"]} / {s["unplaced"]}',
+            )
+        )
+    return rows
+
+
+def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
+    measured = s['iteration_seconds'] if s['guided_iterations'] else None
+    predicted, in_core = s['predicted_seconds'], s['in_core_seconds']
+    error = ''
+    if measured:
+        error = f' (prediction {predicted / measured - 1:+.1%})'
+    rows = [
+        (
+            's / iteration, predicted / measured',
+            f'{_seconds(predicted)} / {_seconds(measured)}{error}',
+        ),
+        ('s / iteration in-core', _seconds(in_core)),
+        (
+            'overhead, predicted / measured',
+            f'{predicted / in_core - 1:+.1%} / '
+            + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
+        ),
+        ('lower bound of any plan', format_bound(s['lower_bound_seconds'], s['gap'])),
+    ]
+    if measured:
+        rows += [
+            ('stalled, measured', _seconds(s['stall_seconds'])),
+            ('copied / iteration', _bytes(s['swapped_bytes'])),
+            ('recomputed / iteration', _bytes(s['recomputed_bytes'])),
+        ]
+    return rows
+
+
+def _maps(plan: Plan, profile: Profile, action: Action) -> str:
+    nbytes = plan.action_bytes(profile, action)
+    return f'{plan.count(action)} feature maps, {format_bytes(nbytes)}'
+
+
+def _bytes(value: float | None) -> str:
+    return 'unknown' if value is None else format_bytes(value)
+
+
+def _seconds(value: float | None) -> str:
+    return 'not yet' if value is None else format_seconds(value)

@@ -1,0 +1,382 @@
+"""Where nothing has to leave, nothing is recorded; what has to, is learnt."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import networks
+import numpy as np
+import pytest
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import session as sessions
+from chainer_hybridmem.errors import OutOfMemoryError, SessionError
+from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.session.watch import Watch
+
+ROOMY = '1GB'
+TIGHT = 3_800_000  # bytes; Everything needs 5.2 MB in-core
+DATA = networks.batches(8)
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Everything that is recorded."""
+    made: list[Any] = []
+
+    class Counted(Recorder):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr('chainer_hybridmem.instruments.Recorder', Counted)
+    return made
+
+
+def train(make: Any = networks.Everything, data: Any = DATA, **options: Any) -> Any:
+    return networks.train(make, data, **{'planner': None, **options})
+
+
+# -- nothing has to leave ------------------------------------------------------
+def test_nothing_is_recorded_where_everything_fits(recordings):
+    expected, _ = networks.train(networks.Everything, DATA)
+    result, session = train(memory_limit=ROOMY)
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert not recordings and session.plan is None
+    assert session.state == figures['state'] == 'in-core'
+    assert figures['iterations'] == len(DATA) and figures['deviations'] == 0
+    assert figures['peak_bytes'] > TIGHT and figures['fits']
+
+
+def test_the_report_says_that_everything_fits():
+    _, session = train(memory_limit=ROOMY)
+    report = session.report()
+    assert 'everything fits below the limit, and nothing is planned' in report
+    assert 'unknown' not in report and 'waits for' not in report
+
+
+def test_who_waits_until_it_has_settled_comes_to_an_end():
+    settled = []
+    train(memory_limit=ROOMY, after=lambda s, i: settled.append(s.settled))
+    # An iteration ends when the next one begins.
+    assert settled == [False] * 3 + [True] * 5
+
+
+def test_no_plan_is_explained():
+    def after(session, i):
+        if i == 3:
+            for ask in (lambda: session.replan('swap-all'), session.retime):
+                with pytest.raises(SessionError, match="planner='hybrid'"):
+                    ask()
+
+    train(memory_limit=ROOMY, after=after)
+
+
+def test_who_names_a_planner_gets_a_plan(recordings):
+    _, session = train(memory_limit=ROOMY, planner='hybrid')
+    assert len(recordings) == 3 and session.plan.planner == 'hybrid'
+    assert not session.statistics()['fits']
+
+
+def test_a_trace_is_made_of_what_fits(recordings):
+    def after(session, i):
+        if i == 1:
+            session.trace_iteration()
+
+    _, session = train(memory_limit=ROOMY, after=after)
+    assert recordings and session.timeline is not None
+
+
+def test_states_that_may_leave_are_planned(recordings):
+    _, session = train(memory_limit=ROOMY, cross_iteration='states')
+    assert recordings and session.plan is not None
+
+
+def test_a_backward_in_another_thread_is_refused():
+    model = networks.Everything()
+    errors: list[BaseException] = []
+
+    def backward(loss: Any) -> None:
+        try:
+            loss.backward()
+        except BaseException as error:
+            errors.append(error)
+
+    with hybridmem.optimize(model, ROOMY) as session:
+        networks.iterate(model, chainer.optimizers.SGD().setup(model), *DATA[0])
+        loss = model(*DATA[0])
+        assert session._quiet
+        thread = threading.Thread(target=backward, args=(loss,))
+        thread.start()
+        thread.join()
+        assert 'another' not in str(errors) and len(errors) == 1
+        assert isinstance(errors[0], SessionError)
+        loss.backward()
+
+
+def test_hooks_note_and_nothing_else(monkeypatch):
+    """What costs most in other iterations is not called at all."""
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError('called in an iteration in which nothing had to leave')
+
+    model = networks.Everything()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with hybridmem.optimize(model, ROOMY) as session:
+        networks.iterate(model, optimizer, *DATA[0])
+        for name in ('complete', 'before_forward', 'before_backward', 'after_backward'):
+            monkeypatch.setattr(session._executor, name, never)
+        monkeypatch.setattr(sessions.graph, 'find_slots', never)
+        keys = []
+        key_of = sessions._forward_key
+        monkeypatch.setattr(
+            sessions, '_forward_key', lambda *a: keys.append(a) or key_of(*a)
+        )
+        for batch in DATA[1:4]:
+            networks.iterate(model, optimizer, *batch)
+    assert len(keys) == 3  # the first function of each
+
+
+# -- memory is short -----------------------------------------------------------
+def test_it_is_learnt_once_memory_has_been_short(recordings):
+    expected, _ = networks.train(networks.Everything, DATA)
+    result, session = train(memory_limit=TIGHT)
+    networks.assert_same(expected, result)
+    guided = [bool(entry['guided']) for entry in session._history.entries]
+    # The first one is short, the next one is recorded, two profile.
+    assert guided == [False] * 4 + [True] * 4
+    assert len(recordings) == 3
+    figures = session.statistics()
+    assert figures['peak_bytes'] <= TIGHT and not figures['fits']
+    assert session._history.entries[0]['evictions'] > 0
+
+
+class Deep(chainer.Chain):
+    """Layers that are all alike; the update needs more than the iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            for i in range(6):
+                setattr(self, f'l{i}', L.Linear(100, 100))
+
+    def forward(self, x: Any) -> Any:
+        for i in range(6):
+            x = F.tanh(self[f'l{i}'](x))
+        return F.sum(x * x)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def deep_losses(steps: Any, limit: int | None = None, **options: Any) -> Any:
+    """What a program records, and its session."""
+    np.random.seed(0)
+    model = Deep()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    losses: list[Any] = []
+    given = {} if limit is None else {'memory_limit': limit, 'planner': None, **options}
+    with networks.session_for(model, given) as session:
+        steps(model, optimizer, losses)
+    return losses + [p.array.copy() for _, p in sorted(model.namedparams())], session
+
+
+def vectors(rows: int) -> np.ndarray:
+    return np.random.RandomState(rows).rand(rows, 100).astype(np.float32)
+
+
+def plain(model: Any, optimizer: Any, losses: list[Any], rows: int = 400) -> None:
+    loss = model(vectors(rows))
+    model.cleargrads()
+    loss.backward()
+    losses.append(float(loss.array))
+    del loss
+    optimizer.update()
+
+
+def assert_equal(expected: list[Any], found: list[Any]) -> None:
+    assert len(expected) == len(found)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def needed(steps: Any) -> int:
+    """Peak of a program, in bytes."""
+    return int(deep_losses(steps, 1 << 40)[1].statistics()['peak_bytes'])
+
+
+@pytest.mark.parametrize('share', [0.95, 0.8, 0.65])
+def test_memory_becomes_short_at_any_moment(share):
+    """In forward, in backward, or in the update."""
+
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for rows in (300, 400, 500, 200, 450):
+            plain(model, optimizer, losses, rows)
+
+    limit = int(needed(steps) * share)
+    expected, _ = deep_losses(steps)
+    found, session = deep_losses(steps, limit)
+    assert_equal(expected, found)
+    assert session.statistics()['peak_bytes'] <= limit
+    assert sum(entry['evictions'] for entry in session._history.entries)
+
+
+def test_poisoned_memory_and_late_copies_change_nothing(hostile):
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for rows in (300, 400, 300, 400, 300):
+            plain(model, optimizer, losses, rows)
+
+    for share in (0.9, 0.7):
+        limit = int(needed(steps) * share)
+        expected, _ = deep_losses(steps)
+        found, session = deep_losses(steps, limit)
+        assert_equal(expected, found)
+        assert session.statistics()['peak_bytes'] <= limit
+
+
+def test_a_graph_that_the_program_keeps_can_leave():
+    """It was made quietly, and is evicted before the younger one."""
+
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for _ in range(3):
+            kept = model(vectors(400))
+            loss = model(vectors(300))
+            for one in (loss, kept):
+                model.cleargrads()
+                one.backward()
+                losses.append(float(one.array))
+                optimizer.update()
+
+    def older(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        loss = None
+        for _ in range(4):  # the former graph lives until this one stands
+            loss = model(vectors(400))
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            optimizer.update()
+
+    for program in (steps, older):
+        limit = int(needed(program) * 0.75)
+        expected, _ = deep_losses(program)
+        found, session = deep_losses(program, limit)
+        assert_equal(expected, found)
+        assert session.statistics()['peak_bytes'] <= limit
+
+
+def test_gradients_of_gradients_leave():
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for _ in range(3):
+            x = chainer.Variable(vectors(300))
+            loss = model(x)
+            (gradient,) = chainer.grad([loss], [x], enable_double_backprop=True)
+            loss += F.sum(gradient * gradient)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss, gradient, x
+            optimizer.update()
+
+    limit = int(needed(steps) * 0.8)
+    expected, _ = deep_losses(steps)
+    found, session = deep_losses(steps, limit)
+    assert_equal(expected, found)
+    assert session.statistics()['peak_bytes'] <= limit
+
+
+def test_what_never_comes_again_is_not_recorded(recordings):
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for rows in range(300, 330):
+            plain(model, optimizer, losses, rows)
+
+    limit = int(needed(steps) * 0.8)
+    expected, _ = deep_losses(steps)
+    found, session = deep_losses(steps, limit)
+    assert_equal(expected, found)
+    assert not recordings and session.statistics()['iterations'] == 30
+    assert session.state == 'passive' and not session.settled
+
+
+def test_what_fits_again_is_left_alone(recordings):
+    """Shortages come and go with the size of the batch."""
+
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for rows in (500, 100, 100, 100, 100, 100):
+            plain(model, optimizer, losses, rows)
+
+    limit = int(needed(steps) * 0.8)
+    _, session = deep_losses(steps, limit)
+    assert not recordings and session.settled
+    assert not session.statistics()['fits']
+
+
+def test_a_function_that_does_not_fit_runs_in_parts():
+    class Pooled(networks.Ends):
+        def forward(self, x: Any, t: Any) -> Any:
+            h = F.max_pooling_2d(F.relu(self.conv(x)), 3, stride=1)
+            return F.softmax_cross_entropy(self.last(h), t)
+
+    data = networks.batches(3)
+    expected, _ = networks.train(Pooled, data)
+    _, roomy = train(Pooled, data, memory_limit=ROOMY)
+    peak = roomy.statistics()['peak_bytes']
+    result, session = train(Pooled, data, memory_limit=int(peak * 0.72))
+    networks.assert_same(expected, result)
+    assert session._history.entries[0]['split'] > 0
+
+
+def test_what_cannot_fit_says_how_to_learn_more():
+    model = networks.Everything()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with pytest.raises(OutOfMemoryError, match="with planner='hybrid'") as raised:
+        with hybridmem.optimize(model, 300_000):
+            networks.iterate(model, optimizer, *DATA[0])
+    assert 'after operation 0 (/first/Convolution2DFunction)' in str(raised.value)
+
+
+def test_errors_that_are_caught_end_nothing():
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        for i in range(4):
+            if i == 2:
+                with pytest.raises(chainer.utils.type_check.InvalidType):
+                    model(vectors(300)[:, :50])
+            plain(model, optimizer, losses)
+
+    for share in (1.1, 0.75):
+        limit = int(needed(steps) * share)
+        expected, _ = deep_losses(steps)
+        found, session = deep_losses(steps, limit)
+        assert_equal(expected, found)
+        assert session.statistics()['iterations'] == 4
+
+
+# -- what is noted -------------------------------------------------------------
+class Thing:
+    """Something to refer to."""
+
+
+def test_a_watch_keeps_nothing_alive():
+    watch = Watch()
+    things = [Thing() for _ in range(4)]
+    watch.functions = [weakref.ref(thing) for thing in things]
+    watch.nested.add(2)
+    watch.ended = [weakref.ref(things[3])]
+    del things[0]
+    numbered, ended, running = watch.take()
+    assert numbered == [(1, things[0]), (-1, things[1]), (3, things[2])]
+    assert ended == [things[2]] and not running
+    assert watch.take() == ([], [], [])
+    del numbered, ended
+    watch.functions = [weakref.ref(thing) for thing in things]
+    watch.ended = [weakref.ref(things[0])]
+    watch.begin()
+    del things[1:]
+    watch.begin()
+    assert watch.take_older() == (things, things)
+    assert watch.take_older() == ([], [])

@@ -1,0 +1,101 @@
+"""The rooms of the package: what lies loose, and what touches Chainer's own fields.
+
+Which room may import which is checked by ``make lint``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import chainer_hybridmem
+
+PACKAGE = pathlib.Path(chainer_hybridmem.__file__).parent
+ROOM = 'chainer_access'
+MOST_LOOSE_FILES = 10
+_PRIVATE = re.compile(r'_[a-zA-Z]\w*')
+_GIVEN = re.compile(
+    r'self\.(_[a-zA-Z]\w*)'
+    r'|^\s*(?:def|class) +(_[a-zA-Z]\w*)'
+    r'|^\s*(_[a-zA-Z]\w*) *(?::[^=]+)?=[^=]',
+    re.MULTILINE,
+)
+# Names of Python, NumPy, numba and CuPy that Chainer happens to use as well.
+_OF_OTHERS = frozenset({'_cache', '_getframe'})
+
+
+def names_given(source: str) -> set[str]:
+    """Names with an underscore that a source gives to its objects."""
+    names = {name for found in _GIVEN.findall(source) for name in found}
+    return {name for name in names if _PRIVATE.fullmatch(name)}
+
+
+@pytest.fixture(scope='module')
+def chainers() -> set[str]:
+    """Names with an underscore of Chainer's modules, classes and objects."""
+    folder = pathlib.Path(importlib.import_module('chainer').__file__ or '').parent
+    names: set[str] = set()
+    for path in folder.rglob('*.py'):
+        names |= names_given(path.read_text(encoding='utf-8'))
+        names |= {path.stem} if _PRIVATE.fullmatch(path.stem) else set()
+    return names - _OF_OTHERS
+
+
+def touched(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of every private name of others that a source reads or writes.
+
+    What it gives to its own objects does not count.
+    """
+    own = names_given(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            others = node.module.partition('.')[0] != chainer_hybridmem.__name__
+            names = [alias.name for alias in node.names] if others else []
+            names += node.module.split('.') if others else []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]  # as in getattr, or a key of vars
+        else:
+            continue
+        for name in names:
+            if _PRIVATE.fullmatch(name) and name not in own:
+                yield node.lineno, name
+
+
+def found_in(source: str, chainers: set[str]) -> list[str]:
+    return [f'{line}: {name}' for line, name in touched(source) if name in chainers]
+
+
+def test_only_one_room_touches_private_fields_of_chainer(chainers: set[str]) -> None:
+    found = [
+        f'{path.relative_to(PACKAGE)}:{text}'
+        for path in sorted(PACKAGE.rglob('*.py'))
+        if path.relative_to(PACKAGE).parts[0] != ROOM
+        for text in found_in(path.read_text(encoding='utf-8'), chainers)
+    ]
+    assert not found, f'move it into a function of {ROOM}/'
+
+
+@pytest.mark.parametrize(
+    'source',
+    [
+        'def clear(node): node._data = None',
+        "getattr(function, '_input_indexes_to_retain', None)",
+        'from chainer import _backprop_utils',
+        'import chainer\nchainer._backprop_utils',
+        "vars(holder)['_grad']",
+        'rule._state.clear()',
+    ],
+)
+def test_such_an_access_is_found(source: str, chainers: set[str]) -> None:
+    assert found_in(source, chainers)
+
+
+def test_few_files_lie_loose() -> None:
+    assert len(list(PACKAGE.glob('*.py'))) <= MOST_LOOSE_FILES
