@@ -410,7 +410,7 @@ class Executor:
     def misses(self, function: Any) -> bool:
         """Whether what backward reads of a function that is not known is away."""
         return any(
-            node._data is None and node in self._by_node
+            graph.retained_array(node) is None and node in self._by_node
             for node in graph.retained_inputs(function)
         )
 

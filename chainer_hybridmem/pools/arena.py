@@ -10,12 +10,14 @@ what outlives its own successor (a batch that is freed after the next one is mad
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+import numpy as np
 
 from chainer_hybridmem.pools.layout import Layout, exact
 from chainer_hybridmem.pools.trace import Trace
 
+MOST_BUFFERS_EACH = 1 << 32  # more than an operation allocates
 BESIDE = -1  # offset of a malloc that is expected, but has no place
 
 
@@ -68,14 +70,57 @@ class Arena:
         return sum(offset != BESIDE for _, offset in self.entries)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Malloc:
-    """One malloc of a block that the device would place."""
+class _Log:
+    """An iteration's events as arrays, and the mallocs that the device would place.
 
-    key: tuple[int, int, int]  # operation, position among its mallocs, bytes
-    ident: int
-    position: int  # in the log
-    block: int  # bytes
+    Attributes:
+        events (ndarray): (n,) int64, ``+id`` and ``-id``.
+        nbytes (ndarray): (n,) int64, of each event.
+        mallocs (ndarray): (m,) positions of blocks that could lie in the arena.
+        idents (ndarray): (m,) their ids.
+        blocks (ndarray): (m,) bytes that they take up there.
+        operations (ndarray): (m,) whose they are.
+        keys (ndarray): (m,) operation, and position among its mallocs; ascending.
+    """
+
+    def __init__(self, log: IterationLog, block_bytes: Callable[[int], int]) -> None:
+        table = np.array(log.events, np.int64).reshape(-1, 2)
+        self.events, self.nbytes = table[:, 0], table[:, 1]
+        sizes, which = np.unique(self.nbytes, return_inverse=True)
+        blocks = np.array([block_bytes(size) for size in sizes.tolist()], np.int64)
+        of_event = blocks[which.reshape(-1)] if len(table) else np.zeros(0, np.int64)
+        self.mallocs = np.flatnonzero((self.events > 0) & (of_event > 0))
+        self.idents = self.events[self.mallocs]
+        self.blocks = of_event[self.mallocs]
+        self.operations = np.searchsorted(log.starts[1:], self.mallocs, 'right')
+        first = np.searchsorted(self.operations, self.operations)
+        ordinals = np.arange(len(self.mallocs)) - first
+        self.keys = self.operations * MOST_BUFFERS_EACH + ordinals
+
+    def freed_at(self, idents: np.ndarray) -> np.ndarray:
+        """Positions of the frees of some ids; behind all events where there is none."""
+        frees = np.flatnonzero(self.events < 0)
+        return _looked_up(-self.events[frees], frees, idents, len(self.events))
+
+    def same_as(self, other: _Log) -> np.ndarray:
+        """(m,) ids of the mallocs of the same place and bytes in another log, or 0."""
+        number = np.arange(len(other.keys))
+        found = _looked_up(other.keys, number, self.keys, -1)
+        idents = np.append(other.idents, 0)[found]
+        nbytes = np.append(other.nbytes[other.mallocs], -1)[found]
+        return np.where(nbytes == self.nbytes[self.mallocs], idents, 0)
+
+
+def _looked_up(
+    keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, otherwise: int
+) -> np.ndarray:
+    """The value of each wanted key; the last one where it comes twice."""
+    if not len(keys):
+        return np.full(len(wanted), otherwise, np.int64)
+    order = np.argsort(keys, kind='stable')
+    place = np.searchsorted(keys, wanted, 'right', order) - 1
+    at = order[place]  # -1: the last one, which is larger
+    return np.where((place >= 0) & (keys[at] == wanted), values[at], otherwise)
 
 
 def lay_out(
@@ -83,6 +128,7 @@ def lay_out(
     block_bytes: Callable[[int], int],
     alignment: int,
     moves_in: bool = True,
+    enough_bytes: int = 0,
 ) -> Arena:
     """Lays out an iteration.
 
@@ -91,30 +137,29 @@ def lay_out(
         block_bytes: What a malloc takes up in the arena; 0 if it never lies there.
         alignment: Every offset is a multiple of it, in bytes.
         moves_in: Whether what one iteration leaves to the next may have a place.
+        enough_bytes: No smaller one is looked for; of the arena and all beside it.
     """
-    before, log = logs
-    mallocs = list(_mallocs(log, block_bytes))
-    earlier = {malloc.key: malloc.ident for malloc in _mallocs(before, block_bytes)}
-    freed = {-e: p for p, (e, _) in enumerate(log.events) if e < 0}
-    taken = {}  # what is left behind, and what it was in the iteration before
-    for malloc in mallocs:
-        other = earlier.get(malloc.key, 0)
-        gone = freed.get(other, len(log.events))
-        if moves_in and malloc.ident not in freed and gone < malloc.position:
-            taken[malloc.ident] = other
-    _untie(mallocs, taken, freed)
-    placed = [m for m in mallocs if m.ident in freed or m.ident in taken]
-    layout = exact(_trace(log, placed, taken), alignment)
-    offsets = {m.ident: o for m, o in zip(placed, layout.offsets, strict=False)}
-    counts = [0] * (len(log.starts) + 1)
-    for malloc in mallocs:
-        counts[malloc.key[0] + 1] += 1
-    for k in range(len(log.starts)):
-        counts[k + 1] += counts[k]
+    before, log = (_Log(one, block_bytes) for one in logs)
+    freed = log.freed_at(log.idents)
+    goes = freed < len(log.events)
+    others = log.same_as(before)
+    gone = log.freed_at(others)
+    tied = ~goes & (others != 0) & (gone < log.mallocs) & moves_in
+    tied[tied] = _tied(log.blocks[tied], log.mallocs[tied], gone[tied])
+    placed = goes | tied
+    taken = np.where(tied, others, 0)[placed]
+    inside = np.concatenate([log.idents[placed], taken[taken != 0]])
+    side_bytes = _side_bytes(log, inside, logs[1].initial_bytes)
+    layout = exact(
+        _trace(log, placed, taken), alignment, enough_bytes=enough_bytes - side_bytes
+    )
+    offsets = np.full(len(placed), BESIDE, np.int64)
+    offsets[placed] = layout.offsets[: int(placed.sum())]
+    counts = np.bincount(log.operations, minlength=len(logs[1].starts))
     return Arena(
-        entries=tuple((m.block, offsets.get(m.ident, BESIDE)) for m in mallocs),
-        segments=tuple(counts),
-        side_bytes=_side_bytes(log, {*offsets, *taken.values()}),
+        entries=tuple(zip(log.blocks.tolist(), offsets.tolist(), strict=True)),
+        segments=(0, *np.cumsum(counts).tolist()),
+        side_bytes=side_bytes,
         layout=layout,
     )
 
@@ -145,60 +190,49 @@ def logs_of(trace: Trace) -> tuple[IterationLog, IterationLog]:
     return log(1), log(2)
 
 
-def _mallocs(log: IterationLog, block_bytes: Callable[[int], int]) -> Iterator[_Malloc]:
-    operation, ordinal = 0, 0
-    starts = [*log.starts[1:], len(log.events)]
-    for position, (event, nbytes) in enumerate(log.events):
-        while position >= starts[operation]:
-            operation, ordinal = operation + 1, 0
-        block = block_bytes(nbytes) if event > 0 else 0
-        if block:
-            yield _Malloc((operation, ordinal, nbytes), event, position, block)
-            ordinal += 1
-
-
-def _untie(
-    mallocs: list[_Malloc], taken: dict[int, int], freed: dict[int, int]
-) -> None:
-    """Leaves out what the layout would not tie to its successor.
+def _tied(blocks: np.ndarray, positions: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Which mallocs the layout ties to what they were in the iteration before.
 
     It takes each of several of one size to live until the last of them is freed.
     """
-    until: dict[int, int] = defaultdict(int)
-    tied = [m for m in mallocs if m.ident in taken]
-    for malloc in tied:
-        last = freed[taken[malloc.ident]]
-        until[malloc.block] = max(until[malloc.block], last)
-    for malloc in tied:
-        if until[malloc.block] > malloc.position:
-            del taken[malloc.ident]
+    sizes, which = np.unique(blocks, return_inverse=True)
+    until = np.zeros(len(sizes), np.int64)
+    np.maximum.at(until, which.reshape(-1), gone)
+    return until[which.reshape(-1)] <= positions
 
 
-def _trace(log: IterationLog, placed: list[_Malloc], taken: dict[int, int]) -> Trace:
-    """What lies in the arena: the mallocs in order, then what they were before."""
-    index = {malloc.ident: i for i, malloc in enumerate(placed)}
-    sizes = [malloc.block for malloc in placed]
-    carried = []
-    for malloc in placed:
-        if malloc.ident in taken:
-            carried.append((index[malloc.ident], len(sizes)))
-            index[taken[malloc.ident]] = len(sizes)
-            sizes.append(malloc.block)
-    events = []
-    for event, _ in log.events:
-        if abs(event) in index:
-            events.append((index[abs(event)] + 1) * (1 if event > 0 else -1))
-    return Trace(tuple(sizes), tuple(events), (), tuple(carried))
+def _trace(log: _Log, placed: np.ndarray, taken: np.ndarray) -> Trace:
+    """What lies in the arena: the mallocs in order, then what they were before.
+
+    Args:
+        log: What is laid out.
+        placed: (m,) bool, mallocs with a place.
+        taken: For each of them, the id that it has taken the place of, or 0.
+    """
+    n, tied = len(taken), np.flatnonzero(taken)
+    idents = np.concatenate([log.idents[placed], taken[tied]])
+    blocks = log.blocks[placed]
+    index = _looked_up(idents, np.arange(len(idents)), np.abs(log.events), -1)
+    events = np.where(log.events > 0, index + 1, -(index + 1))[index >= 0]
+    return Trace(
+        (*blocks.tolist(), *blocks[tied].tolist()),
+        tuple(events.tolist()),
+        (),
+        tuple(zip(tied.tolist(), range(n, len(idents)), strict=True)),
+    )
 
 
-def _side_bytes(log: IterationLog, inside: set[int]) -> int:
-    """Highest load of what is not inside of the arena."""
-    sizes = {abs(event): nbytes for event, nbytes in log.events}
-    born = {event for event, _ in log.events if event > 0}
-    load = log.initial_bytes - sum(sizes[i] for i in inside if i not in born)
-    peak = load
-    for event, nbytes in log.events:
-        if abs(event) not in inside:
-            load += nbytes if event > 0 else -nbytes
-            peak = max(peak, load)
-    return peak
+def _side_bytes(log: _Log, inside: np.ndarray, initial_bytes: int) -> int:
+    """Highest load of what is not inside of the arena.
+
+    Args:
+        log: What is laid out.
+        inside: Ids.
+        initial_bytes: Load before the first event.
+    """
+    idents = np.abs(log.events)
+    within = np.isin(idents, inside)
+    born = np.isin(idents, log.events[log.events > 0])
+    load = initial_bytes - int(log.nbytes[within & ~born].sum())
+    change = np.where(log.events > 0, log.nbytes, -log.nbytes)[~within]
+    return load + max(0, int(np.cumsum(change).max(initial=0)))

@@ -8,6 +8,13 @@ any number of others.
 :func:`exact` goes on where that leaves something: no layout is smaller than the peak
 load, so one that reaches it is optimal, proven by its own size. It places in
 several orders and then improves the best ones (:mod:`.placement`).
+
+Note: [very many buffers]
+    Placing one buffer after the other looks at all pairs of them: a second for 25,000,
+    16 for 100,000. Of more than :data:`MOST_BLOCKS` only the largest take part in the
+    search. Of the others, those that live long go into the holes, the largest first;
+    those that live shortly follow in one walk through time, for which only what is
+    alive counts.
 """
 
 from __future__ import annotations
@@ -40,6 +47,11 @@ IMPROVED = 2  # of the ways to place, the best ones
 MOST_ROUNDS = 5000  # for each; small problems are settled long before
 LARGE_SHARE = 0.002  # of the bound; larger buffers are large
 MOST_CONFLICTS = 20_000_000  # pairs of large buffers that live together
+# See Note: [very many buffers].
+MOST_BLOCKS = 5000
+MOST_LARGE = 1000  # of more, that are searched for
+MOST_SETTLED = 10_000  # of these and of those that live long; more lie on top
+BRIEF_PART = 64  # of the iteration that something short-lived lasts at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,42 +170,57 @@ def smartpool(trace: Trace, alignment: int = 1, first_fit: bool = False) -> Layo
     return _layout(trace, blocks, found.offset, alignment, name)
 
 
-def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
+def exact(
+    trace: Trace, alignment: int = 1, pairs: int = PAIRS, enough_bytes: int = 0
+) -> Layout:
     """The smallest layout that can be found, optimal wherever it reaches the bound.
 
     Args:
         trace: One iteration.
         alignment: Every offset is a multiple of it, in bytes.
         pairs: Pairs of buffers that each part of the search may look at.
+        enough_bytes: A layout that is no larger ends the search.
 
     Raises:
         OptionError: If the alignment is not a power of two.
     """
     blocks = _blocks(trace, alignment)
+    if len(blocks.size) <= MOST_BLOCKS:
+        offset, name = _found(blocks, pairs, enough_bytes)
+    else:
+        offset, name = _filled(blocks, pairs)
+    return _layout(trace, blocks, offset, alignment, name)
+
+
+def _found(
+    blocks: _Blocks, pairs: int, enough_bytes: int = 0
+) -> tuple[np.ndarray, str]:
+    """Offsets and the way to them: see :func:`exact`."""
     n, capacity = len(blocks.size), blocks.capacity
+    enough = max(capacity, enough_bytes - blocks.base_bytes)
     starts = _starts(blocks)
     found: list[_Found] = []
     for start in itertools.islice(starts, QUICK_STARTS):
         found.append(_place(blocks, start))
-        if found[-1].nbytes <= capacity:
-            return _layout(trace, blocks, found[-1].offset, alignment, start.name)
+        if found[-1].nbytes <= enough:
+            return found[-1].offset, start.name
     ejection = _Ejection(blocks)
-    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE))
+    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE), enough)
     if ejected is not None:
         found.append(ejected)
-        if ejected.nbytes <= capacity:
-            return _layout(trace, blocks, ejected.offset, alignment, 'ejection')
+        if ejected.nbytes <= enough:
+            return ejected.offset, 'ejection'
     for start in starts if ejected is None else ():
         found.append(_place(blocks, start))
-        if found[-1].nbytes <= capacity:
-            return _layout(trace, blocks, found[-1].offset, alignment, start.name)
+        if found[-1].nbytes <= enough:
+            return found[-1].offset, start.name
     most = min(one.nbytes for one in found)
     found += ejection.bisect(most, int(pairs * BISECTING_SHARE))
     found.sort(key=lambda one: one.nbytes)  # stable
     best, name = found[0], found[0].start.name
     rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
     for seed, one in enumerate(found[:IMPROVED]):
-        if best.nbytes <= capacity:
+        if best.nbytes <= enough:
             break
         start, offset = one.start, np.zeros(n, np.int64)
         nbytes = placement.improve(
@@ -209,7 +236,56 @@ def exact(trace: Trace, alignment: int = 1, pairs: int = PAIRS) -> Layout:
         )
         if nbytes < best.nbytes:
             best, name = _Found(nbytes, offset, start), f'{start.name}, improved'
-    return _layout(trace, blocks, best.offset, alignment, name)
+    return best.offset, name
+
+
+def _filled(blocks: _Blocks, pairs: int) -> tuple[np.ndarray, str]:
+    """Offsets of very many blocks; see Note: [very many buffers]."""
+    size, spans, lengths = blocks.size, blocks.spans, blocks.lengths()
+    by_size = np.argsort(-size, kind='stable')
+    large, others = by_size[:MOST_LARGE], by_size[MOST_LARGE:]
+    lasting = lengths > blocks.end // BRIEF_PART
+    lasting |= spans[:, 3] > spans[:, 2]
+    core = _part(blocks, np.sort(large))
+    offset, name = _found(core, pairs)
+    large = np.sort(large)[np.argsort(offset, kind='stable')]
+    settled = np.concatenate([large, others[lasting[others]]])[:MOST_SETTLED]
+    placed = _part(blocks, settled)
+    order = np.arange(len(settled))
+    nowhere = np.zeros(len(settled), bool)
+    found = _place(placed, _Start(name, order, FIRST_FIT, nowhere))
+    result = np.zeros(len(size), np.int64)
+    result[settled] = found.offset
+    brief = others[~lasting[others]]
+    brief = brief[np.argsort(spans[brief, 0], kind='stable')]
+    visits = _visits(spans, settled)
+    near = np.zeros((len(brief) + len(visits), 3), np.int64)
+    placement.fill(brief, size, spans, visits, result, near)
+    stacked = others[lasting[others]][len(settled) - len(large) :]
+    top = (result + size).max() if len(size) else 0
+    result[stacked] = top + np.cumsum(size[stacked]) - size[stacked]
+    return result, f'{name}, filled'
+
+
+def _part(blocks: _Blocks, chosen: np.ndarray) -> _Blocks:
+    """Some of the blocks, as if there were no others."""
+    part = dataclasses.replace(
+        blocks,
+        size=blocks.size[chosen],
+        spans=blocks.spans[chosen],
+        members=tuple(blocks.members[i] for i in chosen.tolist()),
+    )
+    bound = part.base_bytes + int(part.loads().max())
+    return dataclasses.replace(part, bound_bytes=bound)
+
+
+def _visits(spans: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """(v, 3) int64: start, end and block of each interval, by start."""
+    first = np.column_stack([spans[chosen, :2], chosen])
+    second = np.column_stack([spans[chosen, 2:], chosen])
+    visits = np.concatenate([first, second])
+    visits = visits[visits[:, 1] > visits[:, 0]]
+    return np.ascontiguousarray(visits[np.argsort(visits[:, 0], kind='stable')])
 
 
 class _Ejection:
@@ -243,12 +319,13 @@ class _Ejection:
             for levels, key in keys
         ]
 
-    def fit(self, capacity: int, pairs: int) -> _Found | None:
+    def fit(self, capacity: int, pairs: int, enough: int = 0) -> _Found | None:
         """The smallest of several layouts whose large blocks fit into a capacity.
 
         Args:
             capacity: Bytes for them; the first layout with everything inside is taken.
             pairs: Pairs of blocks that may be looked at.
+            enough: Bytes; so is the first layout that needs no more than these.
         """
         if not self._possible:
             return None
@@ -261,7 +338,7 @@ class _Ejection:
             found = self._filled(offset)
             if best is None or found.nbytes < best.nbytes:
                 best = found
-            if best.nbytes <= capacity:
+            if best.nbytes <= max(capacity, enough):
                 break
         return best
 

@@ -90,6 +90,70 @@ def place(
     return footprint
 
 
+@compiled(counted=False)
+def fill(
+    order: np.ndarray,
+    size: np.ndarray,
+    spans: np.ndarray,
+    visits: np.ndarray,
+    offset: np.ndarray,
+    near: np.ndarray,
+) -> None:
+    """Puts short-lived buffers into the lowest holes between those that have a place.
+
+    Time goes by once: only what is alive is looked at.
+
+    Args:
+        order: Buffers by the start of their only interval, (m,) int64.
+        size: Bytes of each, (n,) int64.
+        spans: As for :func:`place`.
+        visits: Lower, upper and buffer of each interval of what has a place, by lower,
+            (v, 3) int64.
+        offset: Of what has a place, and the result, (n,) int64.
+        near: Work, (m + v, 3) int64: what is alive, by offset.
+    """
+    count = came = 0
+    for position in range(len(order)):
+        i = order[position]
+        lower, upper, need = spans[i, 0], spans[i, 1], size[i]
+        alive = 0
+        for k in range(count):
+            if near[k, 1] > lower:
+                for field in range(3):
+                    near[alive, field] = near[k, field]
+                alive += 1
+        count = alive
+        while came < len(visits) and visits[came, 0] < upper:
+            if visits[came, 1] > lower:
+                start, stop, j = visits[came, 0], visits[came, 1], visits[came, 2]
+                count = _insert(near, count, start, stop, j, offset)
+            came += 1
+        top = 0
+        for k in range(count):
+            j = near[k, 2]
+            if near[k, 0] >= upper:  # comes later
+                continue
+            if offset[j] - top >= need:
+                break
+            top = max(top, offset[j] + size[j])
+        offset[i] = top
+        count = _insert(near, count, lower, upper, i, offset)
+
+
+@compiled(inline=True, counted=False)
+def _insert(
+    near: np.ndarray, count: int, start: int, stop: int, buffer: int, offset: np.ndarray
+) -> int:
+    """Among what is alive, by offset; how much that is now."""
+    k = count
+    while k > 0 and offset[near[k - 1, 2]] > offset[buffer]:
+        for field in range(3):
+            near[k, field] = near[k - 1, field]
+        k -= 1
+    near[k, 0], near[k, 1], near[k, 2] = start, stop, buffer
+    return count + 1
+
+
 @compiled()
 def improve(
     order: np.ndarray,

@@ -15,11 +15,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
 from chainer_hybridmem.recompute import passes, trust
+from chainer_hybridmem.recording.together import count_together, small_ones
 from chainer_hybridmem.recording.verification import (
     Reading,
     Verdict,
@@ -88,6 +91,8 @@ class Recorder:
             releasable after its last use.
 
     Attributes:
+        together (bool): Whether small arrays may be counted together, where there are
+            too many; see :mod:`.together`.
         untrusted (set of str): Names of functions that may not be run again.
         spans (list): Functions tried in parts: raw events from when they begin to when
             they end, and what was found out, storages missing.
@@ -100,6 +105,7 @@ class Recorder:
         self.executor = executor
         self.trial = trial
         self.draft = draft
+        self.together = True
         self._hooks: list[_Hook] = []
         self._steps: list[_Step] = []
         self._graph_end = -1
@@ -397,10 +403,8 @@ class Recorder:
         self._watched.clear()
         self._chains.clear()
         self.executor.spare.clear()
-        entries = self.device.take_events()
-        sizes = {**self._sizes, **{abs(event): nbytes for event, nbytes in entries}}
-        raw = [event for event, _ in entries]
-        return _Builder(self, raw, sizes, kinds, owners or {}).build(link, description)
+        raw = np.array(self.device.take_events(), np.int64).reshape(-1, 2)
+        return _Builder(self, raw, kinds, owners or {}).build(link, description)
 
 
 class _Builder:
@@ -409,8 +413,7 @@ class _Builder:
     def __init__(
         self,
         recorder: Recorder,
-        raw: list[int],
-        sizes: dict[int, int],
+        raw: np.ndarray,  # (n, 2) int64, events and bytes
         kinds: dict[int, Category],
         owners: dict[int, Owner],
     ) -> None:
@@ -420,7 +423,7 @@ class _Builder:
         self.hooks = recorder._hooks
         self.steps = list(recorder._steps)
         self.raw = raw
-        self.sizes = sizes
+        self.sizes = dict(recorder._sizes)
         # The last hook is the one that ended the iteration; the one before is
         # the last backward's: the update runs between them.
         update = _Step('update', Phase.UPDATE, len(self.hooks) - 2, -1, ())
@@ -445,8 +448,7 @@ class _Builder:
     def _splits(self) -> Iterator[Split]:
         """Ways in parts that need less than the function as a whole."""
         for first, end, tried in self.recorder.spans:
-            begin = bisect.bisect_left(self.kept, first)
-            events = self.events[begin : bisect.bisect_left(self.kept, end)]
+            events = self.events[self._position(first) : self._position(end)]
             freed = {-event - 1 for event in events if event < 0}
             made = [event - 1 for event in events if event > 0]
             passing = [s for s in made if s in freed]
@@ -462,35 +464,105 @@ class _Builder:
                     )
 
     def _sort_events(self) -> None:
-        """Leaves out what the hooks themselves have allocated, and what they park."""
-        managed: set[int] = set(self.recorder.executor.parked)
-        for hook in self.hooks:
-            for event in self.raw[hook.first_event : hook.end_event]:
-                if event > 0:
-                    managed.add(event)
+        """Leaves out what the hooks themselves have allocated, and what they park.
+
+        Where there are too many small arrays, they are counted together.
+        """
+        allocations, which = np.unique(np.abs(self.raw[:, 0]), return_inverse=True)
+        which = which.reshape(-1)
+        parked = self.recorder.executor.parked
+        managed = np.isin(allocations, list(parked))
+        managed[which[self._in_hooks() & (self.raw[:, 0] > 0)]] = True
         end = self.hooks[-1].first_event
-        kept = [
-            p for p, event in enumerate(self.raw[:end]) if abs(event) not in managed
-        ]
-        self.index: dict[int, int] = {}  # allocation id -> storage id
-        for position in kept:
-            self.index.setdefault(abs(self.raw[position]), len(self.index))
-        named = (*self.recorder._slots, *self._read_ids(), *self.owners)
-        for allocation in named:
-            if allocation in self.owners or (allocation and allocation not in managed):
-                self.index.setdefault(allocation, len(self.index))
-        self.events = [
-            (1 if self.raw[p] > 0 else -1) * (self.index[abs(self.raw[p])] + 1)
-            for p in kept
-        ]
+        self.kept = np.flatnonzero(~managed[which[:end]])
+        self.moved = np.arange(len(self.kept) + 1)
+        hidden = {*parked, *allocations[managed].tolist()}
+        named = [a for a in self._named() if a in self.owners or a not in hidden]
+        for event, nbytes in self.raw[np.isin(np.abs(self.raw[:, 0]), named)].tolist():
+            self.sizes[abs(event)] = nbytes
+        self._number(named)
+        died = self.recorder._graph_end
+        self.graph_end = self._position(died) if died >= 0 else len(self.events)
         self.first_event = [
-            bisect.bisect_left(kept, self.hooks[step.hook].end_event)
-            for step in self.steps
+            self._position(self.hooks[step.hook].end_event) for step in self.steps
         ]
         self.first_event[0] = 0
-        self.kept = kept
-        died = self.recorder._graph_end
-        self.graph_end = len(kept) if died < 0 else bisect.bisect_left(kept, died)
+
+    def _in_hooks(self) -> np.ndarray:
+        """Which events have happened inside of the session's hooks."""
+        changes = np.zeros(len(self.raw) + 1, np.int64)
+        np.add.at(changes, [hook.first_event for hook in self.hooks], 1)
+        np.add.at(changes, [hook.end_event for hook in self.hooks], -1)
+        return np.cumsum(changes)[:-1] > 0
+
+    def _number(self, named: list[int]) -> None:
+        """Storages in the order in which they come, then those without an event."""
+        raw = self.raw[self.kept]
+        allocations, first, which = np.unique(
+            np.abs(raw[:, 0]), return_index=True, return_inverse=True
+        )
+        order = np.argsort(first)
+        ids = np.empty_like(order)
+        ids[order] = np.arange(len(order))
+        storage = ids[which.reshape(-1)]
+        allocations = allocations[order]
+        nbytes = np.zeros(len(order), np.int64)
+        nbytes[storage] = raw[:, 1]
+        events = np.where(raw[:, 0] > 0, storage + 1, -(storage + 1))
+        known = [*named, *self.kinds, *self._touched()]
+        small = np.zeros(len(order), bool)
+        if self.recorder.together:
+            small = small_ones(nbytes, np.isin(allocations, known))
+            small[storage[self._in_spans()]] = False
+        sizes: list[int] = []
+        if small.any():
+            cuts = [hook.end_event for hook in self.hooks]
+            cuts += [max(0, self.recorder._graph_end)]
+            together = count_together(
+                events, nbytes, small, np.searchsorted(self.kept, cuts)
+            )
+            sizes, self.moved = together.sizes, together.moved
+            events = np.array(together.events, np.int64)
+        apart = np.flatnonzero(~small)
+        # allocation id -> storage id; what stands for many has numbers below zero
+        self.index: dict[int, int] = {}
+        for allocation in (*allocations[apart].tolist(), *named):
+            self.index.setdefault(allocation, len(self.index))
+        self.sizes.update(
+            zip(allocations[apart].tolist(), nbytes[apart].tolist(), strict=True)
+        )
+        numbers = np.full(len(order) + len(sizes), -1, np.int64)
+        numbers[apart] = np.arange(len(apart))
+        numbers[len(order) :] = len(self.index) + np.arange(len(sizes))
+        for stand_in, size in enumerate(sizes):
+            self.index[-1 - stand_in] = len(self.index)
+            self.sizes[-1 - stand_in] = size
+        number = numbers[np.abs(events) - 1] + 1
+        self.events = np.where(events > 0, number, -number).tolist()
+
+    def _in_spans(self) -> np.ndarray:
+        """Which kept events belong to functions that were tried in parts."""
+        changes = np.zeros(len(self.kept) + 1, np.int64)
+        for first, end, _ in self.recorder.spans:
+            changes[np.searchsorted(self.kept, first)] += 1
+            changes[np.searchsorted(self.kept, end)] -= 1
+        return np.cumsum(changes)[:-1] > 0
+
+    def _position(self, raw_position: int) -> int:
+        """Where the events from a raw one on are in the profile."""
+        return int(self.moved[np.searchsorted(self.kept, raw_position)])
+
+    def _named(self) -> list[int]:
+        """Allocations that are storages even without an event."""
+        recorded = (*self.recorder._slots, *self._read_ids())
+        return [*(a for a in recorded if a), *self.owners]
+
+    def _touched(self) -> Iterator[int]:
+        """Allocations that recipes may name."""
+        for step in self.steps:
+            yield from step.written
+            yield from (allocation for allocation, _ in step.products)
+            yield from (allocation for allocation, _ in step.input_nodes)
 
     def _read_ids(self) -> list[int]:
         return [a for step in self.steps for a in step.reads]

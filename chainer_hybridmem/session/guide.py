@@ -24,6 +24,7 @@ from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.feedback import Feedback
 from chainer_hybridmem.session.forecast import Forecast
+from chainer_hybridmem.session.spent import Spent
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
@@ -80,10 +81,12 @@ class Guide:
         profiled_again (bool): Because they have, although nothing foreign is held.
         ways (dict): Functions that run in parts, and how, by place.
         forecast (Forecast or None): What its iterations will need; None if they fit.
+        spent (Spent): What its profiles and plans have cost in this session.
     """
 
-    def __init__(self, keys: list[Key]) -> None:
+    def __init__(self, keys: list[Key], spent: Spent | None = None) -> None:
         self.keys = keys
+        self.spent = Spent() if spent is None else spent
         self.stage = Stage.WARM_UP
         self.problem: Problem | None = None
         self.plan: Plan | None = None

@@ -192,7 +192,7 @@ class History:
             'keep': plan.count(Action.KEEP) if plan else None,
             'swap': plan.count(Action.SWAP) if plan else None,
             'recompute': plan.count(Action.RECOMPUTE) if plan else None,
-            'planning_seconds': plan.planning_seconds if plan else None,
+            'planning_seconds': guide.spent.seconds if guide and plan else None,
             'simulations': plan.simulations if plan else None,
             'guided_peak_bytes': _most(guided, 'peak_bytes') if guided else None,
         }

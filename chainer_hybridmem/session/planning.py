@@ -8,9 +8,10 @@ swap-ins that are late move earlier, and a search in the background may find bet
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError
@@ -34,10 +35,28 @@ from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
+Rest = ParamSpec('Rest')
+Result = TypeVar('Result')
+
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
+
+
+def _counted(
+    method: Callable[Concatenate[Planning, Guide, Rest], Result],
+) -> Callable[Concatenate[Planning, Guide, Rest], Result]:
+    """Decorates what works for a guide: its time is told as planning time."""
+
+    @functools.wraps(method)
+    def counted(
+        self: Planning, guide: Guide, *args: Rest.args, **kwargs: Rest.kwargs
+    ) -> Result:
+        with guide.spent.counted():
+            return method(self, guide, *args, **kwargs)
+
+    return counted
 
 
 class Planning:
@@ -69,6 +88,7 @@ class Planning:
         self._keep = keep
         self.improvements: list[Improvement] = []
 
+    @_counted
     def plan(self, guide: Guide) -> None:
         """The first plan of a guide that has been profiled."""
         options = self.options
@@ -89,6 +109,7 @@ class Planning:
             return
         self.follow(guide, problem, plan)
 
+    @_counted
     def retime(self, guide: Guide) -> None:
         """A plan from the times of guided iterations, if it is better for them."""
         old = guide.plan
@@ -126,6 +147,7 @@ class Planning:
         guide.wants_arena, guide.refusal = before  # not of a plan nobody follows
         return None
 
+    @_counted
     def adopt(self, guide: Guide) -> None:
         """Takes over a plan found meanwhile, or begins to look for one.
 
@@ -138,6 +160,7 @@ class Planning:
             better = current.better(plan) if guide.may_change else None
             if better is not None:
                 guide.count_change()
+                guide.spent.add(better.planning_seconds - plan.planning_seconds)
                 if self._arena_fits(guide, problem, better):
                     self.follow(guide, problem, better)
         elif self.options.planner == IMPROVABLE and not any(
@@ -159,6 +182,7 @@ class Planning:
             improvement.close()
             self.improvements.remove(improvement)
 
+    @_counted
     def make_room(self, guide: Guide, foreign_bytes: int) -> None:
         """Other plans because iterations evict again and again.
 
@@ -208,6 +232,7 @@ class Planning:
         return self.options.limit_bytes - guide.foreign_bytes
 
     # -- feedback -------------------------------------------------------------
+    @_counted
     def move_late(self, guide: Guide, lateness: Lateness) -> None:
         """Swap-ins that are late again and again begin earlier from now on.
 
@@ -251,9 +276,11 @@ class Planning:
         """Whether a plan needs no arena, or one that fits as far as its trace tells."""
         if not (self.options.arena and guide.wants_arena):
             return True
-        arena = self._arena_of(logs_of(planned_trace(problem.profile, plan)))
-        return arena.footprint_bytes + guide.spare_bytes <= self._room(guide)
+        room_bytes = self._room(guide) - guide.spare_bytes
+        logs = logs_of(planned_trace(problem.profile, plan))
+        return self._arena_of(logs, room_bytes).footprint_bytes <= room_bytes
 
+    @_counted
     def lay_out(self, guide: Guide) -> None:
         """Places for a plan's iterations; another plan if they exceed the limit."""
         arena = self._arena_of((guide.logs[0], guide.logs[1]))
@@ -265,7 +292,8 @@ class Planning:
                 f'arena: {arena.placed} allocations placed in '
                 f'{format_bytes(arena.slab_bytes)}, '
                 f'{arena.layout.competitive_ratio:.3f} of their peak load; '
-                f'{format_bytes(arena.side_bytes)} beside it'
+                f'{format_bytes(arena.side_bytes)} beside it; found in '
+                f'{format_seconds(guide.spent.tell())}'
             )
             return
         problem = guide.problem
@@ -278,12 +306,19 @@ class Planning:
         plan = self.make_plan(guide, problem)
         self.follow(guide, problem, plan)
 
-    def _arena_of(self, logs: tuple[IterationLog, IterationLog]) -> Arena:
+    def _arena_of(
+        self, logs: tuple[IterationLog, IterationLog], enough_bytes: int = 0
+    ) -> Arena:
         device = self._device
         return lay_out(
-            logs, device.block_bytes, device.alignment_bytes, device.moves_in
+            logs,
+            device.block_bytes,
+            device.alignment_bytes,
+            device.moves_in,
+            enough_bytes,
         )
 
+    @_counted
     def make_plan(
         self,
         guide: Guide,
@@ -317,7 +352,7 @@ class Planning:
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
-            self._arena_of,
+            lambda logs: self._arena_of(logs, room_bytes - guide.spare_bytes),
             room_bytes,
             guide.spare_bytes,
             optional=self._device.moves_in,
@@ -342,6 +377,7 @@ class Planning:
             ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
             self._device.reserve(ram, disk)
 
+    @_counted
     def follow(
         self, guide: Guide, problem: Problem, plan: Plan, old: Plan | None = None
     ) -> None:
@@ -363,15 +399,16 @@ class Planning:
             self._device.release_places()
         self.reserve(guide)
         self._keep(guide)
+        took = format_seconds(guide.spent.tell())
         if old is not None and plan.maps == old.maps:
             self._tell(
-                f'timed: the same plan; predicted '
+                f'timed: the same plan, found in {took}; predicted '
                 f'{format_seconds(plan.predicted_seconds)} per iteration, bound '
                 f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
             )
             return
         self._tell(
-            f'planned in {format_seconds(plan.planning_seconds)} '
+            f'planned in {took} '
             f'({plan.simulations} simulations): {plan.count(Action.KEEP)} keep, '
             f'{plan.count(Action.SWAP)} swap, {plan.count(Action.RECOMPUTE)} '
             f'recompute; predicted {format_seconds(plan.predicted_seconds)} per '

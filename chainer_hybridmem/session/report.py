@@ -41,7 +41,7 @@ def session_report(
         rows.append(
             (
                 'planning',
-                f'{plan.planner}, {format_seconds(plan.planning_seconds)}, '
+                f'{plan.planner}, {format_seconds(s["planning_seconds"])}, '
                 f'{plan.simulations} simulations',
             )
         )

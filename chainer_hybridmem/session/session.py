@@ -67,6 +67,7 @@ from chainer_hybridmem.session.out_of_memory import (
 from chainer_hybridmem.session.plan_cache import PlanCache
 from chainer_hybridmem.session.planning import Planning
 from chainer_hybridmem.session.report import session_report
+from chainer_hybridmem.session.spent import Spent
 from chainer_hybridmem.session.watch import Watch
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.splitting import Splitter
@@ -135,7 +136,8 @@ class Session(chainer.FunctionHook):
     """
 
     name = 'hybridmem'
-    tries_parts = False  # whether the profile tells what functions need in parts
+    tries_parts = False  # whether the profile tells what functions need in parts, and
+    # keeps all allocations apart
 
     def __init__(self, model: Model, options: Options) -> None:
         model = self.model = one_model(model)
@@ -915,6 +917,7 @@ class Session(chainer.FunctionHook):
                 trial=self._tried and self._guides.wants_trial(key),
                 draft=not self._tried,
             )
+            recorder.together = not self.tries_parts
             if self.tries_parts and recorder.trial:
                 self._splitter.trials = Trials(device, recorder)
             if profiling and options.cross_iteration:
@@ -995,7 +998,8 @@ class Session(chainer.FunctionHook):
         )
         instruments.stop_following()
         if log is not None:
-            guide.logs.append(log.finish())
+            with guide.spent.counted():
+                guide.logs.append(_uncounted(log.finish))
         else:
             guide.logs.clear()
         if not self._whole:
@@ -1038,6 +1042,19 @@ class Session(chainer.FunctionHook):
         if links is None:
             recorder.discard()
             return guide
+        spent = Spent() if guide is None else guide.spent
+        with spent.counted():
+            return self._take_in(recorder, guide, links, written, spent)
+
+    def _take_in(
+        self,
+        recorder: Recorder,
+        guide: Guide | None,
+        links: tuple[Link, Link | None],
+        written: set[Slot],
+        spent: Spent,
+    ) -> Guide:
+        """A guide learns from a recording, a new one if there is none."""
         kinds = {**self._kinds, **self._permanent_kinds()}
         profile: Profile = _uncounted(
             recorder.build, links[0], self.device.describe(), kinds, self._owners()
@@ -1045,7 +1062,7 @@ class Session(chainer.FunctionHook):
         profile = dataclasses.replace(profile, disk_link=links[1])
         self._history.untrusted.update(recorder.untrusted)
         if guide is None:
-            guide = Guide(self._keys)
+            guide = Guide(self._keys, spent)
             guide.ways.update(self._splitter.used)
             _uncounted(guide.learn, profile)
             guide.forecast = _uncounted(self._foresee, profile)

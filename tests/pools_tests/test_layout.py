@@ -9,6 +9,7 @@ import problems
 import pytest
 import toys
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import OptionError, PlanError
 from chainer_hybridmem.planners import make_plan
@@ -143,3 +144,46 @@ def test_nothing_to_lay_out():
 def test_an_alignment_that_is_none(alignment):
     with pytest.raises(OptionError, match='power of two'):
         smartpool(Trace((1,), (1,)), alignment)
+
+
+@settings(deadline=None, max_examples=150)
+@given(problems.traces(30), st.integers(1, 6), st.integers(0, 12), st.integers(1, 4))
+def test_very_many_buffers_have_layouts_without_overlap(trace, large, settled, part):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('chainer_hybridmem.pools.layout.MOST_BLOCKS', 0)
+        patch.setattr('chainer_hybridmem.pools.layout.MOST_LARGE', large)
+        patch.setattr('chainer_hybridmem.pools.layout.MOST_SETTLED', large + settled)
+        patch.setattr('chainer_hybridmem.pools.layout.BRIEF_PART', part)
+        found = exact(trace, 8)
+    check_layout(trace, found)
+    assert found.bound_bytes == exact(trace, 8).bound_bytes
+    assert found.bound_bytes <= found.footprint_bytes
+
+
+def test_brief_buffers_fill_the_holes_of_large_ones(monkeypatch):
+    """Ten large ones one after the other, in whose time many small ones come and go."""
+    sizes, lower, upper = [], [], []
+    for k in range(10):
+        sizes += [1000, *[10] * 200]
+        lower += [400 * k, *range(400 * k, 400 * k + 200)]
+        upper += [400 * k + 390, *range(400 * k + 5, 400 * k + 205)]
+    trace = from_lifetimes(sizes, lower, upper)
+    monkeypatch.setattr('chainer_hybridmem.pools.layout.MOST_BLOCKS', 100)
+    monkeypatch.setattr('chainer_hybridmem.pools.layout.MOST_LARGE', 10)
+    found = exact(trace)
+    check_layout(trace, found)
+    assert found.found_by.endswith(', filled')
+    assert found.optimal
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems.traces(20), st.floats(0.9, 1.3))
+def test_a_search_ends_at_what_is_enough(trace, share):
+    best = exact(trace, 8)
+    enough = int(best.footprint_bytes * share)
+    found = exact(trace, 8, enough_bytes=enough)
+    check_layout(trace, found)
+    if best.footprint_bytes <= enough:
+        assert found.footprint_bytes <= enough
+    else:
+        assert found == best

@@ -15,6 +15,7 @@ from chainer_hybridmem.execution.executor import Counters
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.history import History
+from chainer_hybridmem.session.spent import Spent
 
 NEWEST = 1000  # as the docstrings say
 
@@ -53,7 +54,7 @@ class Long:
         self.added.append(dict(entry))
 
     def figures(self, plan: Plan | None) -> dict[str, Any]:
-        guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None)
+        guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None, spent=Spent())
         options: Any = SimpleNamespace(
             planner='', limit_bytes=0, host_limit_bytes=None, arena=False
         )

@@ -1,0 +1,48 @@
+"""Seconds that a session itself spends on plans, so that it can tell all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class Spent:
+    """What the plans of one kind of iterations have cost.
+
+    Building profiles and problems counts, as well as planning, laying out, checking
+    and keeping.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._told_seconds = self._started = 0.0
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts what happens inside; may be nested."""
+        if not self._depth:
+            self._started = time.perf_counter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._seconds += time.perf_counter() - self._started
+
+    def add(self, seconds: float) -> None:
+        """Counts seconds that were spent elsewhere."""
+        self._seconds += seconds
+
+    @property
+    def seconds(self) -> float:
+        """All seconds so far."""
+        running = time.perf_counter() - self._started if self._depth else 0.0
+        return self._seconds + running
+
+    def tell(self) -> float:
+        """Seconds since the last call, or since the beginning."""
+        seconds = self.seconds
+        untold, self._told_seconds = seconds - self._told_seconds, seconds
+        return untold
