@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import session as sessions
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.session import session as sessions
 from chainer_hybridmem.session.watch import Watch
 
 ROOMY = '1GB'
@@ -34,7 +34,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr('chainer_hybridmem.instruments.Recorder', Counted)
+    monkeypatch.setattr('chainer_hybridmem.session.instruments.Recorder', Counted)
     return made
 
 
