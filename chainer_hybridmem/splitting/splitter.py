@@ -132,7 +132,7 @@ class Splitter:
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             called: Any = reference()
             del called.forward
-            restore = contextvars.Context().run(rules.state, called)
+            restore = contextvars.Context().run(rules.state, called, True)
             try:
                 outputs: tuple[Array, ...] = called.forward(inputs)
                 return outputs
