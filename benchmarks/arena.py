@@ -77,6 +77,7 @@ def train(
     with hybridmem.optimize(
         training.model,
         limit,
+        planner='hybrid',
         swap_dir=options.swap_dir,
         arena=options.child == 'arena',
     ) as session:
@@ -277,7 +278,7 @@ def overhead(arch: str, options: argparse.Namespace) -> dict[str, Any]:
         for way in order:
             training = common.Training(arch, batchsize, options.insize)
             with hybridmem.optimize(
-                training.model, limit, arena=way == 'arena'
+                training.model, limit, planner='hybrid', arena=way == 'arena'
             ) as session:
                 for _ in range(options.iterations):
                     training.step()

@@ -125,7 +125,7 @@ def out_of_core(
     options: dict[str, Any] = {'link_bandwidth': link_bandwidth} if not gpu else {}
     rows: list[dict[str, Any]] = []
     with hybridmem.optimize(
-        training.model, limit_bytes, progress=sys.stderr, **options
+        training.model, limit_bytes, DEFAULT, progress=sys.stderr, **options
     ) as session:
         settle(session, training)
         for planner in planners:
@@ -169,7 +169,7 @@ def _measure(
         training.step()
     session.finish_iteration()
     figures = session.statistics()
-    row |= {'fits': True, **figures, 'peak_bytes': figures['guided_peak_bytes']}
+    row |= {**figures, 'fits': True, 'peak_bytes': figures['guided_peak_bytes']}
     for name in ('evictions', 'restores'):  # of this method only
         row[name] = figures[name] - before[name]
     row['losses'] = training.losses[:FIRST]

@@ -35,7 +35,7 @@ def compare(
     predicted: dict[str, float] = {}
     measured: dict[str, list[float]] = {name: [] for name in PLANNERS}
     with hybridmem.optimize(
-        training.model, limit, link_bandwidth=bandwidth, progress=sys.stderr
+        training.model, limit, 'hybrid', link_bandwidth=bandwidth, progress=sys.stderr
     ) as session:
         methods.settle(session, training)
         for _ in range(rounds):

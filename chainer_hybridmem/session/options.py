@@ -96,7 +96,8 @@ class Options:
     planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.plans_anyway = self.planner is not None or bool(self.cross_iteration)
+        named = self.planner is not None
+        self.plans_anyway = named or bool(self.cross_iteration or self.improve)
         self.plan_with(
             DEFAULT if self.planner is None else self.planner, self.planner_options
         )

@@ -246,7 +246,7 @@ def test_another_process(tmp_path):
 
 def test_the_trainer_extension_hands_it_on(tmp_path):
     extension = chainer_hybridmem.HybridMemory('1GB', cache_dir=tmp_path / 'plans')
-    assert extension._arguments['cache_dir'] == tmp_path / 'plans'
+    assert extension._options.cache_dir == str(tmp_path / 'plans')
     with pytest.raises(OptionError, match='cache_dir'):
         chainer_hybridmem.HybridMemory('1GB', cache_dir=tmp_path / 'no' / 'plans')
 
@@ -532,7 +532,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_a_folder_of_root_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
     monkeypatch.setattr(
-        'chainer_hybridmem.session.plan_cache.ROOT', os.stat(tmp_path).st_uid
+        'chainer_hybridmem.session.cache_folder.ROOT', os.stat(tmp_path).st_uid
     )
     chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
 
