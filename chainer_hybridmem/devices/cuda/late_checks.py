@@ -126,7 +126,8 @@ class LateChecks:
         found: list[tuple[int, str]] = []
         while self._ended and (wait or self._ended[0].end.done):
             batch = self._ended.pop(0)
-            batch.end.synchronize()
+            if wait:
+                batch.end.synchronize()
             found += [
                 (batch.iteration, what)
                 for before, after, what in batch.pairs
