@@ -23,7 +23,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 
-import toys  # noqa: E402
+from support import toys  # noqa: E402
 
 from chainer_hybridmem.errors import HybridMemoryError  # noqa: E402
 from chainer_hybridmem.planners import PLANNERS, make_plan  # noqa: E402

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import networks
 import pytest
+from support import networks
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.chainer_access import compat

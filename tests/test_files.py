@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import make_plan

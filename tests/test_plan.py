@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.planners import make_plan

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-import toys
+from support import toys
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import make_plan

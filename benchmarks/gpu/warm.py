@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
 
-import networks
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import planners

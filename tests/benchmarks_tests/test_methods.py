@@ -7,10 +7,10 @@ import chainer_hybridmem  # noqa: F401  before chainer
 # isort: split
 import chainer
 import methods
-import networks
 import pytest
 import saving
 import summarize
+from support import networks
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners import PLANNERS

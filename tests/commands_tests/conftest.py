@@ -1,7 +1,7 @@
 """Profiles made by hand, as files, and a way to run the command line."""
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.records import library

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import progress

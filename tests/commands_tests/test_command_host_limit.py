@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.plan import Tier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import toys
+from support import toys
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.pools.models import POOLS

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import toys
+from support import toys
 
 import chainer_hybridmem
 from chainer_hybridmem import __version__, commands

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import PLANNERS
 from chainer_hybridmem.records import library

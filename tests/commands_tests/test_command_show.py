@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import toys
+from support import toys
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.commands import main

@@ -2,7 +2,7 @@
 
 import json
 
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library

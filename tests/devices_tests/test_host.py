@@ -10,7 +10,7 @@ import time
 
 import numpy
 import pytest
-from own_time import own_time
+from support.own_time import own_time
 
 from chainer_hybridmem.devices import addresses, slab
 from chainer_hybridmem.devices.host import numpy_memory

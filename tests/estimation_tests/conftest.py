@@ -1,8 +1,7 @@
 """A network with everything in it, recorded at several batch sizes."""
 
-import networks
 import pytest
-import recordings
+from support import networks, recordings
 
 from chainer_hybridmem.estimation import SamplePair
 

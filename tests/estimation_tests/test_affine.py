@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation import SamplePair

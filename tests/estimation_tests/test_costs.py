@@ -2,9 +2,8 @@
 
 import dataclasses
 
-import networks
 import pytest
-import recordings
+from support import networks, recordings
 
 from chainer_hybridmem.estimation.costs import (
     CLASSES,

@@ -2,9 +2,8 @@
 
 import dataclasses
 
-import networks
 import pytest
-import recordings
+from support import networks, recordings
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_model

@@ -1,9 +1,7 @@
 """A recording through im2col, as it would be with cuDNN."""
 
-import networks
 import pytest
-import recordings
-import toys
+from support import networks, recordings, toys
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation import lower_to_cudnn

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-import networks
 import pytest
+from support import networks
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (

@@ -4,10 +4,8 @@ import dataclasses
 import subprocess
 import sys
 
-import networks
 import pytest
-import recordings
-import toys
+from support import networks, recordings, toys
 
 from chainer_hybridmem.estimation.structure import (
     GRAPH_END,

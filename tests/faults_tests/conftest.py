@@ -6,8 +6,8 @@ import gc
 import signal
 from collections.abc import Iterator
 
-import faulty
 import pytest
+from support import faulty
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import faulty
 import pytest
+from support import faulty
 
 # isort: split
 import chainer

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import faulty
 import pytest
+from support import faulty
 
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.session.session import Session

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import faulty
 import numpy as np
 import pytest
+from support import faulty
 
 import chainer_hybridmem
 from chainer_hybridmem.devices.host import copies, numpy_memory

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import faulty
 import numpy as np
 import pytest
+from support import faulty
 
 import chainer_hybridmem
 
@@ -391,8 +391,9 @@ def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
 def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
     code = f"""
         import sys, time
-        sys.path.insert(0, {os.path.dirname(faulty.__file__)!r})
-        import faulty, chainer_hybridmem
+        sys.path.insert(0, {os.path.dirname(os.path.dirname(faulty.__file__))!r})
+        from support import faulty
+        import chainer_hybridmem
         run = faulty.Run()
         options = {{'swap_dir': {str(tmp_path)!r}, **faulty.SWAP_ALL}}
         with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:

@@ -11,9 +11,9 @@ import tracemalloc
 from typing import Any
 
 import pytest
-import toys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, HybridMemoryError

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import faulty
 import pytest
+from support import faulty
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hostile import Clock, late_copies, poisoned_memory, repeatable_copies
+from support.hostile import Clock, late_copies, poisoned_memory, repeatable_copies
 
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice

@@ -17,7 +17,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from hostile import Clock
+from support.hostile import Clock
 
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import autoswap, make_plan

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import make_plan

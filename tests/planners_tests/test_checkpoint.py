@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import make_plan

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import PLANNERS, make_plan
@@ -132,7 +132,7 @@ def test_planning_is_deterministic(name: str) -> None:
 
 SCRIPT = """
 import dataclasses, sys
-import toys
+from support import toys
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import PLANNERS, make_plan
 profile = toys.random_network(6, 7)

@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan, options_of

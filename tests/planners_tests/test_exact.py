@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
 from scipy import optimize
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan

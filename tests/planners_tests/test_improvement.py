@@ -6,7 +6,7 @@ import contextvars
 import time
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.validation import check_plan

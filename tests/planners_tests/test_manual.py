@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import check_options, make_plan

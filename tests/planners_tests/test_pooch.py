@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Action, Plan

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.superneurons import (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.errors import OptionError, PlanError, UnknownNameError

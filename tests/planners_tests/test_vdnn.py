@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Action

@@ -5,12 +5,11 @@ from __future__ import annotations
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import networks
 import numpy as np
 import pytest
-import recordings
 from hypothesis import given
 from hypothesis import strategies as st
+from support import networks, recordings
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import pools

@@ -7,9 +7,9 @@ import itertools
 
 import problems
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.errors import OptionError, PlanError
 from chainer_hybridmem.planners import make_plan

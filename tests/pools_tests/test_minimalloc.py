@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import problems
 import pytest
-import toys
 from hypothesis import given, settings
+from support import toys
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.pools import check_layout, exact, in_core_trace, minimalloc

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import problems
 import pytest
-import toys
 from hypothesis import given, settings
+from support import toys
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.pools import Trace, from_log, in_core_trace

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import networks
 import pytest
-import recordings
-import toys
+from support import networks, recordings, toys
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
 from chainer_hybridmem.planners import make_plan

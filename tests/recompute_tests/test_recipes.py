@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import networks
+from support import networks
 
 # isort: split
 import chainer
@@ -12,7 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from own_time import own_time
+from support.own_time import own_time
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.recompute import passes

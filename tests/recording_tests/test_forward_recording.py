@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import chainer
 import chainer.functions as F
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import pools

@@ -6,10 +6,9 @@ import json
 import types
 
 import chainer
-import networks
 import numpy as np
 import pytest
-import trace_format
+from support import networks, trace_format
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import pools

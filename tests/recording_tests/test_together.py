@@ -9,12 +9,11 @@ import chainer_hybridmem as hybridmem  # before chainer, which it makes importab
 
 # isort: split
 import chainer
-import networks
 import numpy as np
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import networks, toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.pools import in_core_trace, planned_trace

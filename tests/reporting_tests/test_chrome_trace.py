@@ -5,8 +5,7 @@ import itertools
 import json
 
 import pytest
-import toys
-import trace_format
+from support import toys, trace_format
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Action

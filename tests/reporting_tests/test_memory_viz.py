@@ -11,7 +11,7 @@ import pickle
 import pickletools
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.reporting import memory_viz

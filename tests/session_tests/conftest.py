@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hostile import late_copies, poisoned_memory
+from support.hostile import late_copies, poisoned_memory
 
 from chainer_hybridmem.devices.host.device import HostDevice
 

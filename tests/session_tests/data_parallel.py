@@ -23,7 +23,7 @@ import numpy as np
 from chainer_hybridmem.records.plan import Action
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import networks
+from support import networks
 
 ITERATIONS = 8
 

@@ -6,9 +6,9 @@ import contextlib
 import copy
 import functools
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 

@@ -15,11 +15,10 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import networks
 import numpy as np
 import pytest
-import zoo
 from chainer import training
+from support import networks, zoo
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 9

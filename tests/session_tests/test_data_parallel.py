@@ -10,8 +10,8 @@ import subprocess
 import sys
 import types
 
-import networks
 import pytest
+from support import networks
 
 import chainer_hybridmem  # before chainer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import networks
 import pytest
+from support import networks
 
 # isort: split
 import chainer

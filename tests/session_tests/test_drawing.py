@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 

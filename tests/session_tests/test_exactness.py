@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.planners.superneurons import superneurons

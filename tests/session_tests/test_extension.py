@@ -6,11 +6,11 @@ import json
 import os
 
 import chainer
-import networks
 import numpy as np
 import pytest
 from chainer import training
 from chainer.training import extensions
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host import numpy_memory

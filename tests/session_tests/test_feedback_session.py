@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import networks
 import pytest
-from own_time import own_time
+from support import networks
+from support.own_time import own_time
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host.device import HostDevice

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-import networks
 import pytest
-from own_time import own_time
+from support import networks
+from support.own_time import own_time
 
 TOLERANCE = 0.15  # of the measured time
 

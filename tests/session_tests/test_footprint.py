@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-import networks  # before chainer, which it makes importable
+from support import networks  # before chainer, which it makes importable
 
 # isort: split
 import chainer

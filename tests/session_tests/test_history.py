@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
 from chainer_hybridmem.execution.executor import Counters

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.swap_store.store import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import chainer
-import networks
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError

@@ -9,10 +9,10 @@ import weakref
 
 import chainer
 import chainer.functions as F
-import networks
 import numpy as np
 import pytest
 from chainer import training
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors

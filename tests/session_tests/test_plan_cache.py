@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import networks
 import pytest
+from support import networks
 
 # isort: split
 import chainer
@@ -220,8 +220,8 @@ def test_another_process(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(
         'import sys\n'
-        f'sys.path.insert(0, {str(Path(networks.__file__).parent)!r})\n'
-        'import networks\n'
+        f'sys.path.insert(0, {str(Path(networks.__file__).parents[1])!r})\n'
+        'from support import networks\n'
         'class Own(networks.Block):\n'
         '    def forward(self, x, t):\n'
         '        h = super().forward(x)\n'

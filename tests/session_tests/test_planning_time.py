@@ -11,8 +11,8 @@ from collections import Counter
 from typing import Any
 
 import chainer
-import networks
 import pytest
+from support import networks
 
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog

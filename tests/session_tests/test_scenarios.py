@@ -1,7 +1,7 @@
 """Programs that change their iterations or use the graph in unusual ways.
 
-Every scenario (tests/scenarios.py) gives the bits of plain Chainer after every update,
-stays inside its limit, and settles as far as the program lets it.
+Every scenario (tests/support/scenarios.py) gives the bits of plain Chainer after every
+update, stays inside its limit, and settles as far as the program lets it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scenarios
+from support import scenarios
 
 from chainer_hybridmem.session.session import Session
 

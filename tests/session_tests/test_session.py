@@ -11,9 +11,9 @@ import signal
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import compiling

@@ -7,10 +7,9 @@ import json
 import pickle
 
 import chainer
-import networks
 import numpy as np
 import pytest
-import trace_format
+from support import networks, trace_format
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.commands import main

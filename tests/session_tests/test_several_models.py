@@ -5,10 +5,10 @@ from __future__ import annotations
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import networks
 import numpy as np
 import pytest
 from chainer import training
+from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.chainer_access.models import Models, one_model

@@ -7,9 +7,8 @@ import itertools
 import math
 import random
 
-import hostile
-import networks
 import pytest
+from support import hostile, networks
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unittest import mock
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 import chainer_hybridmem as hybridmem
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import networks
 import numpy as np
 import pytest
+from support import networks
 
 # isort: split
 import chainer

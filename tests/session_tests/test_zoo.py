@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-import networks
 import numpy as np
 import pytest
-import zoo
+from support import networks, zoo
 
 # isort: split
 import chainer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import toys
+from support import toys
 
 from chainer_hybridmem.errors import FormatError, PlanError
 from chainer_hybridmem.planners import make_plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, kernel, make_problem

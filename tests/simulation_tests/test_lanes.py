@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import toys
 from hypothesis import given
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan

@@ -7,9 +7,9 @@ import json
 
 import numpy as np
 import pytest
-import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import toys
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 
-import networks  # imports chainer_hybridmem before chainer
+from support import networks  # imports chainer_hybridmem before chainer
 
 # isort: split
 import numpy as np

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import networks  # imports chainer_hybridmem before chainer
 import numpy as np
 import pytest
 from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
@@ -12,6 +11,7 @@ from chainer.functions.connection import convolution_2d, deconvolution_2d, linea
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
+from support import networks  # imports chainer_hybridmem before chainer
 
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.layouts import whole

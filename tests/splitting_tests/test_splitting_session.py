@@ -9,7 +9,7 @@ import concurrent.futures
 import io
 import re
 
-import networks  # imports chainer_hybridmem before chainer
+from support import networks  # imports chainer_hybridmem before chainer
 
 # isort: split
 import chainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import networks  # imports chainer_hybridmem before chainer
+from support import networks  # imports chainer_hybridmem before chainer
 
 # isort: split
 import chainer

@@ -1,7 +1,8 @@
 """A plugin: times as on a machine where much else runs, without loading this one.
 
-``pytest -p weather`` (with ``tests`` in PYTHONPATH) makes whatever is timed longer by
-chance. Tests that fail only then depend on how fast the machine happens to be.
+``pytest -p support.weather`` (with ``tests`` in PYTHONPATH) makes whatever is timed
+longer by chance. Tests that fail only then depend on how fast the machine
+happens to be.
 ``HYBRIDMEM_WEATHER`` is the seed.
 """
 

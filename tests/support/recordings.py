@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import networks
 import numpy as np
 
 import chainer_hybridmem as hybridmem
+from support import networks
 
 # isort: split
 import chainer

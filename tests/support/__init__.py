@@ -1,0 +1,1 @@
+"""What tests are written with: networks, toys, programs, hostile devices."""
