@@ -4,7 +4,7 @@
 #              can be built); options for pytest in PYTEST_ARGS, processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU
 # make lint    ruff, mypy and the order of the rooms (setup.cfg, importlinter)
-# make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/cuda_emulator.md)
+# make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       the tests that need a GPU, on it
 # make gpu-wheels      what a GPU machine without network lacks, in .gpu-wheels, for
 #                      benchmarks/gpu/run.sh; GPU_PYTHON is that machine's version

@@ -3,7 +3,8 @@
     python benchmarks/combined.py [--samples FOLDER] [--only NETWORK ...] [--redraw]
 
 VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded with 2 and 4
-pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN (docs/estimate.md).
+pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN
+(docs/guide/estimate.md).
 ``hybrid`` plans for limits from the in-core peak down, and ``exact`` lays out what it
 plans; then bisection between the last limit with a property and the first without. Two
 speeds: that of the device model, and that of the paper, whose VGG-16 needs 24 ms for

@@ -1,7 +1,7 @@
 """What a session costs in calls of CUDA, counted where kernels are skipped.
 
-Runs on the emulator (docs/cuda_emulator.md) with ``EMU_IDLE=1``: kernels and copies do
-nothing, so that a large network takes seconds, and what Python issues is what remains.
+Runs on the emulator (docs/internals/cuda_emulator.md) with ``EMU_IDLE=1``: kernels and
+copies do nothing, so that a large network takes seconds, and what Python issues is what remains.
 Plain Chainer and a session take the same steps, as ``StandardUpdater`` does.
 
     make cuda-emulator

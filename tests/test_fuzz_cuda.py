@@ -1,4 +1,7 @@
-"""A few cases that ``FUZZ_DEVICE=cuda make fuzz`` draws; see docs/cuda_emulator.md."""
+"""A few cases that ``FUZZ_DEVICE=cuda make fuzz`` draws.
+
+See docs/internals/cuda_emulator.md.
+"""
 
 from __future__ import annotations
 

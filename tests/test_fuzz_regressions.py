@@ -14,7 +14,7 @@ from chainer_hybridmem.execution.feature_maps import LiveMap
 
 FUZZ = pathlib.Path(__file__).parent / 'fuzz'
 KEPT = FUZZ / 'regressions.jsonl'
-DECLINED = FUZZ / 'declined.jsonl'  # what docs/reliability.md does not promise
+DECLINED = FUZZ / 'declined.jsonl'  # not promised in docs/internals/reliability.md
 SEEDS = range(16)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/paper/gap.py [--samples FOLDER] [--name NAME] [--redraw]
 
 Networks of the paper and ResNet-152 on a modelled V100 with 16e9 bytes (whole
-forwards, see docs/estimate.md), and a made-up residual network of 1,002
+forwards, see docs/guide/estimate.md), and a made-up residual network of 1,002
 functions. ``hybrid`` gets a time budget, and as many steps as the simulator
 judges in that time. Times are those of planning alone: the bound is found before, and
 its time listed. Evaluations are counted inside one compiled loop, as the search runs

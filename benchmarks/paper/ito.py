@@ -4,7 +4,7 @@
                                    [--samples FOLDER] [--name NAME] [--redraw]
 
 Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
-(docs/estimate.md). The model's compute times are calibrated on one figure of the
+(docs/guide/estimate.md). The model's compute times are calibrated on one figure of the
 paper, ResNet-50's in-core speed of 316 images/s; everything else is prediction.
 Replays run whole forwards, as on CUDA today; ``hybrid (pass)`` is the planner
 ``hybrid`` with the host's passes as kernels. Writes JSON, Markdown tables and, with
@@ -393,8 +393,8 @@ def write_markdown(name: str, tables: dict[str, str], factor: float) -> None:
         f'(`benchmarks/paper/ito.py`). Calibrated on ResNet-50 in-core at '
         f'{IN_CORE_SPEED:.0f} images/s: compute times x {factor:.3f}. Everything here '
         f'but the column of the paper is predicted, not measured. "whole" and "pass": '
-        f'see `docs/estimate.md`; all methods but "pass" replay whole forwards. "-": '
-        f'does not fit. "gap" is to the proven bound.\n\n![throughput]({name}.png)'
+        f'see `docs/guide/estimate.md`; all methods but "pass" replay whole forwards. '
+        f'"-": does not fit. "gap" is to the proven bound.\n\n![throughput]({name}.png)'
     )
     parts = [head, *(f'## {title}\n{text}' for title, text in tables.items())]
     folder = os.path.join(common.ROOT, 'benchmarks', 'results')

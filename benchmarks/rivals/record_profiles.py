@@ -5,7 +5,7 @@
                                                 [--output FOLDER]
 
 ``*-host``: recorded on this machine's CPU, copies throttled to 72 MB/s as in
-README.md, Figures; on a quiet machine, for on a busy one the threads of BLAS wait for
+docs/results.md; on a quiet machine, for on a busy one the threads of BLAS wait for
 each other. ``*-estimated``: extrapolated from two small recordings onto the model of a
 GPU. With ``--gpu``, instead: recorded on the GPU of this machine, as ``*-LABEL``
 (default ``h200``).
@@ -40,7 +40,7 @@ from chainer_hybridmem.records.profile import Profile
 HOST_BANDWIDTH = 72e6
 DIGITS = 6
 ROUNDS = 2
-# The paper's V100 trains ResNet-50 in-core at this speed (README.md).
+# The V100 of Ito et al. trains ResNet-50 in-core at this speed.
 V100, V100_SPEED, V100_BATCH = 'v100-16gb-pcie3', 316.0, 128
 
 

@@ -1,6 +1,6 @@
 """Estimates without the device: two tiny recordings, any batch size, any GPU.
 
-Pure, like the planners: profiles in, profiles out. See ``docs/estimate.md``.
+Pure, like the planners: profiles in, profiles out. See ``docs/guide/estimate.md``.
 """
 
 from chainer_hybridmem.estimation.affine import SamplePair

@@ -1,7 +1,7 @@
 """Planners: profile and memory limit in, plan out. One file per system.
 
 Other packages add theirs with an entry point in the group
-``chainer_hybridmem.planners``: see "Writing another one" in ``docs/planners.md``.
+``chainer_hybridmem.planners``: see ``docs/reference/writing_a_planner.md``.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ class Options:
             where a core is idle, as with a GPU; where training uses all of
             them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
-            that nothing is lost to fragmentation; see docs/memory.md.
+            that nothing is lost to fragmentation; see docs/internals/memory.md.
         feedback: Whether swap-ins that were late begin earlier in later iterations,
             as far as the plan's memory allows; None: with planner ``capuchin``.
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
-            docs/memory.md, What crosses iterations.
+            docs/guide/cross_iteration.md.
         host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
             as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
             swapped. None: no limit or, with ``swap_dir``, no RAM.
@@ -58,12 +58,12 @@ class Options:
             from ``swap_dir``.
         splitting: Whether a function that does not fit as a whole runs in parts:
             ``'exact'`` where that keeps every bit, True also where results are then
-            equal up to rounding only, False never; see docs/splitting.md.
+            equal up to rounding only, False never; see docs/guide/splitting.md.
         cache_dir: Folder in which plans are kept, so that the next process that trains
             the same iterations under the same circumstances follows them from its
-            first one; see docs/iterations.md.
+            first one; see docs/guide/cache_dir.md.
         verify: How many of the first guided iterations are checked bit by bit; True:
-            three. See docs/reliability.md.
+            three. See docs/guide/checking.md.
         planner_options: Options of the planner; others are taken for those.
 
     Attributes:

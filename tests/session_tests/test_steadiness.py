@@ -18,7 +18,7 @@ from chainer_hybridmem.session.guide import LONGEST_REST, Guide
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 30
 LEARNING = 3  # iterations before there is a plan
-SETTLING = 7  # guided ones at most until the arena stands; see docs/memory.md
+SETTLING = 7  # guided ones at most until the arena stands; see docs/internals/memory.md
 LAYING = 2  # iterations without an arena after a change
 
 
