@@ -1,7 +1,8 @@
 """What a session costs in calls of CUDA, counted where kernels are skipped.
 
 Runs on the emulator (docs/internals/cuda_emulator.md) with ``EMU_IDLE=1``: kernels and
-copies do nothing, so that a large network takes seconds, and what Python issues is what remains.
+copies do nothing, so that a large network takes seconds, and what Python issues is
+what remains.
 Plain Chainer and a session take the same steps, as ``StandardUpdater`` does.
 
     make cuda-emulator

@@ -5,9 +5,9 @@
 Table I: VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded
 with 2 and 4 pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN
 (docs/guide/estimate.md), in-core. Planned: networks far beyond 16 GB under some
-planners, as planned and relaxed. Fitted: what it costs that the layout fits, not only the load.
-Sizes of the offline layouts are rounded to 512 bytes, as CuPy's and CnMem's
-are. Writes ``benchmarks/results/pools.json`` and ``pools.md``.
+planners, as planned and relaxed. Fitted: what it costs that the layout fits, not
+only the load. Sizes of the offline layouts are rounded to 512 bytes, as CuPy's and
+CnMem's are. Writes ``benchmarks/results/pools.json`` and ``pools.md``.
 """
 
 from __future__ import annotations

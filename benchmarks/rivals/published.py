@@ -5,8 +5,8 @@
 
 Each setting is a network, a batch size, a GPU and a limit on the axes of one published
 figure, modelled by ``estimate`` (docs/guide/estimate.md); compute is not calibrated.
-Limits that a paper gives in its own bytes are taken as the same share of our in-core peak,
-but for vDNN's.
+Limits that a paper gives in its own bytes are taken as the same share of our
+in-core peak, but for vDNN's.
 Published losses of throughput are turned into time: -23 % of the speed is +30 % time.
 ``hybrid (pass)`` is the default planner with the host's recompute passes as kernels.
 Writes ``rivals_published.json`` and ``.md`` to ``benchmarks/results``.

@@ -1,0 +1,113 @@
+"""Writes ``docs/results.md`` from the committed JSON of ``benchmarks/results``.
+
+    python -m benchmarks.rendering           # writes the page
+    python -m benchmarks.rendering --check   # exits 1 if the page is stale
+
+``benchmarks.tables`` lists the sections. Each of them says on which machine, with which
+versions, at which commit and on which day its figures were measured, as far as the
+result file says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import tables
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'benchmarks' / 'results'
+PAGE = ROOT / 'docs' / 'results.md'
+COLUMNS = 100
+VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
+HEAD = (
+    """What has been measured and predicted, and where? Every table below comes from a
+    result file in `benchmarks/results`.""",
+    """`.venv/bin/python -m benchmarks.rendering` writes this page; do not edit it by
+    hand. [benchmarks/README.md](../benchmarks/README.md) lists the scripts that
+    measure. Machines are shared: compare figures within one table, and prefer ratios
+    to seconds. *Measured* means on a CPU; no figure of this page comes from a real GPU.
+    *Predicted* means that the simulator computed it, for a [modelled
+    GPU](guide/estimate.md) where one is named. The [glossary](README.md#words)
+    explains the words.""",
+)
+
+
+def render() -> str:
+    """Returns the page for the result files as they are now."""
+    parts = ['# Results\n', *(f'{_wrapped(text)}\n' for text in HEAD)]
+    for section in tables.SECTIONS:
+        bodies = {name: read(name) for name in section.names}
+        parts.append(f'## {section.title}\n')
+        parts.append(_wrapped(section.text) + '\n')
+        parts.append(section.render(*bodies.values()).rstrip() + '\n')
+        for name, body in bodies.items():
+            parts.append(_wrapped(source_line(name, body)) + '\n')
+    return '\n'.join(parts)
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns the content of one result file."""
+    body: dict[str, Any] = json.loads((RESULTS / f'{name}.json').read_text())
+    return body
+
+
+def source_line(name: str, body: dict[str, Any]) -> str:
+    """Returns where the figures of one result file come from.
+
+    Args:
+        name: Name of the result file, without its ending.
+        body: Content of the file.
+    """
+    link = f'[{name}.json](../benchmarks/results/{name}.json)'
+    found = body.get('environment')
+    if not found:
+        return f'*{link}: the file names neither machine nor commit.*'
+    machine = f'{found["processor"]}, {found["cores"]} cores'
+    if found.get('gpu'):
+        machine += f', GPU {found["gpu"]}'
+    versions = ', '.join(f'{key} {found[key]}' for key in VERSIONS if found.get(key))
+    commit = f'commit {found["commit"]}'
+    if found.get('clean') is False:
+        commit += ' with uncommitted changes'
+    elif found.get('clean') is None:
+        commit += ' (the file does not say whether with uncommitted changes)'
+    threads = f'BLAS threads: {found.get("blas_threads", "not recorded")}'
+    return f'*{link}: {machine}; {versions}; {threads}; {commit}; {found["date"]}.*'
+
+
+def _wrapped(text: str) -> str:
+    """Returns one paragraph with lines of at most 100 columns."""
+    return textwrap.fill(
+        ' '.join(text.split()), COLUMNS, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes or checks the page; returns the exit status."""
+    parser = argparse.ArgumentParser(description='Write docs/results.md.')
+    parser.add_argument(
+        '--check', action='store_true', help='write nothing; exit with 1 if stale'
+    )
+    options = parser.parse_args(arguments)
+    page = render()
+    if not options.check:
+        PAGE.write_text(page)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == page:
+        return 0
+    print(
+        f'{PAGE.relative_to(ROOT)} is stale; write it again with: '
+        f'python -m benchmarks.rendering',
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""Tables of the committed results: one function for each kind of result file."""
+
+from __future__ import annotations
+
+from benchmarks.tables import checks, costs, memory, planning, training
+from benchmarks.tables.form import Section
+
+SECTIONS: tuple[Section, ...] = (
+    *training.SECTIONS,
+    *planning.SECTIONS,
+    *memory.SECTIONS,
+    *checks.SECTIONS,
+    *costs.SECTIONS,
+)

@@ -1,0 +1,296 @@
+"""Where memory goes: arena, pools, layouts, host memory, forward passes."""
+
+from __future__ import annotations
+
+from benchmarks.tables.form import (
+    Body,
+    Section,
+    megabytes,
+    overhead,
+    percent,
+    ratio,
+    seconds,
+    table,
+    yes,
+)
+
+POOLS = ('cnmem', 'cupy', 'smartpool', 'exact')
+
+
+def arena(body: Body) -> str:
+    """Returns resident memory and page faults with and without the arena."""
+    head = ['network', 'limit', 'way', 'highest resident set', 'page faults']
+    head += ['s / iteration', 'placed / not', 'same bits']
+    lines = [
+        [
+            row['network'],
+            megabytes(row['limit_bytes']),
+            _way(row),
+            megabytes(row['resident_bytes']),
+            f'{row["page_faults"]:,}',
+            seconds(row['iteration_seconds']),
+            None if row['placed'] is None else f'{row["placed"]} / {row["unplaced"]}',
+            yes(row['same_bits']),
+        ]
+        for row in body['footprint']
+    ]
+    timed = [
+        [
+            row['network'],
+            row['allocations'],
+            f'{row["mallocs"]:,}',
+            *(
+                f'{1e6 * row[key]:.1f} µs'
+                for key in ('numpy_seconds', 'slab_seconds', 'arena_seconds')
+            ),
+        ]
+        for row in body['allocation']
+    ]
+    columns = ['network', 'allocations', 'mallocs', 'NumPy', 'best fit', 'arena']
+    return f'{table(head, lines)}\n\n{table(columns, timed)}'
+
+
+def _way(row: Body) -> str:
+    """Returns how a network was trained."""
+    if row['way'] == 'plain':
+        return 'plain Chainer'
+    return 'session, `arena=False`' if not row['arena_bytes'] else 'session'
+
+
+def pools(body: Body) -> str:
+    """Returns footprints over peak loads: in-core, planned, relaxed."""
+    head = ['network', 'as', 'peak load', *POOLS, 'proven optimal']
+    lines = []
+    for row in [*body['table1'], *body['planned']]:
+        lines.append(
+            [
+                row['network'],
+                row.get('planner', 'in-core, batch 100'),
+                megabytes(row['peak_load_bytes']),
+                *(f'{row[pool]:.4f}' for pool in POOLS),
+                yes(row['optimal']),
+            ]
+        )
+    return table(head, lines)
+
+
+def fitted(body: Body) -> str:
+    """Returns what it costs that the layout fits, and not the load alone."""
+    head = ['network', 'planner', 'over in-core, load fits', 'layout fits', 'plans']
+    return table(
+        head,
+        [
+            [
+                row['network'],
+                row['planner'],
+                overhead(row['load_fits']),
+                overhead(row['layout_fits']),
+                row['rounds'],
+            ]
+            for row in body['fitted']
+        ],
+    )
+
+
+def combined(body: Body) -> str:
+    """Returns how far load and footprint can be cut."""
+    head = ['network', 'speed', 'in-core load', 'load cut, no overhead', 'at most']
+    head += ['footprint cut below 15 %, of CnMem', 'overhead there']
+    lines = []
+    for row in body['networks']:
+        load, little = row['peak_load_bytes'], row['little_overhead']
+        lines.append(
+            [
+                row['network'],
+                row['speed'],
+                megabytes(load),
+                percent(1 - row['no_overhead']['least_load_bytes'] / load),
+                percent(1 - row['no_overhead_bound_bytes'] / load),
+                percent(1 - little['footprint_bytes'] / row['cnmem_bytes']),
+                overhead(little['overhead']),
+            ]
+        )
+    return table(head, lines)
+
+
+def crossing(body: Body) -> str:
+    """Returns least loads if states and parameters may leave, too."""
+    head = ['speed', 'may leave', 'no overhead', 'up to 15 %', 'least']
+    leaving = {'maps': 'feature maps', 'states': 'and states', 'all': 'and parameters'}
+    return table(
+        head,
+        [
+            [
+                row['speed'],
+                leaving.get(row['may_leave'], row['may_leave']),
+                _cut(row, 'no_overhead_bytes'),
+                _cut(row, 'little_overhead_bytes'),
+                _cut(row, 'least_bytes'),
+            ]
+            for row in body['rows']
+        ],
+    )
+
+
+def _cut(row: Body, key: str) -> str:
+    share = 1 - row[key] / row['in_core_bytes']
+    return f'{megabytes(row[key])} ({percent(share)})'
+
+
+def host_limit(body: Body) -> str:
+    """Returns iterations with less and less RAM for host copies."""
+    head = ['planner', 'host limit', 's / iteration, predicted', 'measured', 'bound']
+    head += ['RAM', 'disk', 'keep / swap / recompute', 'same numbers']
+    return table(
+        head,
+        [
+            [
+                f'`{row["planner"]}`',
+                row['host limit'],
+                seconds(row['s / iteration predicted']),
+                seconds(row['measured']),
+                seconds(row['bound']),
+                megabytes(row['RAM measured'], 1),
+                megabytes(row['disk measured'], 1),
+                row['keep / swap / recompute'],
+                yes(row['same numbers']),
+            ]
+            for row in body['rows']
+        ],
+    )
+
+
+def multiloading(body: Body) -> str:
+    """Returns what a forward pass without backward saves of the sum of all blobs."""
+    head = ['network', 'sum of all blobs', '`run`', '`last-use`', '`in-place`']
+    head += ['`last-use` with workspaces, cuDNN', 'im2col', 'below CuPy pool']
+    lines = []
+    for row in body['networks']:
+        cudnn = {item['lifetimes']: item for item in row['cudnn']['lifetimes']}
+        im2col = {item['lifetimes']: item for item in row['im2col']['lifetimes']}
+        layouts = {item['lifetimes']: item for item in row['cudnn']['layouts']}
+        least = layouts['last-use']['footprint_bytes']
+        lines.append(
+            [
+                f'{row["network"]} b{row["batchsize"]}',
+                megabytes(row['blob_bytes']),
+                *(
+                    percent(cudnn[name]['blob_saving'])
+                    for name in ('run', 'last-use', 'in-place')
+                ),
+                percent(cudnn['last-use']['saving']),
+                percent(im2col['last-use']['saving']),
+                percent(1 - least / row['cudnn']['cupy_run_bytes']),
+            ]
+        )
+    return table(head, lines)
+
+
+def os_limit(body: Body) -> str:
+    """Returns who survives a memory control group."""
+    children = body['children']
+    rows = [
+        [name, child['exit'], child['last_line'] or 'killed']
+        for name, child in children.items()
+    ]
+    return (
+        f'{body["arch"]} b{body["batchsize"]}: in-core peak '
+        f'{megabytes(body["in_core_peak_bytes"])}, limit '
+        f'{megabytes(body["limit_bytes"])}, judge: {body["judge"]} with '
+        f'{megabytes(body["margin_bytes"])} more for what is no array.\n\n'
+        + table(['process', 'exit status', 'last line'], rows)
+    )
+
+
+def overheads(body: Body) -> str:
+    """Returns what a session costs when everything fits."""
+    head = ['network', 'plain Chainer, s', 'session, s', 'session / plain']
+    return table(
+        head,
+        [
+            [
+                f'{row["arch"]} b{row["batchsize"]}',
+                seconds(row['plain_seconds']),
+                seconds(row['session_seconds']),
+                ratio(row['ratio']),
+            ]
+            for row in body['rows']
+        ],
+    )
+
+
+SECTIONS = (
+    Section(
+        ('host_arena',),
+        'The arena on a CPU',
+        """Half the memory (AlexNet: 65 % of what can move), swapping to a file, one
+        process for each row, 9 iterations. Page faults are those of the whole run.
+        The second table is the time of a malloc with its free, NumPy's array around
+        it included.""",
+        arena,
+    ),
+    Section(
+        ('host_os_limit',),
+        'The operating system as the judge',
+        """Plain Chainer and a session in a memory control group.""",
+        os_limit,
+    ),
+    Section(
+        ('host_overhead',),
+        'A session when everything fits',
+        """Nothing is recorded or planned. Below 1, the session is faster than plain
+        Chainer: its heap faults no page twice.""",
+        overheads,
+    ),
+    Section(
+        ('host_limit',),
+        'Less and less RAM for host copies',
+        """ResNet-50, batch 4 at 96x96, copies at 75 MB/s to RAM and 15 MB/s to disk.
+        The host limit is a share of what `swap-all` swaps. Some measured times are
+        far from the prediction; the file does not say why.""",
+        host_limit,
+    ),
+    Section(
+        ('crossing',),
+        'Optimizer states and parameters that leave',
+        """VGG-16 on CIFAR-10 shapes, batch 100, modelled GTX 1080 Ti, planner
+        `hybrid`: the least load without overhead, with up to 15 %, and at all; in
+        brackets the cut from the in-core peak.""",
+        crossing,
+    ),
+    Section(
+        ('combined',),
+        'Plan and layout together',
+        """CIFAR-10 shapes, batch 100, modelled GTX 1080 Ti, planner `hybrid`, layout
+        `exact`. *At most* is what the bound does not exclude. Zhang et al. publish
+        30.9 % (VGG-16) and 34.2 % (ResNet-50) of the load, and at least 60 % of the
+        footprint of CnMem below 15 % overhead. More:
+        [combined.md](../benchmarks/results/combined.md),
+        [picture](../benchmarks/results/combined.png).""",
+        combined,
+    ),
+    Section(
+        ('pools',),
+        'Footprint of pools and layouts over the peak load',
+        """Above: plain Chainer in the setting of Zhang et al., Table I. Below:
+        iterations on a modelled V100 with 16 GB, in-core, as planned and with relaxed
+        positions. All pools: [pools.md](../benchmarks/results/pools.md).""",
+        pools,
+    ),
+    Section(
+        ('pools',),
+        'What it costs that the layout fits 16 GB',
+        """Predicted time over in-core time where only the load must fit and where the
+        layout must fit, and how many plans were needed.""",
+        fitted,
+    ),
+    Section(
+        ('multiloading',),
+        'Forward passes without backward',
+        """Part saved of the sum of all blobs, for three assumptions on how long a
+        blob lives ([explained](guide/inference.md)). The last column compares the
+        smallest layout with CuPy's pool for plain Chainer. More:
+        [multiloading.md](../benchmarks/results/multiloading.md).""",
+        multiloading,
+    ),
+)

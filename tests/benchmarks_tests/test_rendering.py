@@ -1,0 +1,53 @@
+"""``docs/results.md`` shows what the committed result files say."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def rendering(monkeypatch):
+    monkeypatch.setattr(sys, 'path', [str(ROOT), *sys.path])
+    from benchmarks import rendering
+
+    return rendering
+
+
+def test_the_page_of_results_is_not_stale(rendering):
+    assert rendering.main(['--check']) == 0
+
+
+def test_a_stale_page_is_told(rendering, tmp_path, monkeypatch, capsys):
+    page = tmp_path / 'results.md'
+    page.write_text(rendering.render().replace('hybrid', 'magic'))
+    monkeypatch.setattr(rendering, 'ROOT', tmp_path)
+    monkeypatch.setattr(rendering, 'PAGE', page)
+    assert rendering.main(['--check']) == 1
+    assert 'results.md is stale' in capsys.readouterr().err
+
+
+def test_each_table_names_its_source(rendering):
+    body = {
+        'environment': {
+            'processor': 'some CPU',
+            'cores': 2,
+            'gpu': 'emulated',
+            'python': '3.11',
+            'numpy': '2.4',
+            'commit': 'abc1234',
+            'clean': False,
+            'date': '2026-11-21',
+        }
+    }
+    line = rendering.source_line('some', body)
+    assert line == (
+        '*[some.json](../benchmarks/results/some.json): some CPU, 2 cores, GPU '
+        'emulated; python 3.11, numpy 2.4; BLAS threads: not recorded; commit abc1234 '
+        'with uncommitted changes; 2026-11-21.*'
+    )
+    assert 'names neither machine nor commit' in rendering.source_line('some', {})
