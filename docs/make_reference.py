@@ -1,0 +1,255 @@
+"""Writes the pages of ``docs/reference`` that follow from the code.
+
+    python docs/make_reference.py           # writes options.md, commands.md, python.md
+    python docs/make_reference.py --check   # exits 1 if one of them is stale
+
+Descriptions are those of the docstrings and of the command line's help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import pathlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem import commands, planners
+from chainer_hybridmem.session.options import Options
+
+FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
+COLUMNS = 100
+WRITTEN = (
+    '*`python docs/make_reference.py` writes this page from the code; do not edit it '
+    'by hand.*'
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes or checks the pages; returns the exit status."""
+    parser = argparse.ArgumentParser(description='Write docs/reference.')
+    parser.add_argument(
+        '--check', action='store_true', help='write nothing; exit with 1 if stale'
+    )
+    options = parser.parse_args(arguments)
+    status = 0
+    for name, text in pages().items():
+        path = FOLDER / name
+        if not options.check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f'{path} is stale; run python docs/make_reference.py')
+            status = 1
+    return status
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page by its file name."""
+    return {
+        'options.md': '\n\n'.join(_options()) + '\n',
+        'commands.md': '\n\n'.join(_commands()) + '\n',
+        'python.md': '\n\n'.join(_python()) + '\n',
+    }
+
+
+# -- options ------------------------------------------------------------------
+def _options() -> Iterator[str]:
+    yield '# Options'
+    yield _wrapped(
+        'Which options does a session take, and what do they do? '
+        '`hybridmem.optimize(model, memory_limit, ...)` and the Trainer extension '
+        '`hybridmem.HybridMemory(memory_limit, ...)` take the same ones.'
+    )
+    yield _wrapped(WRITTEN)
+    yield _wrapped(
+        'Sizes are bytes, or text such as `16GiB` (16 · 2^30) and `16GB` '
+        '(16 · 10^9). Bandwidths are bytes per second, or text such as `100MB/s`. An '
+        'option that cannot be used raises `OptionError` before anything is trained.'
+    )
+    yield '## Options of a session'
+    described = _arguments(inspect.getdoc(Options) or '')
+    for field in dataclasses.fields(Options):
+        if field.name in described and field.name != 'planner_options':
+            yield f'### `{field.name}`'
+            yield _wrapped(f'{_default(field)} {_linked(described[field.name])}')
+    yield '## Options of the planners'
+    yield _wrapped(
+        'They are further keyword arguments of `optimize`, `HybridMemory` and '
+        '`make_plan`, and `--option KEY=VALUE` of `hybridmem plan`. '
+        '[planners.md](planners.md) says what they do. `Plan.options` says what a plan '
+        'was made with.'
+    )
+    lines = ['| planner | options and defaults |', '| --- | --- |']
+    for name in planners.PLANNERS:
+        listed = ', '.join(
+            f'`{parameter.name}={parameter.default!r}`'
+            for parameter in _planner_options(name)
+        )
+        lines.append(f'| `{name}` | {listed or "none"} |')
+    yield '\n'.join(lines)
+
+
+def _planner_options(name: str) -> list[inspect.Parameter]:
+    signature = inspect.signature(planners.function_of(name))
+    return list(signature.parameters.values())[2:]
+
+
+def _default(field: Any) -> str:
+    if field.default is dataclasses.MISSING:
+        return '*Required.*'
+    return f'*Default: `{field.default!r}`.*'
+
+
+def _arguments(documentation: str) -> dict[str, str]:
+    """Returns the description of each argument in a docstring.
+
+    Args:
+        documentation: With a section ``Args:`` as Google's style has it.
+    """
+    section = documentation.partition('Args:\n')[2].partition('\n\n')[0]
+    found: dict[str, str] = {}
+    name = ''
+    for line in textwrap.dedent(section).splitlines():
+        match = re.match(r'(\w+)(?: \([^)]*\))?: (.*)', line)
+        if match:
+            name = match.group(1)
+            found[name] = match.group(2)
+        elif name:
+            found[name] += f' {line.strip()}'
+    return found
+
+
+# -- commands -----------------------------------------------------------------
+def _commands() -> Iterator[str]:
+    parser = commands.make_parser()
+    yield '# Commands'
+    yield _wrapped(
+        'Which commands does `hybridmem` have, and which flags? '
+        'The guide shows them at work.'
+    )
+    yield _wrapped(WRITTEN)
+    yield _wrapped(
+        '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
+        'the package (`hybridmem compare --list-profiles`). A limit in percent is a '
+        'share of the in-core peak. Exit status: 0 done; 1 it cannot be done, and one '
+        'line says why; 2 the command line cannot be understood; 130 interrupted.'
+    )
+    for name, sub in _subparsers(parser).items():
+        yield f'## `hybridmem {name}`'
+        for paragraph in (sub.description or '').split('\n\n'):
+            if paragraph.strip():
+                yield _wrapped(paragraph)
+        yield '\n'.join(_flags(sub))
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise LookupError('the command line has no sub-commands')
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        words = _spelled(action)
+        needed = ' (required)' if action.required and action.option_strings else ''
+        text = f'{words}{needed}: {_linked(_help(action))}'
+        yield _wrapped(text, initial='- ', following='  ')
+
+
+def _spelled(action: argparse.Action) -> str:
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else '')
+    if isinstance(value, tuple):
+        value = ' '.join(value)
+    if action.choices is not None and action.metavar is None:
+        value = '{' + ','.join(map(str, action.choices)) + '}'
+    if not action.option_strings:
+        return f'`{value}`'
+    spelled = ', '.join(action.option_strings)
+    return f'`{spelled} {value}`' if value else f'`{spelled}`'
+
+
+def _help(action: argparse.Action) -> str:
+    text = (action.help or '').replace('%%', '%')
+    text = text.replace('%(default)s', str(action.default))
+    return text or 'see the description above'
+
+
+# -- Python -------------------------------------------------------------------
+def _python() -> Iterator[str]:
+    yield '# Python interface'
+    yield _wrapped(
+        'Which names does `import chainer_hybridmem as hybridmem` offer? '
+        '`help(hybridmem.NAME)` has arguments, results and errors of each.'
+    )
+    yield _wrapped(WRITTEN)
+    objects = {name: getattr(hybridmem, name) for name in hybridmem.__all__}
+    errors = {name for name, item in objects.items() if _is_error(item)}
+    for title, chosen in (
+        ('Functions and classes', sorted(set(objects) - errors)),
+        ('Errors', sorted(errors)),
+    ):
+        yield f'## {title}'
+        yield '\n'.join(_item(name, objects[name]) for name in chosen)
+    yield '## A session'
+    yield _wrapped(
+        '`optimize()` returns a `Session`; the extension has one as `session` once '
+        'training has started.'
+    )
+    yield '\n'.join(
+        _item(name, item)
+        for name, item in sorted(vars(hybridmem.Session).items())
+        if not name.startswith('_') and inspect.getdoc(item) and _is_callable(item)
+    )
+
+
+def _is_error(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, BaseException)
+
+
+def _is_callable(item: Any) -> bool:
+    """Whether a member is for users: hooks of Chainer are not."""
+    name = getattr(item, '__name__', '')
+    return isinstance(item, property) or (
+        inspect.isfunction(item)
+        and not name.endswith('process')
+        and name not in ('added', 'deleted')
+    )
+
+
+def _item(name: str, item: Any) -> str:
+    first = (inspect.getdoc(item) or '').partition('\n\n')[0]
+    return _wrapped(f'`{name}`: {_linked(first)}', initial='- ', following='  ')
+
+
+# -- text ---------------------------------------------------------------------
+def _linked(text: str) -> str:
+    """Returns text with Markdown instead of reStructuredText, and with links."""
+    text = re.sub(r':\w+:`[~.]*([^`]+)`', r'`\1`', text).replace('``', '`')
+    return re.sub(
+        r'docs/(\w+/)?(\w+\.md)',
+        lambda m: f'[{m.group(2)}](../{m.group(1) or ""}{m.group(2)})',
+        text,
+    )
+
+
+def _wrapped(text: str, initial: str = '', following: str = '') -> str:
+    return textwrap.fill(
+        ' '.join(text.split()),
+        COLUMNS,
+        initial_indent=initial,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+if __name__ == '__main__':
+    sys.exit(main())
