@@ -1,15 +1,17 @@
-# make venv    .venv with the project, its tools and, beside a GPU, CuPy
-# make train   ResNet-50 on photographs, in half the memory it needs; options in TRAIN_ARGS
-# make test    lint, then the tests, with and without a GPU (the emulated one, where it
-#              can be built); options for pytest in PYTEST_ARGS, processes in TEST_JOBS
+# make venv    .venv with the package, its tools and, beside a GPU, CuPy
+# make train   trains ResNet-50 on photographs in half the memory it needs; options in TRAIN_ARGS
+# make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
+#              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU
 # make lint    ruff, mypy and the order of the rooms (setup.cfg, importlinter)
-# make cuda-emulator   CuPy without a GPU, in .cuda-emulator (docs/internals/cuda_emulator.md)
-# make test-cuda       the tests that need a GPU, on it
-# make gpu-wheels      what a GPU machine without network lacks, in .gpu-wheels, for
-#                      benchmarks/gpu/run.sh; GPU_PYTHON is that machine's version
-# make fuzz    drawn networks under drawn plans against plain Chainer; FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS;
-#              with FUZZ_DEVICE=cuda on a GPU or, where there is none, on the emulator if it has been built
+# make docs    writes the pages of docs/ that follow from result files and code
+# make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
+# make test-cuda       runs the tests that need a GPU on the emulator
+# make gpu-wheels      collects in .gpu-wheels what a GPU machine without network lacks, for
+#                      benchmarks/gpu/run.sh; GPU_PYTHON is the Python version of that machine
+# make fuzz    trains drawn networks under drawn plans and compares them with plain Chainer;
+#              FUZZ_SEED, FUZZ_MINUTES, FUZZ_ARGS; with FUZZ_DEVICE=cuda on a GPU or, where there
+#              is none, on the emulator if it is built
 # make clean   removes .venv and what the tools left behind
 
 PYTHON ?= python3
@@ -55,7 +57,7 @@ GPU_PYTHON ?= 3.12
 GPU_NEEDS = six protobuf filelock typing_extensions \
 	pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers
 
-.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint fuzz venv clean
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
@@ -95,6 +97,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy chainer_hybridmem
 	$(BIN)/lint-imports
+
+docs: venv
+	$(BIN)/python -m benchmarks.rendering
+	$(BIN)/python docs/make_reference.py
 
 fuzz: venv
 	$(ONE_THREAD) $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)

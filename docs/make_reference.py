@@ -160,7 +160,8 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
             continue
         words = _spelled(action)
         needed = ' (required)' if action.required and action.option_strings else ''
-        text = f'{words}{needed}: {_linked(_help(action))}'
+        meaning = _linked(_help(action))
+        text = f'{words}{needed}: {meaning}' if meaning else f'{words}{needed}'
         yield _wrapped(text, initial='- ', following='  ')
 
 
@@ -168,6 +169,10 @@ def _spelled(action: argparse.Action) -> str:
     value = action.metavar or (action.dest.upper() if action.nargs != 0 else '')
     if isinstance(value, tuple):
         value = ' '.join(value)
+    elif isinstance(action.nargs, int) and action.nargs > 1:
+        value = ' '.join([value] * action.nargs)
+    elif action.nargs in ('*', '+'):
+        value += ' ...'
     if action.choices is not None and action.metavar is None:
         value = '{' + ','.join(map(str, action.choices)) + '}'
     if not action.option_strings:
@@ -178,8 +183,7 @@ def _spelled(action: argparse.Action) -> str:
 
 def _help(action: argparse.Action) -> str:
     text = (action.help or '').replace('%%', '%')
-    text = text.replace('%(default)s', str(action.default))
-    return text or 'see the description above'
+    return text.replace('%(default)s', str(action.default))
 
 
 # -- Python -------------------------------------------------------------------

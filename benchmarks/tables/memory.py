@@ -232,7 +232,10 @@ SECTIONS = (
     Section(
         ('host_os_limit',),
         'The operating system as the judge',
-        """Plain Chainer and a session in a memory control group.""",
+        """Plain Chainer and a session that swaps to a file, in a memory control
+        group. A limit on the address space is harsher, because it counts what
+        fragmentation has reserved: there, 448 MiB more did not suffice (no result
+        file).""",
         os_limit,
     ),
     Section(

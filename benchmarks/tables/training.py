@@ -131,9 +131,15 @@ def forget(body: Body) -> str:
 
 def feedback(body: Body) -> str:
     """Returns the waits of compute on a link that becomes slower."""
+    simulated = [
+        f'{seconds(run["stall_seconds"][0])} s becomes '
+        f'{seconds(run["stall_seconds"][-1])} s in {len(run["stall_seconds"]) - 1} '
+        f'iterations {"by lateness" if run["by_lateness"] else "in steps of 5 %"}'
+        for run in body['rows'][0]['simulated']
+    ]
     head = ['feedback', 'before', 'on the slower link', 'at last']
     head += ['operations that swap-ins moved', 'swap / recompute']
-    return table(
+    rows = table(
         head,
         [
             [
@@ -147,6 +153,7 @@ def feedback(body: Body) -> str:
             for row in body['rows']
         ],
     )
+    return f'{rows}\n\nSimulated: {"; ".join(simulated)}.'
 
 
 def varying_lengths(body: Body) -> str:
@@ -173,7 +180,7 @@ def varying_lengths(body: Body) -> str:
 def splitting(body: Body) -> str:
     """Returns what trains below the working set of single functions."""
     head = ['batch', 'in-core peak', 'limit', 'share', '`splitting`']
-    head += ['functions in parts', 'of these not exact', 's / guided iteration', 'end']
+    head += ['functions in parts', 'of these not exact', 'seconds of iterations', 'end']
     return table(
         head,
         [
@@ -185,7 +192,10 @@ def splitting(body: Body) -> str:
                 row['splitting'],
                 row['iterations'][-1]['split'],
                 row['iterations'][-1]['split_inexact'],
-                seconds(row['guided_seconds']) if row['state'] == 'guided' else None,
+                ', '.join(
+                    f'{item["state"]} {item["seconds"]:.0f}'
+                    for item in row['iterations']
+                ),
                 'out of memory' if row['error'] else row.get('ended', 'trained'),
             ]
             for row in body['rows']

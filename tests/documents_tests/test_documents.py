@@ -1,0 +1,113 @@
+"""The documents: links lead somewhere, named files exist, examples run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / 'chainer_hybridmem'
+DOCS = sorted((ROOT / 'docs').rglob('*.md'))
+PAGES = [ROOT / 'README.md', ROOT / 'benchmarks' / 'README.md', *DOCS]
+GENERATED = {'options.md', 'commands.md', 'python.md', 'results.md'}
+WRITTEN = [page for page in PAGES if page.name not in GENERATED]
+COLUMNS = 100
+MOST_WORDS = 1000  # of the README
+CODE = re.compile(r'^```.*?^```', re.DOTALL | re.MULTILINE)
+LINK = re.compile(r'\[[^\]]*\]\(([^)\s]+)\)')
+ROOMS = '|'.join(path.name for path in PACKAGE.iterdir() if path.is_dir())
+
+
+def name_of(page: pathlib.Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading.strip('# \n'))
+    return re.sub(r'[^\w\- ]', '', text.lower()).replace(' ', '-')
+
+
+@functools.cache
+def anchors(page: pathlib.Path) -> set[str]:
+    text = CODE.sub('', page.read_text())
+    return {anchor_of(line) for line in re.findall(r'^#+ .*', text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    text = CODE.sub('', page.read_text())
+    for target in LINK.findall(text.replace('\n', ' ')):
+        if target.startswith('http'):
+            continue
+        path, _, anchor = target.partition('#')
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), f'{target} does not exist'
+        if anchor:
+            assert anchor in anchors(other), f'{target}: no such heading'
+
+
+@pytest.mark.parametrize('page', WRITTEN, ids=name_of)
+def test_lines_and_words(page):
+    text = page.read_text()
+    prose = CODE.sub('', text)
+    long = [
+        line
+        for line in prose.splitlines()
+        if len(line) > COLUMNS and not line.startswith(('|', '    ', '#'))
+    ]
+    assert not long
+    assert not re.findall(r'\b(?:nobody|whoever|somebody)\b', prose, re.IGNORECASE)
+
+
+@pytest.mark.parametrize('page', DOCS, ids=name_of)
+def test_a_page_begins_with_its_question(page):
+    title, question = page.read_text().split('\n\n')[:2]
+    assert title.startswith('# ')
+    assert '?' in question
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / 'README.md').read_text().split()) <= MOST_WORDS
+
+
+def test_each_page_is_in_the_index():
+    index = ROOT / 'docs' / 'README.md'
+    linked = {
+        (index.parent / target.partition('#')[0]).resolve()
+        for target in LINK.findall(index.read_text())
+    }
+    assert [name_of(page) for page in DOCS if page not in linked] == [name_of(index)]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+    text = page.read_text()
+    for name in re.findall(rf'`((?:{ROOMS})/[\w/]+\.\w+)`', text):
+        assert (PACKAGE / name).exists(), name
+    for name in re.findall(r'`((?:tests|benchmarks|examples)/[\w/]+\.\w+)`', text):
+        assert (ROOT / name).exists(), name
+    known = {path.name for path in (ROOT / 'tests').rglob('test_*.py')}
+    for name in re.findall(r'\b(test_\w+\.py)\b', text):
+        assert name in known, name
+
+
+def test_rows_of_the_report_are_those_of_the_code():
+    text = (ROOT / 'docs' / 'guide' / 'report.md').read_text()
+    code = (PACKAGE / 'session' / 'report.py').read_text()
+    rows = re.findall(r'^\| `([^`]+)` \|', text, re.MULTILINE)
+    assert len(rows) > 5
+    assert [row for row in rows if f"'{row}'" not in code] == []
+
+
+def test_pages_made_from_the_code_are_not_stale(capsys):
+    path = ROOT / 'docs' / 'make_reference.py'
+    spec = importlib.util.spec_from_file_location('make_reference', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    status = module.main(['--check'])
+    assert status == 0, capsys.readouterr().out
