@@ -45,7 +45,7 @@ def render() -> str:
         bodies = {name: read(name) for name in section.names}
         parts.append(f'## {section.title}\n')
         parts.append(_wrapped(section.text) + '\n')
-        parts.append(section.render(*bodies.values()).rstrip() + '\n')
+        parts += [f'{part}\n' for part in _paragraphs(section, *bodies.values())]
         for name, body in bodies.items():
             parts.append(_wrapped(source_line(name, body)) + '\n')
     return '\n'.join(parts)
@@ -79,6 +79,12 @@ def source_line(name: str, body: dict[str, Any]) -> str:
         commit += ' (the file does not say whether with uncommitted changes)'
     threads = f'BLAS threads: {found.get("blas_threads", "not recorded")}'
     return f'*{link}: {machine}; {versions}; {threads}; {commit}; {found["date"]}.*'
+
+
+def _paragraphs(section: tables.Section, *bodies: dict[str, Any]) -> list[str]:
+    """Returns the tables and paragraphs of a section; paragraphs are wrapped."""
+    parts = section.render(*bodies).rstrip().split('\n\n')
+    return [part if part.startswith(('|', '- ')) else _wrapped(part) for part in parts]
 
 
 def _wrapped(text: str) -> str:
