@@ -1,12 +1,13 @@
 """Programs that users write: what a session costs each of them.
 
-Trains the models of Chainer's examples, and some of chainercv, on small synthetic data, plain and under
-`optimize()` at three limits: 200 % of plain Chainer's peak, where nothing has to leave,
-and 75 % and 60 % of what can move between the smallest limit that trains the largest
-iteration and that peak. Everything runs in turns in one process per program. CPU
-seconds of each iteration are divided by those of the same iteration of plain Chainer;
-told are the medians of the first and of the last eight. A program that fails is a row
-with its error.
+Trains the models of Chainer's examples, and some of chainercv, on small synthetic data:
+plain and under `optimize()` at three limits. These are 200 % of plain Chainer's peak,
+where nothing has to leave, and 75 % and 60 % of what can move between the smallest
+limit
+that trains the largest iteration and that peak. Everything runs in turns in one process
+per program. CPU seconds of each iteration are divided by those of the same iteration of
+plain Chainer; told are the medians of the first and of the last eight iterations. A
+program that fails is a row with its error.
 
     python benchmarks/programs/run.py SOURCE [names...] [--label before]
         [--limits benchmarks/results/programs_before.json]
