@@ -73,7 +73,7 @@ def _words(
     return rng.randint(2, vocabulary, length).astype(np.int32)
 
 
-def _updates(
+def train_on(
     model: chainer.Link, optimizer: chainer.Optimizer, batches: Sequence[Any]
 ) -> Program:
     """Batches as arguments of the model, which returns the loss."""
@@ -103,7 +103,7 @@ def seq2seq(source: str, count: int) -> Program:
         for _ in range(count)
     ]
     model = module.Seq2seq(2, 400, 400, 64)
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def pos(source: str, count: int) -> Program:
@@ -115,7 +115,7 @@ def pos(source: str, count: int) -> Program:
         xs = [_words(rng, 3, 20, 500) for _ in range(30)]
         ys = [rng.randint(0, 40, len(x)).astype(np.int32) for x in xs]
         batches.append({'xs': xs, 'ys': ys})
-    return _updates(module.CRF(500, 40), chainer.optimizers.Adam(), batches)
+    return train_on(module.CRF(500, 40), chainer.optimizers.Adam(), batches)
 
 
 def _tree(rng: np.random.RandomState, leaves: int) -> Any:
@@ -140,7 +140,7 @@ def sentiment(source: str, count: int) -> Program:
         names = ('lefts', 'rights', 'dests', 'labels', 'words', 'leaf_labels')
         batches.append(tuple(tree[name] for name in names for tree in trees))
     model = module.ThinStackRecursiveNet(len(vocabulary), 30, 5)
-    return _updates(model, chainer.optimizers.AdaGrad(0.1), batches)
+    return train_on(model, chainer.optimizers.AdaGrad(0.1), batches)
 
 
 def ptb(source: str, count: int) -> Program:
@@ -154,10 +154,10 @@ def ptb(source: str, count: int) -> Program:
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
     iterator = module.ParallelSequentialIterator(words, 20)
     updater = module.BPTTUpdater(iterator, optimizer, 35, chainer.get_device('@numpy'))
-    return Program(model, _update(updater, model))
+    return Program(model, update_with(updater, model))
 
 
-def _update(updater: Any, *models: chainer.Link) -> Callable[[int], float]:
+def update_with(updater: Any, *models: chainer.Link) -> Callable[[int], float]:
     """An updater's iterations; the sum of the losses that they report."""
     reporter = chainer.Reporter()
     for number, model in enumerate(models):
@@ -190,7 +190,7 @@ def mnist(source: str, count: int) -> Program:
         for _ in range(count)
     ]
     model = L.Classifier(module.MLP(1000, 10))
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def word2vec(source: str, count: int) -> Program:
@@ -205,7 +205,7 @@ def word2vec(source: str, count: int) -> Program:
     np.random.seed(2)
     iterator = module.WindowIterator(words, 5, 500)
     batches = [next(iterator) for _ in range(count)]
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def memnn(source: str, count: int) -> Program:
@@ -222,7 +222,7 @@ def memnn(source: str, count: int) -> Program:
         }
         for _ in range(count)
     ]
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def text_classification(source: str, count: int) -> Program:
@@ -238,7 +238,7 @@ def text_classification(source: str, count: int) -> Program:
     ]
     encoder = module.RNNEncoder(1, 500, 100, 0.4)
     model = module.TextClassifier(encoder, 2)
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def vae(source: str, count: int) -> Program:
@@ -249,7 +249,7 @@ def vae(source: str, count: int) -> Program:
     decoder = module.make_decoder(784, 20, 500)
     model = module.AvgELBOLoss(encoder, decoder, module.make_prior(20))
     batches = [(rng.rand(100, 784).astype(np.float32),) for _ in range(count)]
-    return _updates(model, chainer.optimizers.Adam(), batches)
+    return train_on(model, chainer.optimizers.Adam(), batches)
 
 
 def dcgan(source: str, count: int) -> Program:
@@ -270,7 +270,7 @@ def dcgan(source: str, count: int) -> Program:
         device=chainer.get_device('@numpy'),
     )
     return Program(
-        [generator, discriminator], _update(updater, generator, discriminator)
+        [generator, discriminator], update_with(updater, generator, discriminator)
     )
 
 
@@ -301,7 +301,7 @@ def all_new(source: str, count: int) -> Program:
         )
         for size in sizes
     ]
-    return _updates(_Layers(), chainer.optimizers.SGD(1e-6), batches)
+    return train_on(_Layers(), chainer.optimizers.SGD(1e-6), batches)
 
 
 PROGRAMS: dict[str, Callable[[str, int], Program]] = {
@@ -311,11 +311,3 @@ PROGRAMS: dict[str, Callable[[str, int], Program]] = {
         text_classification, vae, dcgan,
     )
 }  # fmt: skip
-
-
-def make(name: str, source: str, count: int) -> Program:
-    """A program from a fixed seed."""
-    np.random.seed(0)
-    program = PROGRAMS[name](source, count)
-    np.random.seed(1)
-    return program

@@ -22,14 +22,15 @@ import chainer_hybridmem as hybridmem
 
 # isort: split
 import models
+import programs
 
-from chainer_hybridmem.devices.host import HostDevice
-from chainer_hybridmem.owners import permanent_arrays
+from chainer_hybridmem.chainer_access.owners import permanent_arrays
+from chainer_hybridmem.devices.host.device import HostDevice
 
 SHARES = {'75 %': 0.75, '60 %': 0.6}  # of what can move, above the smallest limit
 ROOMY = '200 %'  # of the plain peak
 PARTS = 16  # the smallest limit is found to a 16th of what is not permanent
-COMPARED = 8  # iterations at the start, and at the end
+COMPARED = 8  # iterations at the start, and at the end, at most
 MOST_MESSAGE = 300  # characters of an error
 
 
@@ -64,7 +65,7 @@ class Trained:
 def run(source: str, name: str, count: int, limit: int | None) -> Trained:
     """One run, plain without a limit."""
     gc.collect()
-    program, trained = models.make(name, source, count), Trained()
+    program, trained = programs.make(name, source, count), Trained()
     if limit is None:
         trained.train(program, count)
     else:
@@ -77,7 +78,7 @@ def run(source: str, name: str, count: int, limit: int | None) -> Trained:
 
 def peaks(source: str, name: str, count: int) -> tuple[list[int], int]:
     """Plain Chainer's peak of each iteration, and what is permanent; in bytes."""
-    program = models.make(name, source, count)
+    program = programs.make(name, source, count)
     device = HostDevice(1 << 50)
     found = []
     permanent = 0
@@ -100,7 +101,7 @@ def peaks(source: str, name: str, count: int) -> tuple[list[int], int]:
 
 def fits(source: str, name: str, count: int, limit: int, largest: int) -> bool:
     """Whether the largest iteration trains under a limit, three times."""
-    program = models.make(name, source, count)
+    program = programs.make(name, source, count)
     numbers = [0, largest, largest, largest]
     try:
         with warnings.catch_warnings():
@@ -148,7 +149,8 @@ def compare(
 ) -> dict[str, Any]:
     """One row: a session beside plain Chainer."""
     cpu, wall = [p.cpu for p in plain], [p.wall for p in plain]
-    first, last = slice(0, COMPARED), slice(count - COMPARED, count)
+    compared = min(COMPARED, count // 2)
+    first, last = slice(0, compared), slice(count - compared, count)
     figures = ours.figures
     medians = [statistics.median(column) for column in zip(*cpu, strict=True)]
     return {

@@ -23,6 +23,7 @@ from chainer_hybridmem.planners.autoswap import (
 )
 from chainer_hybridmem.planners.capuchin import capuchin
 from chainer_hybridmem.planners.checkpoint import checkpoint_speed, checkpoint_sqrt
+from chainer_hybridmem.planners.dtr import dtr
 from chainer_hybridmem.planners.exact import exact
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.in_core import in_core
@@ -67,6 +68,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     'autoswap-swdoa': autoswap_swdoa,
     'autoswap-bo': autoswap_bo,
     'capuchin': capuchin,
+    'dtr': dtr,
     'manual': manual,
     'exact': exact,
     'hybrid': hybrid,
