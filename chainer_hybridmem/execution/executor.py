@@ -140,6 +140,7 @@ class Executor:
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
         self.asked: Callable[[Any, list[Slot]], None] | None = None  # see _fetch
+        self.leaving: Callable[[LiveMap], None] | None = None  # before one leaves
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -756,11 +757,6 @@ class Executor:
             return False
         return live.is_rewritten() or any(s.node and s.replaced() for s in live.slots)
 
-    def copy_print(self, allocation: int) -> int | None:
-        """Fingerprint of what has left, as it has; None if that is not known."""
-        live = self._by_allocation.get(allocation)
-        return None if live is None else live.copy_print()
-
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
         return node in self._by_node
@@ -779,6 +775,7 @@ class Executor:
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
+                self._tell_leaving(maps[storage])
                 maps[storage].vacate()
         self._drop(k)
         if self.observer is not None:
@@ -838,12 +835,18 @@ class Executor:
     def _start_swap_out(self, live: LiveMap) -> None:
         if self.verifier is not None:
             self.verifier.leaves(live)
+        self._tell_leaving(live)
         nbytes = live.start_swap_out()
         self.counters.swapped_out_bytes += nbytes
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-out', live.storage, live.transfer.span())
+
+    def _tell_leaving(self, live: LiveMap) -> None:
+        """A recording looks at a map while its memory is there."""
+        if self.leaving is not None and live.present:
+            self.leaving(live)
 
     def _start_swap_in(self, live: LiveMap) -> None:
         nbytes = live.start_swap_in()

@@ -21,6 +21,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
+from chainer_hybridmem.execution.feature_maps import LiveMap
 from chainer_hybridmem.recompute import passes, trust
 from chainer_hybridmem.recording.together import count_together, small_ones
 from chainer_hybridmem.recording.verification import (
@@ -78,6 +79,11 @@ class _Step:
     written: set[int] = dataclasses.field(default_factory=set)  # of what it reads
 
 
+# An operation, what it has read, and what is written if that changes: an allocation,
+# or 0 for an attribute.
+_Kept = tuple[_Step, Reading, int]
+
+
 class Recorder:
     """Records one iteration.
 
@@ -113,7 +119,7 @@ class Recorder:
         self._pristine: Any = None
         self._reading: list[Reading] = []
         self._given: list[Reading] = []  # attributes from which the function starts
-        self._readings: list[tuple[_Step, Reading, int]] = []  # see _find_written
+        self._readings: dict[int, list[_Kept]] = {}  # by allocation id
         self._watched: list[Any] = []  # weak references to where backward begins
         self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by what ran backward
         self._functions: dict[int, Any] = {}  # weak references; some die at once
@@ -126,6 +132,8 @@ class Recorder:
         )
         self._chains: list[tuple[Any, list[Any]]] = []
         self._walker: Any = Walker(device) if trial else None
+        if trial:
+            executor.leaving = self._look_at_leaving
         self.untrusted: set[str] = set()
         self.spans: list[tuple[int, int, Sequence[Split]]] = []
         device.start_events()
@@ -240,7 +248,8 @@ class Recorder:
                 )
             for name in step.verdict.attributes if step.verdict else ():
                 self._given.append(Reading(self.device, made[name]))
-        self._readings += [(step, reading, 0) for reading in self._given]
+        for reading in self._given:
+            self._keep((step, reading, 0))
         self._forget_chains()
 
     def _hold(self, functions: tuple[Any, ...], arrays: dict[Any, Array]) -> None:
@@ -323,6 +332,7 @@ class Recorder:
         """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
         self.executor.spare.clear()
+        self.executor.leaving = None
         self._find_written()
         for k, reference in self._functions.items():
             step, function = self._steps[k], reference()
@@ -337,12 +347,28 @@ class Recorder:
         """For :meth:`_find_written`; a replay reads copies of running statistics."""
         readings, self._reading = self._reading, []
         if readings and function.inputs is not None:
-            self._readings += [
-                (step, reading, reading.allocation)
-                for node, reading in zip(function.inputs, readings, strict=True)
-                if is_parameter(node)
-                or reading.allocation not in self.executor.permanent
-            ]
+            for node, reading in zip(function.inputs, readings, strict=True):
+                allocation = reading.allocation
+                if is_parameter(node) or allocation not in self.executor.permanent:
+                    self._keep((step, reading, allocation))
+
+    def _keep(self, kept: _Kept) -> None:
+        self._readings.setdefault(kept[1].allocation, []).append(kept)
+
+    def _look_at_leaving(self, live: LiveMap) -> None:
+        """Finds what the program has written into a map while its memory is there.
+
+        What it writes afterwards, :meth:`Executor.rewritten` tells.
+        """
+        readings = list(self._readings.get(live.allocation, ()))
+        readings += [
+            (self._steps[-1], reading, live.allocation)
+            for reading in self._reading  # of a function that is not complete
+            if reading.allocation == live.allocation
+        ]
+        for step, reading, allocation in readings:
+            if allocation not in step.written and _may_have_changed(reading):
+                step.written.add(allocation)
 
     def written_slots(self) -> set[Slot]:
         """Of the maps that the program has changed in place."""
@@ -351,10 +377,10 @@ class Recorder:
 
     def _find_written(self) -> None:
         """What the program has changed in place since a function has read it."""
-        for step, reading, allocation in self._readings:  # 0: of an attribute
-            changed = reading.changed(self.executor.copy_print)
-            if changed or self.executor.rewritten(reading.allocation):
-                step.written.add(allocation)
+        for kept in self._readings.values():
+            for step, reading, allocation in kept:
+                if reading.changed() or self.executor.rewritten(reading.allocation):
+                    step.written.add(allocation)
         self._readings.clear()
 
     def _source(self, node: Any) -> int | None:
@@ -380,6 +406,7 @@ class Recorder:
         self._chains.clear()
         self._readings.clear()
         self.executor.spare.clear()
+        self.executor.leaving = None
         self.device.take_events()
 
     def build(
@@ -403,8 +430,17 @@ class Recorder:
         self._watched.clear()
         self._chains.clear()
         self.executor.spare.clear()
+        self.executor.leaving = None
         raw = np.array(self.device.take_events(), np.int64).reshape(-1, 2)
         return _Builder(self, raw, kinds, owners or {}).build(link, description)
+
+
+def _may_have_changed(reading: Reading) -> bool:
+    """Also if there is no memory for finding out."""
+    try:
+        return reading.changed()
+    except MemoryError:
+        return True
 
 
 class _Builder:

@@ -78,12 +78,6 @@ class Walker:
         np.add(part, 1, out=part)
 
 
-def unknown(allocation: int) -> int | None:
-    """Nobody has a copy."""
-    del allocation
-    return None
-
-
 class Reading:
     """What a forward function has read, to find out whether it changes later.
 
@@ -118,15 +112,9 @@ class Reading:
         whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
         return fingerprint(self._device.restore(memory, whole))
 
-    def changed(self, copied: Callable[[int], int | None] = unknown) -> bool:
-        """Whether somebody has written into it since.
-
-        Args:
-            copied: Of an allocation whose memory is gone: fingerprint of its copy.
-        """
+    def changed(self) -> bool:
+        """Whether somebody has written into it since; False if its memory is gone."""
         now = self._checksum()
-        if now is None and self.allocation:
-            now = copied(self.allocation)
         return now is not None and now != self._before
 
 
