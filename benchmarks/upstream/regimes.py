@@ -18,7 +18,7 @@ import chainer
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.execution.verifier import Followed, Verifier
 from chainer_hybridmem.recompute import passes, trust

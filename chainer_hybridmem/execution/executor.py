@@ -43,7 +43,7 @@ Note: [written meanwhile]
     Chainer's backward reads what that function has made of it. So the recorded trial
     compares what functions have read once more when backward begins: nothing is
     recomputed from what has changed. In later iterations every map that a replay makes
-    again is compared with what was dropped (feature_maps, [checked replays]). A
+    again is compared with what was dropped (live_map, [checked replays]). A
     function that did not draw random numbers when it was recorded may do so later: what
     it makes then is copied out instead of dropped. A replay runs under Chainer's
     configuration of its forward.
@@ -63,8 +63,8 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device, HostCopy
 from chainer_hybridmem.errors import SessionError, SwapStoreError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.recompute import drawing, passes, trust

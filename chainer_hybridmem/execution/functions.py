@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainer_hybridmem.chainer_access.graph import Pristine
-    from chainer_hybridmem.execution.feature_maps import LiveMap
+    from chainer_hybridmem.execution.live_map import LiveMap
     from chainer_hybridmem.records.profile import Recipe
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from chainer_hybridmem.chainer_access.owners import Owner
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State, memory_of
+from chainer_hybridmem.execution.live_map import LiveMap, State, memory_of
 
 
 class PersistentMap(LiveMap):

@@ -9,7 +9,7 @@ Note: [when a map is final]
 Note: [whose change it is]
     What a Variable of the program holds, or has been found held when it was to leave,
     the program may change at any time: its fingerprint is taken anew, as is that of
-    what was changed while it was away (feature_maps, [held arrays]). A backward
+    what was changed while it was away (live_map, [held arrays]). A backward
     function may write over its own attributes; over inputs and outputs it may not,
     for other functions read them, too.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
-from chainer_hybridmem.execution.feature_maps import LiveMap, Prints, State
+from chainer_hybridmem.execution.live_map import LiveMap, Prints, State
 from chainer_hybridmem.recompute import effects
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, SlotKind

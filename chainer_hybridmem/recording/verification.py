@@ -24,7 +24,7 @@ import numpy as np
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
-from chainer_hybridmem.execution.feature_maps import memory_of, nothing
+from chainer_hybridmem.execution.live_map import memory_of, nothing
 from chainer_hybridmem.recompute import drawing, passes
 
 SHORT_SECONDS = 0.01

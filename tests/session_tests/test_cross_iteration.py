@@ -20,7 +20,7 @@ import chainer.links as L
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import executor
-from chainer_hybridmem.execution.feature_maps import State, memory_of
+from chainer_hybridmem.execution.live_map import State, memory_of
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.swap_all import swap_all

@@ -18,7 +18,7 @@ import chainer.functions as F
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session.session import active_session
 

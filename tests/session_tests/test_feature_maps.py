@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 

@@ -11,7 +11,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.plan import Action, Tier
 
 ITERATIONS = 6

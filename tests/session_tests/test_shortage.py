@@ -12,7 +12,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.feature_maps import State
+from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.session import planning
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core

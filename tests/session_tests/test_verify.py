@@ -19,7 +19,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session.extension import HybridMemory
 from chainer_hybridmem.session.session import active_session
