@@ -292,7 +292,7 @@ def test_a_write_before_it_leaves_again(drops, held, device):
     live = LiveMap(device, device.allocation_id(array), array.nbytes)
     live.uses.add(1)
     slot = Slot(0, SlotKind.INPUT, 0)
-    live.add(graph.SlotRef(slot, node, device.capture(array)), device.root(array))
+    live.add(graph.SlotRef(slot, node, device.capture(array)), array)
     del array, variable
     live.start_swap_out()
     live.release()
