@@ -99,9 +99,8 @@ class Crossing:
 
     def recall_read_by(self, function: Any) -> None:
         """Restores the parameters that a function reads."""
-        arrays = self._by_node
-        for node in function.inputs if arrays else ():
-            live = arrays.get(node)
+        for node in function.inputs if self._arrays else ():
+            live = self._by_node.get(node)
             if live is not None:
                 self._recall(live)
 

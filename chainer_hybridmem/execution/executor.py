@@ -310,7 +310,7 @@ class Executor:
         if table is None:
             return
         self._drop(table.drops.get(k + 1, ()))
-        if self.crossing and k + 1 == table.update:
+        if k + 1 == table.update and self.crossing:
             self._act(k + 1, table)
             self.crossing.recall_all()
 

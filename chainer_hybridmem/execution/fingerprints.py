@@ -19,6 +19,9 @@ _WRITTEN = (
     'the first iteration on, or into a copy.'
 )
 
+_NONE: dict[View, int] = {}  # shared by all maps; no dictionary here is changed
+_NO_DIGESTS: dict[View, Digest] = {}
+
 
 class Fingerprints:
     """Finds out what others write into the memory of one map.
@@ -42,16 +45,16 @@ class Fingerprints:
     def __init__(self, device: Device, slots: GraphSlots) -> None:
         self._device = device
         self._slots = slots
-        self._handed_out: Prints = {}  # of what the program has got through a door
-        self.final: Prints = {}
-        self.digests: dict[View, Digest] = {}
+        self._handed_out: Prints = _NONE  # of what the program has got through a door
+        self.final: Prints = _NONE
+        self.digests: dict[View, Digest] = _NO_DIGESTS
         self.rewritten = False
         self.watched = True
 
     def begin_iteration(self) -> None:
         """Forgets what the program has done so far."""
         self.rewritten = False
-        self._handed_out = {}
+        self._handed_out = _NONE
 
     def watch(self, watched: bool = True) -> None:
         """Says whether to look for writes, also where that waits for the device."""
@@ -61,7 +64,7 @@ class Fingerprints:
     def take_before_copy(self) -> None:
         """The map is about to be copied out: others may change what they hold."""
         self.is_rewritten()
-        self.digests = {}
+        self.digests = _NO_DIGESTS
         if self._may_be_written():
             self.final = self._slots.compute_prints()
         elif not (self._is_looked_for() or self._slots.is_exclusive()):
@@ -105,11 +108,11 @@ class Fingerprints:
 
     def forget(self) -> None:
         """The contents are where they belong."""
-        self.final, self.digests = {}, {}
+        self.final, self.digests = _NONE, _NO_DIGESTS
 
     def forget_digests(self) -> None:
         """What was taken before an earlier copy does not count any more."""
-        self.digests = {}
+        self.digests = _NO_DIGESTS
 
     def rewrite(self) -> None:
         """The program has written into the map."""

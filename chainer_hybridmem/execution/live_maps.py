@@ -170,8 +170,8 @@ class LiveMaps:
             live.add(reference, array)
             if self._bring_back is not None:
                 graph.watch(owner, self._bring_back)
-            if live.storage < 0:  # no plan owns its copy, which is worth nothing now
-                live.host.close()
+            if live.storage < 0 and live.host.copy is not None:
+                live.host.close()  # no plan owns it, and it is worth nothing now
             live.uses.add(serial)
             self._expect_use(live, slot)
             if slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT:
@@ -193,8 +193,8 @@ class LiveMaps:
     def _expect_use(self, live: LiveMap, slot: Slot) -> None:
         if slot in self._outliving:
             live.outlive()
-        if self._watched is None or slot in self._watched:
-            live.prints.watch()
+        if not live.prints.watched:
+            live.prints.watch(self._watched is None or slot in self._watched)
 
     def _find_or_make(
         self, function: Any, slot: Slot, owner: Any, array: Array
