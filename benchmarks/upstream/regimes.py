@@ -306,8 +306,8 @@ class Regime(chainer.FunctionHook):
         return known[function]
 
     def _finds_all(self, function: Any, known: dict[Any, bool]) -> bool:
-        known = self._executor.functions.get(function)
-        if function is None or known is None or known.recipe is None:
+        live = self._executor.functions.get(function)
+        if function is None or live is None or live.recipe is None:
             return False
         for node in self._reads(function):
             live = self._executor.maps.find_of_node(node)

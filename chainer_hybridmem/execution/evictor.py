@@ -93,6 +93,14 @@ class Evictor:
         self._stuck.clear()
         self._found_held.clear()
 
+    def hold(self, maps: Iterable[LiveMap]) -> None:
+        """A backward function is about to read maps."""
+        self.busy.update(maps)
+
+    def let_go(self, maps: Iterable[LiveMap]) -> None:
+        """A backward function has read maps."""
+        self.busy.difference_update(maps)
+
     # -- when memory is short -------------------------------------------------
     def reclaim(self, missing_bytes: int) -> None:
         """Frees device memory because an allocation does not fit.

@@ -276,7 +276,7 @@ class Executor:
         self.crossing.recall_read_by(function)
         known = self.functions.get(function)
         maps = () if known is None else known.maps
-        evictor.busy.update(maps)
+        evictor.hold(maps)
         for live in maps:
             if live.vacated:
                 live.move_back()
@@ -299,11 +299,10 @@ class Executor:
         if self.verifier is not None:
             self.verifier.has_read(k, function, maps)
         if known is not None:
-            busy = self.evictor.busy
             for live in maps:
                 live.slots.forget_replaced()
                 live.uses.discard(known.serial)
-                busy.discard(live)
+            self.evictor.let_go(maps)
         if self._prefetcher.active:
             self._prefetcher.close_window()
         table = self._table
@@ -347,7 +346,7 @@ class Executor:
                 for live in known.maps:
                     live.uses.discard(known.serial)
         for function in running:
-            self.evictor.busy.update(self.maps.find(function))
+            self.evictor.hold(self.maps.find(function))
 
     # -- plan -----------------------------------------------------------------
     def _act(self, k: int, table: ActionTable) -> None:

@@ -1,5 +1,12 @@
 """What the contents of a live map must be when the graph has them again.
 
+Note: [checked replays]
+    What is dropped has a fingerprint, and a replay must give the same one. Whatever
+    has changed since forward (an input, a setting, something outside of the function)
+    is then one clear error, never a wrong gradient. On CUDA the fingerprints are not
+    waited for: the error comes when a later iteration begins, or with the end of the
+    session (devices/cuda/late_checks).
+
 Note: [late digests]
     The host reads its own memory at once: fingerprints are numbers. On CUDA a
     fingerprint waits for the GPU, and a digest does not: the device compares digests

@@ -15,13 +15,6 @@ Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: a read of the graph
     calls the copy off (graph, [attributes that are away]). So the program cannot get
     hold of it, and write into it, while it is copied.
-
-Note: [checked replays]
-    What is dropped has a fingerprint, and a replay must give the same one. Whatever
-    has changed since forward (an input, a setting, something outside of the function)
-    is then one clear error, never a wrong gradient. On CUDA the fingerprints are not
-    waited for: the error comes when a later iteration begins, or with the end of the
-    session (devices/cuda/late_checks).
 """
 
 from __future__ import annotations
@@ -240,7 +233,7 @@ class LiveMap:
         elif not self.sticks:
             self.prints.forget_digests()
             if self.uses:
-                self.prints.take_before_drop()  # see [checked replays]
+                self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
 
     def _may_be_read(self) -> bool:
@@ -284,7 +277,7 @@ class LiveMap:
             what: Told later, if only then they turn out to be others.
 
         Returns:
-            bool: Whether the contents are what they were; see [checked replays].
+            bool: Whether the contents are what they were.
 
         Raises:
             SwapStoreError: If the program has changed them, and that is lost.
