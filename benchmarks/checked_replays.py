@@ -19,7 +19,7 @@ from unittest import mock
 import common
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.execution import feature_maps
+from chainer_hybridmem.execution import holders
 
 PLANNERS = {'hybrid': 0.65, 'superneurons': 0.65, 'checkpoint-speed': 1.0}
 WARM_UP = 3  # iterations before the first plan
@@ -29,7 +29,7 @@ class Fingerprints:
     """Counts fingerprints, and the time that they take."""
 
     def __init__(self) -> None:
-        self._original = feature_maps.uncounted_fingerprint
+        self._original = holders.fingerprint
         self.seconds, self.nbytes = 0.0, 0
 
     def take(self, array: Any) -> int:
@@ -44,7 +44,7 @@ def measure(planner: str, limit_bytes: int, options: Any) -> dict[str, Any]:
     training = common.Training('resnet50', options.batchsize, options.insize)
     counted = Fingerprints()
     rows = []
-    patch = mock.patch.object(feature_maps, 'uncounted_fingerprint', counted.take)
+    patch = mock.patch.object(holders, 'fingerprint', counted.take)
     with patch, hybridmem.optimize(training.model, limit_bytes, planner) as session:
         for i in range(options.iterations):
             counted.seconds, counted.nbytes = 0.0, 0

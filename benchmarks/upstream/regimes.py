@@ -18,7 +18,7 @@ import chainer
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.execution.verifier import Followed, Verifier
 from chainer_hybridmem.recompute import passes, trust
@@ -120,8 +120,8 @@ class Regime(chainer.FunctionHook):
         verifier = self._executor.verifier
         if verifier is not None:
             self.counts['verified'] += verifier.verdict.maps
-        self._executor.verifier = Verifier(
-            self.device, chainer.Chain(), lambda: Followed(None, None)
+        self._executor.verify_with(
+            Verifier(self.device, chainer.Chain(), lambda: Followed(None, None))
         )
 
     def _new_table(self) -> ActionTable:
@@ -179,7 +179,7 @@ class Regime(chainer.FunctionHook):
             self._plan_return(k, function)
         self._executor.before_backward(k, function)
         # Only what this iteration's plan knows may leave again: it has storages.
-        for live in self._executor.maps_of(function):
+        for live in self._executor.maps.find(function):
             if live.storage >= 0 and live.allocation in self._actions:
                 self._leave(live, k + 1)
 
@@ -203,15 +203,15 @@ class Regime(chainer.FunctionHook):
             return
         if last.inputs is not None:
             self._try(last, function)
-        for live in self._executor.maps_of(function):
+        for live in self._executor.maps.find(function):
             self._actions.setdefault(live.allocation, self._draw(live))
             self._leave(live, self._position)
 
     def _evict_passive(self, function: Any) -> None:
         """What no plan knows leaves as it does when memory is short."""
-        for live in self._executor.maps_of(function):
-            if live.storage < 0 and live not in self._executor._busy:
-                self._executor._evict(live)
+        for live in self._executor.maps.find(function):
+            if live.storage < 0 and live not in self._executor.evictor.busy:
+                self._executor.evictor.evict(live)
                 self.counts['evict'] += 1
 
     def _draw(self, live: LiveMap) -> str:
@@ -233,7 +233,7 @@ class Regime(chainer.FunctionHook):
             table.releases[k].append(live.storage)
             table.drops[k].append(live.storage)  # what after_backward looks at
         elif action == 'evict' and not self._in_backward:
-            self._executor._evict(live)
+            self._executor.evictor.evict(live)
 
     # -- recipes --------------------------------------------------------------
     def _try(self, last: _Running, function: Any) -> None:
@@ -274,8 +274,7 @@ class Regime(chainer.FunctionHook):
         covers = tuple(sorted(self._positions[f] for f in covered))
         recipe = Recipe(last.k, (), (), (), verdict.attributes, 0.0, 0, True, covers)
         known = executor.functions.know(function)
-        known.recipe = recipe
-        known.covered = [executor.functions.know(f) for f in covered[:-1]]
+        known.follow(recipe, [executor.functions.know(f) for f in covered[:-1]])
         for node in self._reads(function):
             variable = node.get_variable_or_none()
             if node.creator_node is None and variable is not None:
@@ -307,11 +306,11 @@ class Regime(chainer.FunctionHook):
         return known[function]
 
     def _finds_all(self, function: Any, known: dict[Any, bool]) -> bool:
-        known = self._executor.functions.get(function)
-        if function is None or known is None or known.recipe is None:
+        live = self._executor.functions.get(function)
+        if function is None or live is None or live.recipe is None:
             return False
         for node in self._reads(function):
-            live = self._executor._by_node.get(node)
+            live = self._executor.maps.find_of_node(node)
             if live is not None and self._actions.get(live.allocation) != 'recompute':
                 continue  # it stays, or has a copy
             if node.creator_node is None:
@@ -325,7 +324,7 @@ class Regime(chainer.FunctionHook):
     def _plan_return(self, k: int, function: Any) -> None:
         """Writes down what comes back before backward operation k."""
         table, gone = self._table, []
-        for live in self._executor.maps_of(function):
+        for live in self._executor.maps.find(function):
             if live.storage < 0:
                 continue  # of an older iteration: the executor restores it
             if live.state is State.AWAY:
@@ -346,7 +345,7 @@ class Regime(chainer.FunctionHook):
                 return
             read = reads[self._positions[function]] = set()
             for node in self._reads(function):
-                live = executor._by_node.get(node)
+                live = executor.maps.find_of_node(node)
                 if live is not None:
                     read.add(live.storage)
                 missing = graph.node_array(node) is None
@@ -380,9 +379,9 @@ class Regime(chainer.FunctionHook):
     def _products(self, function: Any) -> dict[int, Slot]:
         """Sources of the living maps that a function makes, by storage."""
         return {
-            live.storage: self._makers[allocation][1]
-            for allocation, live in self._executor._by_allocation.items()
+            live.storage: self._makers[live.allocation][1]
+            for live in self._executor.maps
             if live.storage >= 0
-            and allocation in self._makers
-            and self._makers[allocation][0]() is function
+            and live.allocation in self._makers
+            and self._makers[live.allocation][0]() is function
         }

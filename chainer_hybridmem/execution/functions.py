@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.chainer_access import owners
 
 if TYPE_CHECKING:
     from chainer_hybridmem.chainer_access.graph import Pristine
-    from chainer_hybridmem.execution.feature_maps import LiveMap
+    from chainer_hybridmem.execution.live_map import LiveMap
     from chainer_hybridmem.records.profile import Recipe
 
 
@@ -44,6 +46,46 @@ class LiveFunction(weakref.ref[Any]):
     covered: Sequence[LiveFunction | None]
     drew: bool
 
+    def belong_to(self, origin: Any, operation: int) -> None:
+        """Is an operation of an iteration."""
+        self.operation, self.origin = operation, origin
+
+    def note_run(self, function: Any, serial: int) -> None:
+        """Has run; parameters are those of this moment."""
+        self.serial = serial
+        self.updates = owners.updates(function.inputs)
+
+    def note_maps(self, maps: Sequence[LiveMap]) -> None:
+        """Its backward reads these maps."""
+        self.maps = maps
+
+    def note_drawn(self) -> None:
+        """Has drawn random numbers, or may have."""
+        self.drew = True
+
+    def keep_pristine(self, pristine: Pristine) -> None:
+        """Can run again as it is before its forward."""
+        self.pristine = pristine
+
+    def follow(self, recipe: Recipe, covered: Sequence[LiveFunction | None]) -> None:
+        """Runs again as a recipe of the plan says.
+
+        Args:
+            recipe: How.
+            covered: The other functions that this replay runs.
+        """
+        self.covered = covered
+        self.recipe = recipe
+
+    def forget_drawing_recipe(self) -> bool:
+        """Forgets a recipe that would draw other numbers; whether that is so."""
+        if not self.drew:
+            return False
+        if self.recipe is not None and self.recipe.attributes:
+            return False  # a replay begins with its mask
+        self.recipe = None
+        return True
+
 
 class LiveFunctions:
     """Known functions, by identity: old-style ones may be equal or unhashable."""
@@ -76,5 +118,14 @@ class LiveFunctions:
             self._entries[key] = entry  # whole: an interrupt may come anywhere
         return entry
 
-    def __iter__(self) -> Iterator[LiveFunction]:
-        return iter(list(self._entries.values()))
+    def is_known(self, function: Any) -> bool:
+        """Whether it is known what a function has left in the graph."""
+        known = self._entries.get(id(function))
+        return known is not None and known.serial >= 0
+
+    def is_updated(self, function: Any) -> bool:
+        """Whether parameters of a function have been updated since its forward."""
+        known = self._entries.get(id(function))
+        if known is None or known.updates is None:
+            return False
+        return known.updates != owners.updates(function.inputs)

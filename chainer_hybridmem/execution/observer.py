@@ -1,4 +1,4 @@
-"""What the executor tells about one iteration; here nobody listens."""
+"""What the executor tells about one iteration; here it is ignored."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """A parameter or optimizer state that leaves and comes back in one iteration.
 
-Note: [nobody misses it]
-    From the moment its copy starts, the owner is watched (:mod:`.owners`). Who asks
-    for the array while it is being copied keeps it: the copy is forgotten, and the
-    array may change. Who asks later gets it back first. Who has the array itself
-    keeps its memory alive; then it is put back at once, so that what the update
-    writes is seen by both. At the end of an iteration everything is at home.
+Note: [watched owners]
+    From the moment the copy starts, the owner is watched (:mod:`.owners`). A read of
+    the array while it is being copied calls the copy off: the array may change. A later
+    read restores it first. Others that have the array itself keep its memory alive;
+    then it is put back at once, so that both see what the update writes. At the end of
+    an iteration everything is restored.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.owners import Owner
-from chainer_hybridmem.devices.protocol import Array, Device, Root, View
+from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State, memory_of
+from chainer_hybridmem.execution.live_map import LiveMap, State
 
 
 class PersistentMap(LiveMap):
-    """One array of an owner, for one iteration; see [nobody misses it].
+    """One array of an owner, for one iteration; see [watched owners].
 
     Args:
         device (Device): Where the array is.
         owner (Owner): Who holds it.
         array (Array): The array.
-        recall (callable): Called with this map when somebody asks for the array.
+        recall (callable): Called with this map when the program reads the array.
     """
 
     __slots__ = ('_lost', '_owner', '_recall', '_view', 'label')
@@ -47,10 +47,6 @@ class PersistentMap(LiveMap):
         self._view: View = device.capture(array)
         self._lost: str | None = None  # why its values are nowhere
 
-    def alive(self) -> bool:
-        """The owner outlives every graph."""
-        return True
-
     def start_swap_out(self) -> int:
         """Starts the copy, unless the array is shared; returns the bytes copied."""
         if not self._owner.alone():
@@ -61,18 +57,15 @@ class PersistentMap(LiveMap):
         return nbytes
 
     def release(self) -> None:
-        """Waits for the copy and frees the memory, unless somebody else has it."""
+        """Waits for the copy and frees the memory, unless others have it."""
         if self.state is not State.LEAVING:
             return
-        held = memory_of(self._device, self._owner.get())
         try:
             super().release()
         except SwapStoreError:  # it has not left
             self._owner.unwatch()
             raise
-        root = held()
-        if root is not None:
-            self._arrived(root)
+        self.return_if_held()
 
     def vacate(self) -> None:
         """Its owner says who else holds it: nothing is to be found out."""
@@ -80,14 +73,14 @@ class PersistentMap(LiveMap):
     def stay(self) -> None:
         """Calls a copy off: the array may change from here on."""
         if self.state is State.LEAVING:
-            self._let_finish()
+            self.host.let_finish()
             self._owner.unwatch()
             self._keep()
 
     def _keep(self) -> None:
         """The owner has it all the time."""
         self.state = State.RESIDENT
-        self._root = self._transfer = None
+        self.host.end_copy()
 
     def start_swap_in(self) -> int:
         """See :class:`LiveMap`.
@@ -119,9 +112,8 @@ class PersistentMap(LiveMap):
                 )
                 raise SwapStoreError(self._lost) from error
 
-    def _resident_root(self) -> Root | None:
-        array = self._owner.get()
-        return None if array is None else self._device.root(array)
+    def _find_array(self) -> Array | None:
+        return self._owner.get()
 
     def _arrived(self, root: Any) -> None:
         array = self._device.restore(root, self._view)
@@ -129,10 +121,7 @@ class PersistentMap(LiveMap):
         self._owner.unwatch()
         self.allocation = self._device.allocation_id(array)
         super()._arrived(root)
-        self._valid = False  # the update changes it
-
-    def _needed(self) -> bool:
-        return True
+        self.host.set_valid(False)  # the update changes it
 
     def _leave(self, state: State) -> None:
         super()._leave(state)

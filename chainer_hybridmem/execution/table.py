@@ -50,17 +50,53 @@ class ActionTable:
 
 def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
     """Sorts a plan's actions by position."""
-    swap_outs: Lists = collections.defaultdict(list)
-    releases: Lists = collections.defaultdict(list)
-    drops: Lists = collections.defaultdict(list)
+    swap_ins, needs = _sort_returns(plan)
+    swap_outs, releases, drops = _sort_departures(plan)
+    recipes = {recipe.operation: recipe for recipe in profile.recipes}
+    replays: dict[int, list[Replay]] = collections.defaultdict(list)
+    replayed: set[int] = set()
+    for replay in plan.replays:
+        replays[replay.before].append(replay)
+        replayed.update((replay.operation, *recipes[replay.operation].covers))
+    planned = {entry.storage for entry in plan.maps}
+    swapped = [entry for entry in plan.maps if entry.action is Action.SWAP]
+    stored = [(profile.storages[entry.storage], entry.storage) for entry in swapped]
+    return ActionTable(
+        swap_outs=swap_outs,
+        releases=releases,
+        drops=drops,
+        swap_ins=swap_ins,
+        needs=needs,
+        replays=dict(replays),
+        replayed=replayed,
+        swapped={entry.storage for entry in swapped},
+        storage_of={
+            slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
+        },
+        recipes=recipes,
+        crossing={record.label: s for record, s in stored if record.persistent},
+        update=len(profile.operations) - 1,
+        passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
+        tiers={entry.storage: entry.tier for entry in swapped},
+    )
+
+
+def _sort_returns(plan: Plan) -> tuple[Lists, Lists]:
+    """Swap-ins and needs; copies are queued in order of need, as the simulator does."""
     swap_ins: Lists = collections.defaultdict(list)
     needs: Lists = collections.defaultdict(list)
-    replays: dict[int, list[Replay]] = collections.defaultdict(list)
-    # Copies are queued in order of need, as the simulator does.
     for entry in sorted(plan.maps, key=lambda m: (m.needed_before, m.storage)):
         if entry.action is Action.SWAP:
             swap_ins[entry.swap_in_before].append(entry.storage)
             needs[entry.needed_before].append(entry.storage)
+    return dict(swap_ins), dict(needs)
+
+
+def _sort_departures(plan: Plan) -> tuple[Lists, Lists, Lists]:
+    """Swap-outs, releases and drops."""
+    swap_outs: Lists = collections.defaultdict(list)
+    releases: Lists = collections.defaultdict(list)
+    drops: Lists = collections.defaultdict(list)
     for entry in sorted(plan.maps, key=lambda m: (m.swap_out_before, m.storage)):
         if entry.action is Action.SWAP:
             swap_outs[entry.swap_out_before].append(entry.storage)
@@ -69,31 +105,4 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
             drops[entry.release_before].append(entry.storage)
         if entry.drop_before >= 0:
             drops[entry.drop_before].append(entry.storage)
-    recipes = {recipe.operation: recipe for recipe in profile.recipes}
-    replayed: set[int] = set()
-    for replay in plan.replays:
-        replays[replay.before].append(replay)
-        replayed.update((replay.operation, *recipes[replay.operation].covers))
-    planned = {entry.storage for entry in plan.maps}
-    return ActionTable(
-        swap_outs=dict(swap_outs),
-        releases=dict(releases),
-        drops=dict(drops),
-        swap_ins=dict(swap_ins),
-        needs=dict(needs),
-        replays=dict(replays),
-        replayed=replayed,
-        swapped={m.storage for m in plan.maps if m.action is Action.SWAP},
-        storage_of={
-            slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
-        },
-        recipes=recipes,
-        crossing={
-            profile.storages[m.storage].label: m.storage
-            for m in plan.maps
-            if m.action is Action.SWAP and profile.storages[m.storage].persistent
-        },
-        update=len(profile.operations) - 1,
-        passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
-        tiers={m.storage: m.tier for m in plan.maps if m.action is Action.SWAP},
-    )
+    return dict(swap_outs), dict(releases), dict(drops)

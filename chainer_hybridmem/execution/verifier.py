@@ -2,14 +2,14 @@
 
 Note: [when a map is final]
     The program may write into a feature map as long as forward runs: a function that
-    works in place, or whoever holds the array. Plain Chainer's backward sees that. So
+    works in place, or code that holds the array. Plain Chainer's backward sees that. So
     the fingerprint that counts is taken when a map leaves, or when backward begins,
     whichever comes first.
 
 Note: [whose change it is]
     What a Variable of the program holds, or has been found held when it was to leave,
     the program may change at any time: its fingerprint is taken anew, as is that of
-    what was changed while it was away (feature_maps, [held arrays]). A backward
+    what was changed while it was away (live_map, [held arrays]). A backward
     function may write over its own attributes; over inputs and outputs it may not,
     for other functions read them, too.
 """
@@ -26,7 +26,8 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
-from chainer_hybridmem.execution.feature_maps import LiveMap, Prints, State
+from chainer_hybridmem.execution.graph_slots import Prints
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.recompute import effects
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, SlotKind
@@ -118,7 +119,7 @@ class Verifier:
         """A map is about to be copied out or dropped."""
         if live.state is State.RESIDENT:
             known = live in self._final
-            if not (known and (self._backward or live.copied)):
+            if not (known and (self._backward or live.host.valid)):
                 self._take([live])
 
     def backward_runs(self, maps: Iterable[LiveMap]) -> None:
@@ -136,7 +137,7 @@ class Verifier:
         for live in maps:
             now, final = self._prints(live), self._final.setdefault(live, {})
             if differ(now, final):
-                if live.sticks or live.rewritten or live.held():
+                if live.sticks or live.prints.rewritten or live.slots.held():
                     self._final[live] = now  # Note: [whose change it is]
                     continue
                 raise self._differs(
@@ -195,7 +196,7 @@ class Verifier:
     def _prints(self, live: LiveMap) -> Prints:
         """Of a map as the graph sees it now; empty where it is away."""
         start = time.perf_counter()
-        result = live.prints()
+        result = live.slots.compute_prints()
         self._seconds += time.perf_counter() - start
         return result
 

@@ -21,7 +21,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES, Executor
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.recompute import passes, trust
 from chainer_hybridmem.recording.together import count_together, small_ones
 from chainer_hybridmem.recording.verification import (
@@ -133,7 +133,7 @@ class Recorder:
         self._chains: list[tuple[Any, list[Any]]] = []
         self._walker: Any = Walker(device) if trial else None
         if trial:
-            executor.leaving = self._look_at_leaving
+            executor.watch_leaving(self._look_at_leaving)
         self.untrusted: set[str] = set()
         self.spans: list[tuple[int, int, Sequence[Split]]] = []
         device.start_events()
@@ -192,9 +192,9 @@ class Recorder:
         self._functions[k] = weakref.ref(function)
         self._positions[function] = k
         self._keep_readings(step, function)
-        for live in self.executor.maps_of(function):
+        for live in self.executor.maps.find(function):
             slots = self._slots.setdefault(live.allocation, [])
-            slots += [slot for slot in live.present_slots() if slot not in slots]
+            slots += [slot for slot in live.slots.name_present() if slot not in slots]
         made = {
             name: array
             for name, array in graph.attribute_arrays(function, device.owns)
@@ -219,7 +219,7 @@ class Recorder:
         whole = True
 
         def fetch(node: Any) -> Array:
-            for source in (arrays, self.executor.spare):
+            for source in (arrays, self.executor.evictor.spare):
                 if node in source:
                     return source[node]
             array = graph.node_array(node)
@@ -259,7 +259,7 @@ class Recorder:
         ReLU that follows would find nothing to compare with. The copies are
         given up as soon as memory is short.
         """
-        device, spare = self.device, self.executor.spare
+        device, spare = self.device, self.executor.evictor.spare
         if device.kind != 'host' or not passes.may_go_on(functions[-1]):
             return
         nodes = passes.outside_inputs(functions)
@@ -284,7 +284,7 @@ class Recorder:
                 alive.append((reference, nodes))
         self._chains = alive
         needed = {node for _, nodes in alive for node in nodes}
-        spare = self.executor.spare
+        spare = self.executor.evictor.spare
         for node in [node for node in spare if node not in needed]:
             del spare[node]
 
@@ -307,7 +307,7 @@ class Recorder:
         hook = len(self._hooks) - 1
         k = len(self._steps)
         self._steps.append(_Step(label, Phase.BACKWARD, hook, forward, ()))
-        reads = [live.allocation for live in self.executor.maps_of(function)]
+        reads = [live.allocation for live in self.executor.maps.find(function)]
         self._steps[-1].reads = tuple(reads)
         for allocation in reads:
             self._uses.setdefault(allocation, []).append(k)
@@ -331,8 +331,8 @@ class Recorder:
     def _forward_ends(self) -> None:
         """Which inputs a replay will find."""
         self._chains.clear()  # their nodes would keep the graph
-        self.executor.spare.clear()
-        self.executor.leaving = None
+        self.executor.evictor.spare.clear()
+        self.executor.watch_leaving(None)
         self._find_written()
         for k, reference in self._functions.items():
             step, function = self._steps[k], reference()
@@ -349,7 +349,7 @@ class Recorder:
         if readings and function.inputs is not None:
             for node, reading in zip(function.inputs, readings, strict=True):
                 allocation = reading.allocation
-                if is_parameter(node) or allocation not in self.executor.permanent:
+                if is_parameter(node) or allocation not in self.executor.maps.permanent:
                     self._keep((step, reading, allocation))
 
     def _keep(self, kept: _Kept) -> None:
@@ -358,7 +358,7 @@ class Recorder:
     def _look_at_leaving(self, live: LiveMap) -> None:
         """Finds what the program has written into a map while its memory is there.
 
-        What it writes afterwards, :meth:`Executor.rewritten` tells.
+        What it writes afterwards, :meth:`LiveMaps.is_rewritten` tells.
         """
         readings = list(self._readings.get(live.allocation, ()))
         readings += [
@@ -379,7 +379,9 @@ class Recorder:
         """What the program has changed in place since a function has read it."""
         for kept in self._readings.values():
             for step, reading, allocation in kept:
-                if reading.changed() or self.executor.rewritten(reading.allocation):
+                if reading.changed() or self.executor.maps.is_rewritten(
+                    reading.allocation
+                ):
                     step.written.add(allocation)
         self._readings.clear()
 
@@ -392,7 +394,7 @@ class Recorder:
             iteration.
         """
         retained = graph.retained_array(node) is not None
-        in_graph = retained or self.executor.knows(node)
+        in_graph = retained or self.executor.maps.knows(node)
         if in_graph or is_parameter(node):
             return IN_GRAPH
         creator = node.creator_node
@@ -405,8 +407,8 @@ class Recorder:
         self._watched.clear()
         self._chains.clear()
         self._readings.clear()
-        self.executor.spare.clear()
-        self.executor.leaving = None
+        self.executor.evictor.spare.clear()
+        self.executor.watch_leaving(None)
         self.device.take_events()
 
     def build(
@@ -429,8 +431,8 @@ class Recorder:
             self._graph_end = -1
         self._watched.clear()
         self._chains.clear()
-        self.executor.spare.clear()
-        self.executor.leaving = None
+        self.executor.evictor.spare.clear()
+        self.executor.watch_leaving(None)
         raw = np.array(self.device.take_events(), np.int64).reshape(-1, 2)
         return _Builder(self, raw, kinds, owners or {}).build(link, description)
 
@@ -506,7 +508,7 @@ class _Builder:
         """
         allocations, which = np.unique(np.abs(self.raw[:, 0]), return_inverse=True)
         which = which.reshape(-1)
-        parked = self.recorder.executor.parked
+        parked = self.recorder.executor.maps.parked
         managed = np.isin(allocations, list(parked))
         managed[which[self._in_hooks() & (self.raw[:, 0] > 0)]] = True
         end = self.hooks[-1].first_event
@@ -655,7 +657,7 @@ class _Builder:
         if storage.producer >= 0 or nbytes < MINIMUM_MAP_BYTES:
             return storage
         uses = {k for op in storage.forward_uses for k in self.backward_of.get(op, ())}
-        pinned = allocation in self.recorder.executor.pinned
+        pinned = allocation in self.recorder.executor.maps.pinned
         return dataclasses.replace(
             storage,
             backward_uses=tuple(sorted({*uses, len(self.steps) - 1})),

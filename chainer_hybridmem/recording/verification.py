@@ -24,7 +24,7 @@ import numpy as np
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
-from chainer_hybridmem.execution.feature_maps import memory_of, nothing
+from chainer_hybridmem.execution.holders import find_nothing, track_memory
 from chainer_hybridmem.recompute import drawing, passes
 
 SHORT_SECONDS = 0.01
@@ -95,9 +95,9 @@ class Reading:
         self._device = device
         owned = device.owns(array)
         self.allocation = device.allocation_id(array) if owned else 0
-        self._memory: Callable[[], Any] = nothing
+        self._memory: Callable[[], Any] = find_nothing
         if self.allocation:
-            self._memory = memory_of(device, array)
+            self._memory = track_memory(device, array)
         elif owned:
             self._memory = weakref.ref(array)
         self._before = self._checksum()

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, PlaceFigures
-from chainer_hybridmem.execution.executor import Counters
+from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.session.options import Options

@@ -81,12 +81,14 @@ class Instruments:
 
     def trace(self) -> None:
         """Traces the iteration."""
-        self.tracer = self._executor.observer = Tracer(self._device)
+        self.tracer = Tracer(self._device)
+        self._executor.observe(self.tracer)
         self.tracer.enter()
 
     def find_late(self) -> None:
         """Finds out which swap-ins are late."""
-        self.lateness = self._executor.observer = Lateness(self._device)
+        self.lateness = Lateness(self._device)
+        self._executor.observe(self.lateness)
 
     def log_allocations(self) -> None:
         """Logs what the iteration allocates."""
@@ -111,7 +113,8 @@ class Instruments:
         """Ends whatever observes the executor."""
         if self.tracer is not None:
             self.tracer.close()
-        self.tracer = self._executor.observer = None
+        self.tracer = None
+        self._executor.observe(None)
 
     def stop_following(self) -> None:
         """It is no iteration of the plan it has followed; a recording goes on."""

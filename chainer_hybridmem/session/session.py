@@ -154,9 +154,10 @@ class Session(chainer.FunctionHook):
         self._progress = told or None
         self._link_hook = _LinkPath(model)
         self._executor = Executor(
-            self.device, may_drop=self.options.host_limit_bytes is not None
+            self.device,
+            may_drop=self.options.host_limit_bytes is not None,
+            asked=self._note_asked,
         )
-        self._executor.asked = self._note_asked
         self._splitter = Splitter(self.device, self.options.splitting, self._tell)
         self._planning = Planning(
             self.device,
@@ -290,7 +291,7 @@ class Session(chainer.FunctionHook):
             self._instruments.discard()
             if isinstance(error, MemoryError):  # or who keeps it, keeps the graph
                 clear_frames(error)
-                self._executor.drop_graphs()
+                self._executor.evictor.drop_graphs()
         finally:
             self.device.uninstall()
         try:
@@ -415,7 +416,7 @@ class Session(chainer.FunctionHook):
 
     def _resident(self) -> str:
         """What was in memory at the last shortage, and why it could not go."""
-        shortage = self._executor.shortage
+        shortage = self._executor.evictor.shortage
         if shortage is None:
             return ''
         permanent_bytes = self.device.distinct_bytes(model_arrays(self.model))
@@ -475,7 +476,7 @@ class Session(chainer.FunctionHook):
         self._start_operation(k, key)
         self._executor.before_forward(k, function)
         known = self._executor.functions.know(function)
-        known.operation, known.origin = k, self._origin
+        known.belong_to(self._origin, k)
         self._last = (k, weakref.ref(function))
         if self._cache is not None:
             self._cache.meet(type(graph.target(function)))
@@ -547,7 +548,7 @@ class Session(chainer.FunctionHook):
         if self._quiet:
             self._depth -= 1
             ended = self._watch.running.pop()
-            if self._short and self._executor.is_known(function):
+            if self._short and self._executor.functions.is_known(function):
                 self._executor.after_backward(self._position - 1, function)
             else:
                 self._watch.ended.append(ended)
@@ -609,7 +610,7 @@ class Session(chainer.FunctionHook):
         """An allocation does not fit; see watch.py, [quiet iterations]."""
         self._short = True
         if not self._quiet:
-            self._executor.reclaim(missing_bytes)
+            self._executor.evictor.reclaim(missing_bytes)
             return
         executor, device = self._executor, self.device
         goal_bytes = device.used_bytes - missing_bytes
@@ -618,23 +619,23 @@ class Session(chainer.FunctionHook):
         self._know_running()
         count = KNOWN_AT_ONCE
         while device.used_bytes > goal_bytes and not self._watch.nested:
-            executor.reclaim(device.used_bytes - goal_bytes)
+            executor.evictor.reclaim(device.used_bytes - goal_bytes)
             if device.used_bytes <= goal_bytes or self._watch.all_out:
                 break
             self._know_more(count)
             count *= 2
         if device.used_bytes > goal_bytes:
             self._catch_up()
-            executor.reclaim(device.used_bytes - goal_bytes)
+            executor.evictor.reclaim(device.used_bytes - goal_bytes)
 
     def _begin_to_know(self) -> None:
         """Memory is short for the first time in a quiet iteration."""
         executor = self._executor
         self._kinds = self._permanent_kinds()
-        executor.permanent = set(self._kinds)
+        executor.maps.keep_resident(self._kinds)
         if self._know_older():
             executor.begin(None, {})  # what is known belongs to older graphs
-        self._serials_from = executor.serial + 1
+        self._serials_from = executor.maps.serial + 1
         executor.open_window()
 
     def _know_more(self, count: int) -> None:
@@ -658,8 +659,8 @@ class Session(chainer.FunctionHook):
     def _before_quiet_backward(self, function: Any) -> None:
         """Memory has been short: what a backward function reads may be away."""
         executor, k = self._executor, self._position - 1
-        if not executor.is_known(function):
-            if not executor.misses(function):
+        if not executor.functions.is_known(function):
+            if not executor.maps.misses(function):
                 executor.before_unknown()
                 return
             self._know(k, function, self._serials_from + k)
@@ -683,16 +684,16 @@ class Session(chainer.FunctionHook):
         """Makes graphs of older quiet iterations known; whether any lives."""
         functions, ended = self._watch.take_older()
         for k, function in enumerate(functions):
-            self._know(k, function, self._executor.serial + 1)
+            self._know(k, function, self._executor.maps.serial + 1)
         self._executor.catch_up(ended, ())
         return bool(functions)
 
     def _know(self, k: int, function: Any, serial: int) -> None:
         """What a function has left in the graph is known from now on."""
         executor = self._executor
-        if not (graph.is_unfinished(function) or executor.is_known(function)):
-            executor.complete_late(k, function, serial)
-            if executor.maps_of(function):
+        if not (graph.is_unfinished(function) or executor.functions.is_known(function)):
+            executor.complete(k, function, serial)
+            if executor.maps.find(function):
                 graph.add_local_hook(function, self._guard)
 
     def _label_now(self) -> str:
@@ -719,7 +720,7 @@ class Session(chainer.FunctionHook):
         What is asked for then must not be recomputed: parameters may be others.
         """
         if origin.guide is not None:
-            updated = self._executor.is_updated(function)
+            updated = self._executor.functions.is_updated(function)
             origin.guide.outlives(self._slots(function), updated)
 
     def _note_asked(self, function: Any, slots: list[Slot]) -> None:
@@ -736,7 +737,9 @@ class Session(chainer.FunctionHook):
         """Where a function of an iteration has its feature maps."""
         known = self._executor.functions.know(function)
         maps = known.maps
-        return [slot for live in maps for slot in live.slots_of(known.operation)]
+        return [
+            slot for live in maps for slot in live.slots.name_made_by(known.operation)
+        ]
 
     def _complete_last(self) -> None:
         if self._last is None:
@@ -747,7 +750,7 @@ class Session(chainer.FunctionHook):
         if graph.is_unfinished(function):
             return
         self._executor.complete(k, function)
-        if self._executor.maps_of(function):  # which another thread would miss
+        if self._executor.maps.find(function):  # which another thread would miss
             graph.add_local_hook(function, self._guard)
         if self._instruments.recorder is not None and k >= 0:
             self._instruments.recorder.forward_complete(k, function)
@@ -792,7 +795,7 @@ class Session(chainer.FunctionHook):
     def _give_up_iteration(self) -> None:
         """What was begun is not recorded; its kind is known as well as before."""
         self._instruments.discard()
-        self._executor.verifier = None
+        self._executor.verify_with(None)
         self._depth, self._started = 0, False
         clear_handled()
 
@@ -853,7 +856,7 @@ class Session(chainer.FunctionHook):
         self._matching = self._whole = guide is not None
         self._tried = guide is not None and guide.stage is Stage.PROFILING
         self._kinds = self._permanent_kinds()
-        self._executor.permanent = set(self._kinds)
+        self._executor.maps.keep_resident(self._kinds)
         self._know_older()
         self._share_host_memory(guide)
         table = None if guide is None else guide.table
@@ -878,10 +881,10 @@ class Session(chainer.FunctionHook):
         if self._guides.wants_draft(key):
             return False
         executor = self._executor
-        if executor.knows_maps:
-            executor.permanent = set(self._permanent_kinds())
+        if executor.maps.knows_any:
+            executor.maps.keep_resident(self._permanent_kinds())
         executor.begin(None, {})
-        if not executor.all_present:
+        if not executor.maps.all_present:
             return False
         self._splitter.begin({})
         self.device.forget_failure()
@@ -909,7 +912,7 @@ class Session(chainer.FunctionHook):
         """What the program holds beyond what it held in the guide's profile."""
         if guide is None or guide.problem is None:
             return 0
-        held_bytes = self.device.used_bytes - self._executor.older_bytes
+        held_bytes = self.device.used_bytes - self._executor.maps.older_bytes
         return max(0, held_bytes - guide.problem.profile.initial_bytes)
 
     def _observe(self, guide: Guide | None, key: Key) -> None:
@@ -918,7 +921,7 @@ class Session(chainer.FunctionHook):
         unknown = guide is None and (self.options.plans_anyway or self._trace_next)
         profiling = unknown or (guide is not None and guide.stage is Stage.PROFILING)
         if profiling or self._guides.wants_draft(key):
-            self._executor.clear()
+            self._executor.evictor.clear()
             recorder = instruments.record(
                 trial=self._tried and self._guides.wants_trial(key),
                 draft=not self._tried,
@@ -928,11 +931,13 @@ class Session(chainer.FunctionHook):
                 self._splitter.trials = Trials(device, recorder)
             if profiling and options.cross_iteration:
                 kept = self._owners().values()
-                self._executor.park(o for o in kept if isinstance(o, StateOwner))
-        self._executor.verifier = None
+                self._executor.crossing.park(
+                    o for o in kept if isinstance(o, StateOwner)
+                )
+        self._executor.verify_with(None)
         if guide is None or profiling:
             return
-        self._executor.verifier = self._verification.begin()
+        self._executor.verify_with(self._verification.begin())
         first = not self.iterations  # allocates what stays
         may_log = instruments.recorder is None and not first
         free = may_log and self._executor.verifier is None  # else it takes longer
@@ -1040,7 +1045,7 @@ class Session(chainer.FunctionHook):
             and (recorder.trial or not guide.trial)
         )
         if wanted:
-            written = recorder.written_slots() | self._executor.written_slots()
+            written = recorder.written_slots() | self._executor.maps.written_slots()
             self._executor.settle()
             self.device.synchronize()
             links = self._measured_links()
@@ -1094,7 +1099,7 @@ class Session(chainer.FunctionHook):
         """
         if guide is None or guide.forecast is None or not guide.trial:
             return
-        used = self.device.used_bytes - self._executor.older_bytes
+        used = self.device.used_bytes - self._executor.maps.older_bytes
         options = self.options
         host_limited = options.host_limit_bytes is not None
         error = guide.forecast.refusal(options.limit_bytes, used, host_limited)
@@ -1240,7 +1245,7 @@ class Session(chainer.FunctionHook):
             device = self.device
             free_bytes = device.limit_bytes - device.used_bytes
             if free_bytes < MEASURING_BYTES:
-                self._executor.reclaim(MEASURING_BYTES - free_bytes)
+                self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
             try:
                 ram = measure_link(device)
                 disk = measure_link(device, tier=Tier.DISK)
@@ -1351,7 +1356,8 @@ class Session(chainer.FunctionHook):
         guided = guide is not None and guide.stage is Stage.GUIDED
         self._shortages += self._short
         self._fitting = 0 if self._short else self._fitting + 1
-        verifier, self._executor.verifier = self._executor.verifier, None
+        verifier = self._executor.verifier
+        self._executor.verify_with(None)
         verified = guided and verifier is not None
         entry = self._history.add(
             seconds,

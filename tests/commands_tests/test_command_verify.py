@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 
 NETWORKS = """
 import chainer

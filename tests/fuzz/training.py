@@ -419,7 +419,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         cross_iteration=options['cross_iteration'],
         **options['options'],
     )
-    opened._executor.minimum_map_bytes = options['minimum_bytes']
+    opened._executor.maps.minimum_map_bytes = options['minimum_bytes']
     run.active = opened
     return opened
 

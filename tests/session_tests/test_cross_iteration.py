@@ -19,9 +19,11 @@ import chainer.links as L
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.execution import executor
-from chainer_hybridmem.execution.feature_maps import State, memory_of
+from chainer_hybridmem.execution.holders import track_memory
+from chainer_hybridmem.execution.live_map import State
+from chainer_hybridmem.execution.movements import Movements
 from chainer_hybridmem.execution.persistent import PersistentMap
+from chainer_hybridmem.execution.restorer import Restorer
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.records.plan import Action
@@ -290,8 +292,8 @@ def test_a_return_that_is_left_out_is_noticed(hostile, early, monkeypatch):
 
 def test_what_the_plan_forgets_comes_home_when_it_is_asked_for(monkeypatch):
     """Neither the update nor anybody else ever sees an array that is away."""
-    monkeypatch.setattr(executor.Executor, '_finish_swap_in', lambda *_: None)
-    monkeypatch.setattr(executor.Executor, '_restore', restore_slowly)
+    monkeypatch.setattr(Movements, 'finish_swap_in', lambda *_: None)
+    monkeypatch.setattr(Restorer, 'bring_back', bring_back_slowly)
     run = Run()
     with run.session() as session:
         run.train()
@@ -299,8 +301,8 @@ def test_what_the_plan_forgets_comes_home_when_it_is_asked_for(monkeypatch):
     assert session.last_iteration()['restores'] > 0
 
 
-def restore_slowly(self, live):
-    self.counters.restores += 1
+def bring_back_slowly(self, live):
+    self._movements.counters.count_restore()
     live.start_swap_in()
     live.finish_swap_in()
 
@@ -390,7 +392,7 @@ def test_memory_to_which_there_are_no_weak_references():
 
     array = np.zeros(3)
     address = array.ctypes.data
-    held = memory_of(Device(), array)
+    held = track_memory(Device(), array)
     assert held() == (address,)
     del array
     assert held() is None

@@ -18,7 +18,7 @@ import chainer.functions as F
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session.session import active_session
 
@@ -292,7 +292,7 @@ def test_a_write_before_it_leaves_again(drops, held, device):
     live = LiveMap(device, device.allocation_id(array), array.nbytes)
     live.uses.add(1)
     slot = Slot(0, SlotKind.INPUT, 0)
-    live.add(graph.SlotRef(slot, node, device.capture(array)), device.root(array))
+    live.add(graph.SlotRef(slot, node, device.capture(array)), array)
     del array, variable
     live.start_swap_out()
     live.release()

@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 
@@ -17,7 +17,7 @@ def retained(device, array, live=None):
     live = live or LiveMap(device, device.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
     reference = graph.SlotRef(slot, variable.node, device.capture(array))
-    live.add(reference, device.root(array))
+    live.add(reference, array)
     return variable.node, live
 
 

@@ -11,7 +11,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.plan import Action, Tier
 
 ITERATIONS = 6
@@ -133,7 +133,7 @@ def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
     device = open_host_device
     root = device.allocate(8192)
     live = LiveMap(device, device.allocation_id(root), 8192)
-    assert live._resident_root() is None
+    assert live.slots.find_root() is None
 
     class Slot:
         view = device.capture(root)
@@ -141,9 +141,9 @@ def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
         def get(self):
             return root
 
-    live.slots.append(Slot())
+    live.slots.add(Slot())
     assert live.start_swap_out() == 0
-    assert live.state.value == 'resident' and live.copy is None
+    assert live.state.value == 'resident' and live.host.copy is None
     live.release()
     assert live.state.value == 'resident'
 

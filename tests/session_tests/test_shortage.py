@@ -11,8 +11,8 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.feature_maps import State
+from chainer_hybridmem.execution.evictor import Evictor
+from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.session import planning
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
@@ -125,23 +125,24 @@ def test_an_old_shortage_does_not_explain_a_new_error():
 
 def test_the_map_that_is_needed_last_goes_first(monkeypatch):
     """Without a profile: the first iteration's evictions."""
-    put_away = Executor._put_away
+    evict = Evictor.evict
     evicted = []
 
     def noted(self, live):
         others = [
             other
-            for other in self._by_allocation.values()
-            if other.state is State.RESIDENT and other.alive() and not other.held()
-            if other not in self._busy and other not in self._stuck
+            for other in self._maps
+            if other.state is State.RESIDENT and other.slots.alive()
+            if other not in self.busy and other not in self._stuck
+            if not other.slots.held()
         ]
         if live in others and not live.sticks:
             evicted.append(live)
             needed = [max(other.uses, default=-1) for other in others]
             assert max(live.uses, default=-1) == min(needed)
-        put_away(self, live)
+        evict(self, live)
 
-    monkeypatch.setattr(Executor, '_put_away', noted)
+    monkeypatch.setattr(Evictor, 'evict', noted)
     train(1, memory_limit=4_300_000)
     assert len(evicted) > 3
 

@@ -19,7 +19,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.execution import verifier
 from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.feature_maps import LiveMap
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.session.extension import HybridMemory
 from chainer_hybridmem.session.session import active_session
@@ -149,9 +149,9 @@ def test_a_map_that_is_overwritten_before_it_is_read_is_found(data, monkeypatch)
 
     @while_guided
     def spoil(executor, k, function):
-        maps = executor._by_allocation.values()
-        live = next(m for m in maps if m.uses and m.storage >= 0 and not m.copied)
-        array = live._resident_array()
+        maps = executor.maps
+        live = next(m for m in maps if m.uses and m.storage >= 0 and not m.host.valid)
+        array = live.slots.find_array()
         array[...] = 0
 
     def wrong(self, k, function):
@@ -170,11 +170,11 @@ def test_a_map_that_is_overwritten_while_it_is_read_is_found(data, monkeypatch):
     def wrong(self, k, function):
         maps = [
             live
-            for live in self.maps_of(function)
-            if live.slots[0].slot.kind.value != 'attribute'
+            for live in self.maps.find(function)
+            if live.slots.name_all()[0].kind.value != 'attribute'
         ]
         if self.verifier is not None and maps and not done:
-            done.append(maps[0]._resident_array().fill(0))
+            done.append(maps[0].slots.find_array().fill(0))
         after(self, k, function)
 
     monkeypatch.setattr(Executor, 'after_backward', wrong)
@@ -384,7 +384,7 @@ def retained(device, array):
     live = LiveMap(device, device.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
     reference = graph.SlotRef(slot, variable.node, device.capture(array))
-    live.add(reference, device.root(array))
+    live.add(reference, array)
     checks = verifier.Verifier(
         device, chainer.Chain(), lambda: verifier.Followed(None, None)
     )

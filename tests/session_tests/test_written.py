@@ -14,7 +14,7 @@ import chainer.functions as F
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, SwapStoreError, VerificationError
-from chainer_hybridmem.execution.feature_maps import LiveMap, State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 10
@@ -276,19 +276,19 @@ def retained(device, array):
     reference = graph.SlotRef(
         Slot(0, SlotKind.INPUT, 0), variable.node, device.capture(array)
     )
-    live.add(reference, device.root(array))
+    live.add(reference, array)
     return variable.node, live
 
 
 def test_a_write_is_taken_in_when_the_array_dies(device):
     array = np.ones(5000, np.float32)
     node, live = retained(device, array)
-    assert not live.exclusive()
+    assert not live.slots.is_exclusive()
     live.start_swap_out()
     live.release()
     array[7] = 2
     del array
-    assert live.rewritten
+    assert live.prints.rewritten
     live.start_swap_in()
     live.finish_swap_in()
     assert node._data[7] == 2 and (node._data[8:] == 1).all()
@@ -324,7 +324,7 @@ def test_a_write_while_it_comes_back_wins(device):
     array = np.ones(5000, np.float32)
     node, live = retained(device, array)
     live.drop()
-    other, kept = live.copy, np.ones(5000, np.float32)
+    other, kept = live.host.copy, np.ones(5000, np.float32)
     assert other is None
     array[7] = 2
     del array
@@ -358,16 +358,16 @@ def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatc
 def test_who_holds_the_memory_is_counted(device):
     array = np.ones(5000, np.float32)
     node, live = retained(device, array)
-    assert not live.exclusive()
+    assert not live.slots.is_exclusive()
     view = array[3:]
     del array
-    assert not live.exclusive()
+    assert not live.slots.is_exclusive()
     del view
-    assert live.exclusive()
+    assert live.slots.is_exclusive()
     variable = chainer.Variable(node._data)
-    assert not live.exclusive()
+    assert not live.slots.is_exclusive()
     del variable
-    assert live.exclusive()
+    assert live.slots.is_exclusive()
 
 
 def test_a_copy_under_way_is_no_holder(device):
@@ -376,6 +376,6 @@ def test_a_copy_under_way_is_no_holder(device):
     live.start_swap_out()
     assert live.state is State.LEAVING and node._data is None
     live.stay()
-    assert live.exclusive()
+    assert live.slots.is_exclusive()
     live.release()
     assert node._data is None

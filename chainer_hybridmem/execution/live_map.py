@@ -1,0 +1,399 @@
+"""One feature map of the running graph, and what can be done with it.
+
+Note: [held arrays]
+    The program may hold an array that has left the graph, and may write into it: plain
+    Chainer's backward would see that. So a map that comes back is that very array as
+    long as any reference keeps it alive. A host copy is right only as long as only the
+    graph has the array: where a function retains it again, it may have changed.
+    The program may also write into it and let go of it before backward. So what others
+    hold when it leaves has a fingerprint. That is compared when the last of them lets
+    go, just before the memory is freed: what has changed goes into the host copy.
+    What has come back is compared with its copy before it leaves again, where the host
+    can read the memory (fingerprints, [late digests]).
+
+Note: [closed doors]
+    From the moment its copy begins, a map is not in the graph: a read of the graph
+    calls the copy off (graph, [attributes that are away]). So the program cannot get
+    hold of it, and write into it, while it is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.chainer_access.graph import SlotRef
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, View
+from chainer_hybridmem.errors import OutOfMemoryError, SwapStoreError
+from chainer_hybridmem.execution.fingerprints import Fingerprints
+from chainer_hybridmem.execution.graph_slots import GraphSlots
+from chainer_hybridmem.execution.holders import find_nothing, track_memory
+from chainer_hybridmem.execution.host_side import HostSide
+from chainer_hybridmem.records.plan import Tier
+
+
+def _copy_bytes(device: Device, target: Root, source: Root, nbytes: int) -> None:
+    whole = View(0, (nbytes,), (1,), '|u1')
+    device.restore(target, whole)[...] = device.restore(source, whole)
+
+
+class State(enum.Enum):
+    """Where the contents of a feature map are."""
+
+    RESIDENT = 'resident'  # on the device, in the graph
+    LEAVING = 'leaving'  # being copied to the host, not in the graph any more
+    AWAY = 'away'  # on the host only
+    COMING = 'coming'  # being copied to the device, not in the graph yet
+    GONE = 'gone'  # nowhere: to be recomputed
+
+
+class LiveMap:
+    """A storage with the graph's references to it.
+
+    Every method may be called in any state and does nothing where there is nothing to
+    do, so that a plan and an eviction never fight. When a copy fails, the contents are
+    where they were before it, and it may be tried again. While the map is resident only
+    the graph holds its memory: the graph's death frees it as in plain Chainer.
+
+    Attributes:
+        allocation (int): Id of the allocation that forward made.
+        nbytes (int): Size.
+        state (State): Where the contents are.
+        slots (GraphSlots): The graph's references.
+        host (HostSide): Its host copy.
+        prints (Fingerprints): What the contents must be.
+        storage (int): Id in the profile; -1 if no plan knows it.
+        uses (set of int): Serial numbers of the functions whose backward reads it.
+        outlives (bool): A backward will ask for it that is no part of the plan.
+        sticks (bool): Others than the graph have had it when it was to leave.
+        vacated (bool): It has been moved on the device.
+    """
+
+    __slots__ = (
+        '__weakref__', '_device', '_held', '_look', 'allocation', 'host', 'nbytes',
+        'outlives', 'prints', 'slots', 'state', 'sticks', 'storage', 'uses', 'vacated',
+    )  # fmt: skip
+
+    def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
+        self._device = device
+        self._held: Callable[[], Root | None] = find_nothing  # see [held arrays]
+        self._look: object = None  # see Device.last_look
+        self.allocation = allocation
+        self.nbytes = nbytes
+        self.slots = GraphSlots(device)
+        self.host = HostSide(device, nbytes)
+        self.prints = Fingerprints(device, self.slots)
+        self.storage = -1
+        self.outlives = self.sticks = self.vacated = False
+        self.uses: set[int] = set()
+        self.state = State.RESIDENT
+
+    # -- what the graph and the plan say --------------------------------------
+    def begin_iteration(self) -> None:
+        """Belongs to an older iteration from here on; no plan knows it."""
+        self.storage = -1
+        self.outlives = self.sticks = False
+        self.slots.begin_iteration()
+        self.prints.begin_iteration()
+
+    def follow(self, storage: int, tier: Tier | None, copy: HostCopy | None) -> None:
+        """Is a storage of the plan from here on.
+
+        Args:
+            storage: Its id.
+            tier: Where its host copy should lie.
+            copy: Space from an earlier iteration.
+        """
+        self.storage = storage
+        self.host.prefer(tier)
+        self.host.reuse(copy)
+
+    def leave_plan(self) -> None:
+        """Is no storage of a plan from here on."""
+        self.storage = -1
+        self.host.prefer(None)
+
+    def outlive(self) -> None:
+        """A backward will ask for it that is no part of the plan."""
+        self.outlives = True
+
+    def add(self, reference: SlotRef, array: Array) -> None:
+        """Adds a reference that the graph has just made to an array.
+
+        A released array that others held is back with it; see [held arrays].
+        """
+        self.slots.add(reference)
+        host = self.host
+        if host.transfer is not None:
+            host.let_finish()
+        if self.state is not State.RESIDENT:
+            self._return(self._device.root(array))
+        elif host.valid:
+            host.set_valid(False)
+
+    def renew(self, root: Root) -> None:
+        """Takes the contents as they are in memory now; the copy is worth nothing."""
+        self.host.let_finish()
+        self._return(root)
+
+    def hand_out(self) -> None:
+        """The program has the array now, and may write into it."""
+        self.host.set_valid(False)
+        self.sticks = True
+        self.prints.note_handed_out()
+
+    def forget(self) -> None:
+        """Lets go of everything without touching the graph."""
+        self.host.let_finish()
+        self.host.end_copy()
+        self._look = None
+        self.slots.forget()
+
+    # -- to the host ----------------------------------------------------------
+    def start_swap_out(self) -> int:
+        """Starts the copy to the host, if that has room; returns the bytes copied."""
+        if self.state is not State.RESIDENT or self.host.valid:
+            return 0  # release() compares the old copy
+        if self._find_array() is None or not self.host.take_space():
+            return 0
+        self._start_copy()
+        return self.nbytes
+
+    def _find_array(self) -> Array | None:
+        return self.slots.find_array()
+
+    def _start_copy(self) -> None:
+        self.prints.take_before_copy()
+        array = self._find_array()
+        self._held = track_memory(self._device, array)
+        self.host.start_copy_out(self._device.root(array))
+        self.state = State.LEAVING
+        self.slots.clear()
+
+    def release(self) -> None:
+        """Waits for the copy to the host and frees the device memory."""
+        host, prints = self.host, self.prints
+        if self.state is State.RESIDENT and host.valid:
+            if not host.differs_from(self.slots.find_root()):
+                prints.take_before_copy()
+                self._leave(State.AWAY)
+                return
+            host.set_valid(False)
+            prints.rewrite()
+            self._start_copy()
+        if self.state is State.LEAVING:
+            self._wait_or_keep()
+            if prints.final and prints.accept_changes(host.memory):
+                host.start_copy_out(host.memory)
+                self._wait_or_keep()
+            if prints.digests:
+                prints.expect_unwritten(host.memory, self.nbytes)
+            host.set_valid(True)
+            self._leave(State.AWAY)
+
+    def stay(self) -> None:
+        """Calls a copy to the host off: the graph has it again."""
+        if self.state is not State.LEAVING:
+            return
+        alone = not self.prints.final
+        with contextlib.suppress(SwapStoreError):
+            self._wait_or_keep()
+            self._keep()
+            self.host.set_valid(alone)
+
+    def _wait_or_keep(self) -> None:
+        try:
+            self.host.wait()
+        except SwapStoreError:  # the contents are where they were
+            self._keep()
+            raise
+
+    def _keep(self) -> None:
+        """Ends a copy to the host without leaving."""
+        self._arrived(self.host.memory)
+
+    def drop(self) -> None:
+        """Frees the device memory, unless the program may have changed the contents.
+
+        A copy on the host stays valid.
+        """
+        if self.state is State.LEAVING:
+            self.release()
+        elif self.state is State.COMING:
+            self.finish_swap_in()
+        if self.state is not State.RESIDENT:
+            return
+        if self.host.valid and self._may_be_read():
+            self.release()
+        elif self.host.valid:
+            self._leave(State.AWAY)
+        elif not self.sticks:
+            self.prints.forget_digests()
+            if self.uses:
+                self.prints.take_before_drop()  # fingerprints, [checked replays]
+            self._leave(State.GONE)
+
+    def _may_be_read(self) -> bool:
+        """Whether any function may ask for it again, as far as one knows.
+
+        A backward function may write over its attributes, and run twice.
+        """
+        return bool(self.uses) or self.outlives or self.slots.has_attribute()
+
+    # -- to the device --------------------------------------------------------
+    def start_swap_in(self) -> int:
+        """Takes device memory and starts the copy; returns the bytes copied."""
+        if self.state is not State.AWAY or self.host.copy is None:
+            return 0
+        held = self._held()
+        if held is not None:
+            self._return(held)
+            return 0
+        self.host.start_copy_in(self._device.allocate(self.nbytes))
+        self.state = State.COMING
+        return self.nbytes
+
+    def finish_swap_in(self) -> None:
+        """Waits for the copy to the device and puts it into the graph."""
+        if self.state is State.COMING:
+            try:
+                self.host.wait()
+            except SwapStoreError:
+                self.state = State.AWAY
+                self.host.end_copy()
+                raise
+            self._arrived(self.host.memory)
+
+    def refill(self, root: Root, what: str) -> bool:
+        """Puts recomputed contents into the graph.
+
+        A copy on the host that has been made since counts more.
+
+        Args:
+            root: The contents.
+            what: Told later, if only then they turn out to be others.
+
+        Returns:
+            bool: Whether the contents are what they were.
+
+        Raises:
+            SwapStoreError: If the program has changed them, and that is lost.
+        """
+        self.host.refuse_lost()
+        if self.state is State.AWAY and self.host.differs_from(root):
+            self.start_swap_in()
+            self.finish_swap_in()
+        elif self.state in (State.AWAY, State.GONE):
+            held, final = self._held(), self.prints.final
+            if held is None:
+                self.prints.compare_later(what, root)
+                self._arrived(root)
+                return self.prints.match(final)
+            self._return(held)
+        return True
+
+    def return_if_held(self) -> bool:
+        """Puts what has left back if others still have it; whether that is so."""
+        root = self._held() if self.state is State.AWAY else None
+        if root is None:
+            return False
+        self._return(root)
+        return True
+
+    # -- elsewhere on the device ----------------------------------------------
+    def vacate(self) -> None:
+        """Moves it to other device memory if the host had no room for it.
+
+        What it leaves is freed as if it had gone to the host: so a recording finds out
+        whether others hold it, and whether a plan may release it.
+        """
+        root = self.slots.find_root() if self.state is State.RESIDENT else None
+        if root is None or self.host.copy is not None:
+            return
+        with self._device.without_reclaim():
+            try:
+                target = self._device.allocate(self.nbytes)
+            except OutOfMemoryError:
+                return  # no room here either
+        _copy_bytes(self._device, target, root, self.nbytes)
+        final = self.prints.find_before_move()
+        self._held = track_memory(self._device, self._find_array())
+        self._arrived(target)
+        self.vacated = True
+        self.prints.expect(final)
+        del root
+        self._watch()
+
+    def move_back(self) -> None:
+        """Undoes :meth:`vacate`: others may have the array, and have changed it."""
+        self.vacated, self._look = False, None
+        self.prints.expect({})
+        root = self._held()
+        if root is not None:
+            self._return(root)
+
+    # -- every way ends in one of these ---------------------------------------
+    def _return(self, root: Root) -> None:
+        """Puts an array that others have held back into the graph."""
+        self._arrived(root)
+        self.host.set_valid(False)
+        self.sticks = True
+
+    # An interrupt may come anywhere: at every moment the state leads to the contents.
+    def _arrived(self, root: Any) -> None:
+        self.slots.fill(root)
+        self.state = State.RESIDENT
+        self.host.end_copy()
+        self._look = None
+        self.prints.forget()
+
+    def _leave(self, state: State) -> None:
+        if self.state is State.RESIDENT:
+            self._held = track_memory(self._device, self._find_array())
+            self.state = state if self.slots else State.RESIDENT
+            self.slots.clear()
+        else:
+            self.state = state
+        self.host.end_copy()
+        self._watch()
+
+    # -- what others do to it while it is away --------------------------------
+    def _watch(self) -> None:
+        """See [held arrays]."""
+        root = self._held() if self.prints.pending else None
+        if root is None:
+            return
+        this = weakref.ref(self)
+
+        def look(address: int) -> None:
+            live = this()
+            if live is not None:
+                live._take_last_look(address)
+
+        self._look = self._device.last_look(root, look)
+
+    def _take_last_look(self, address: int) -> None:
+        """Its last other reference is gone, and its memory is about to be freed."""
+        self._look = None
+        if self.state is State.RESIDENT and not self.vacated:
+            return
+        try:
+            memory = self._device.memory_at(address, self.nbytes)
+            if not self.prints.final:
+                self.prints.expect_unwritten(memory, self.nbytes)
+            elif self.prints.accept_changes(memory):
+                self._take_in(memory)
+        except BaseException as error:  # Python drops what a callback raises
+            self.host.lose(error)
+            self.state = State.GONE
+
+    def _take_in(self, memory: Root) -> None:
+        """Takes in what the program has written."""
+        if self.vacated:
+            _copy_bytes(self._device, self.slots.find_root(), memory, self.nbytes)
+        else:
+            self.host.save(memory)
+            self.state = State.AWAY

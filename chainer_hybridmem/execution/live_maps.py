@@ -1,0 +1,280 @@
+"""Every feature map of the running graph, with a plan or without.
+
+Note: [older graphs]
+    Maps stay known as long as any part of the graph that uses them lives, so a second
+    backward over an older graph finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from chainer_hybridmem.chainer_access import graph, owners
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.planned_maps import PlannedMaps
+from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.records.profile import Slot, SlotKind
+
+PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
+
+
+class LiveMaps:
+    """Finds maps by allocation, function and node.
+
+    Args:
+        device (Device): Where the feature maps are.
+        minimum_map_bytes (int): Smaller maps are left alone.
+
+    Attributes:
+        functions (LiveFunctions): What is known of functions.
+        planned (PlannedMaps): The maps that the plan decides about, by storage.
+        serial (int): Of the function that has become known last, or of a later one.
+        permanent (set of int): Allocations that never leave.
+        pinned (set of int): Of these, what the graph refers to itself.
+        parked (set of int): Allocations before and after they were away.
+    """
+
+    def __init__(self, device: Device, minimum_map_bytes: int) -> None:
+        self._device = device
+        self.minimum_map_bytes = minimum_map_bytes
+        self.functions = LiveFunctions()
+        self.planned = PlannedMaps()
+        self.serial = 0
+        self.permanent: set[int] = set()
+        self.pinned: set[int] = set()
+        self.parked: set[int] = set()
+        self._by_allocation: dict[int, LiveMap] = {}
+        self._by_node: graph.ByOwner[LiveMap] = graph.ByOwner()
+        self._outliving: Collection[Slot] = ()
+        self._watched: Collection[Slot] | None = None
+        self._purge_at = PURGED_MAPS
+        self._bring_back: graph.BringBack | None = None
+
+    def __iter__(self) -> Iterator[LiveMap]:
+        return iter(self._by_allocation.values())
+
+    def answer_reads(self, bring_back: graph.BringBack) -> None:
+        """Says what brings a map back that the program reads while it is away."""
+        self._bring_back = bring_back
+
+    def keep_resident(self, allocations: Iterable[int]) -> None:
+        """Says which allocations never leave."""
+        self.permanent = set(allocations)
+
+    def note_permanent(self, allocation: int) -> None:
+        """This allocation never leaves either."""
+        self.permanent.add(allocation)
+
+    def note_parked(self, allocation: int) -> None:
+        """This allocation is one before or after an array was away."""
+        self.parked.add(allocation)
+
+    # -- iterations -----------------------------------------------------------
+    def begin_iteration(
+        self, outliving: Collection[Slot], watched: Collection[Slot] | None
+    ) -> None:
+        """Starts an iteration.
+
+        Args:
+            outliving: Slots of maps that later iterations will ask for.
+            watched: Slots of maps that the program may write into; None: of all.
+        """
+        self._outliving, self._watched = outliving, watched
+        self.pinned.clear()
+        self.parked.clear()
+
+    def end_iteration(self) -> None:
+        """All maps belong to older graphs from here on."""
+        self.planned.hand_over_copies(self)
+        for live in self:
+            live.begin_iteration()
+
+    def watch_all(self) -> None:
+        """Looks for writes into every map."""
+        self._watched = None
+        for live in self:
+            live.prints.watch()
+
+    def switch(
+        self, outliving: Collection[Slot], watched: Collection[Slot] | None
+    ) -> None:
+        """Moves every map into another plan; arguments as of begin_iteration()."""
+        self._outliving, self._watched = outliving, watched
+        for live in self:
+            for slot in live.slots.name_present():
+                self._expect_use(live, slot)
+            self.planned.move_by_slots(live)
+
+    def forget_dead(self) -> None:
+        """Forgets the maps of graphs that have died, and what has become permanent."""
+        for allocation, live in list(self._by_allocation.items()):
+            if allocation in self.permanent:
+                self._let_stay(live)
+            elif live.slots.alive():
+                continue
+            live.forget()
+            del self._by_allocation[allocation]
+            if live.storage < 0:  # no plan owns its copy
+                live.host.close()
+
+    def _let_stay(self, live: LiveMap) -> None:
+        """Puts back what an iteration has made and now stays, as a lazy parameter."""
+        for reference in live.slots:
+            array = graph.node_array(reference.node)
+            if array is not None:
+                live.renew(self._device.root(array))
+                return
+
+    def forget_all(self) -> None:
+        """Lets go of every map as it is."""
+        for live in self:
+            live.stay()
+            live.forget()
+        self._by_allocation.clear()
+        self.planned.forget()
+
+    # -- functions ------------------------------------------------------------
+    def number(self, known: LiveFunction, function: Any, serial: int = -1) -> None:
+        """Gives a function that has run its place in the order of functions.
+
+        Args:
+            known: What is known of it.
+            function: The function.
+            serial: Its place; -1 if it has run after all others.
+        """
+        if serial < 0:
+            serial = self.serial + 1
+        self.serial = max(self.serial, serial)
+        known.note_run(function, serial)
+
+    def find_left(self, k: int, function: Any, serial: int) -> list[LiveMap]:
+        """Finds the maps that a function has left in the graph.
+
+        Args:
+            k: Number of the operation.
+            function: The function.
+            serial: Its place in the order of functions.
+        """
+        if len(self._by_allocation) >= self._purge_at:
+            self.forget_dead()
+            self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
+        device, maps = self._device, []
+        for slot, owner, array in graph.find_slots(function, k, device.owns):
+            live = self._find_or_make(function, slot, owner, array)
+            if live is None:
+                continue
+            reference = graph.SlotRef(slot, owner, device.capture(array))
+            live.add(reference, array)
+            if self._bring_back is not None:
+                graph.watch(owner, self._bring_back)
+            if live.storage < 0 and live.host.copy is not None:
+                live.host.close()  # no plan owns it, and it is worth nothing now
+            live.uses.add(serial)
+            self._expect_use(live, slot)
+            if slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT:
+                self._by_node[owner] = live
+            if live not in maps:
+                maps.append(live)
+            if live.storage < 0:
+                self.planned.meet(live, slot)
+        return maps
+
+    def find_evicted(self, function: Any) -> Iterator[LiveMap]:
+        """Finds maps that backward reads and that have left since forward has run."""
+        for node in graph.retained_inputs(function):
+            if graph.retained_array(node) is None:
+                live = self._by_node.get(node)
+                if live is not None:
+                    yield live
+
+    def _expect_use(self, live: LiveMap, slot: Slot) -> None:
+        if slot in self._outliving:
+            live.outlive()
+        if not live.prints.watched:
+            live.prints.watch(self._watched is None or slot in self._watched)
+
+    def _find_or_make(
+        self, function: Any, slot: Slot, owner: Any, array: Array
+    ) -> LiveMap | None:
+        """The feature map that an array in the graph is, if it is one."""
+        device = self._device
+        allocation = device.allocation_id(array)
+        if owners.is_parameter(owner):
+            self.permanent.add(allocation)  # it may have been made just now
+        elif allocation in self.permanent:
+            self.pinned.add(allocation)
+        if allocation == 0 or allocation in self.permanent:
+            return None
+        attribute = slot.kind is SlotKind.ATTRIBUTE
+        if attribute and passes.stays(function, str(slot.key)):
+            return None
+        live = self._by_allocation.get(allocation)
+        if live is None and not attribute:
+            live = self._find_returned(owner, array)
+        if live is None:
+            nbytes = device.root_bytes(device.root(array))
+            if nbytes < self.minimum_map_bytes:
+                return None
+            live = LiveMap(device, allocation, nbytes)
+            live.prints.watch(self._watched is None)
+            self._by_allocation[allocation] = live
+        return live
+
+    def _find_returned(self, owner: Any, array: Array) -> LiveMap | None:
+        """The map of a node if the array is that map, back in other memory."""
+        live = self._by_node.get(owner)
+        if live is not None and live.slots.find_root() is self._device.root(array):
+            return live
+        return None
+
+    # -- questions ------------------------------------------------------------
+    def find(self, function: Any) -> Sequence[LiveMap]:
+        """Feature maps that a function's backward reads."""
+        known = self.functions.get(function)
+        return () if known is None else known.maps
+
+    def find_of_node(self, node: Any) -> LiveMap | None:
+        """The map that a node's array is."""
+        return self._by_node.get(node)
+
+    def knows(self, node: Any) -> bool:
+        """Whether a node's array is a feature map, wherever its contents are."""
+        return node in self._by_node
+
+    def misses(self, function: Any) -> bool:
+        """Whether what backward reads of a function that is not known is away."""
+        return any(True for _ in self.find_evicted(function))
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether any feature map is known."""
+        return bool(self._by_allocation)
+
+    @property
+    def all_present(self) -> bool:
+        """Whether every map that is known is where the graph expects it."""
+        return all(live.state is State.RESIDENT for live in self)
+
+    @property
+    def older_bytes(self) -> int:
+        """Bytes of all maps on the device; between iterations those of older graphs."""
+        away = (State.AWAY, State.GONE)
+        return sum(live.nbytes for live in self if live.state not in away)
+
+    def written_slots(self) -> set[Slot]:
+        """Slots of the maps of this iteration that the program has written into."""
+        written = (live for live in self if live.prints.is_rewritten())
+        return {slot for live in written for slot in live.slots.name_present()}
+
+    def is_rewritten(self, allocation: int) -> bool:
+        """Whether the program has changed a map whose memory does not tell it.
+
+        It has let go of that since, or has given the variable another array.
+        """
+        live = self._by_allocation.get(allocation)
+        if live is None:
+            return False
+        return live.prints.is_rewritten() or live.slots.replaced()

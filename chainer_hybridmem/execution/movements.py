@@ -1,0 +1,167 @@
+"""Starts copies, waits for them, counts them and tells listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.planned_maps import PlannedMaps
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.execution.observer import Observer
+    from chainer_hybridmem.execution.verifier import Verifier
+
+Look = Callable[[LiveMap], None]
+
+
+class Counters:
+    """What one iteration has moved.
+
+    Attributes:
+        swapped_out_bytes (int): Copied to the host.
+        swapped_in_bytes (int): Copied to the device.
+        recomputed_bytes (int): Made again by replays.
+        replays (int): Forward operations run again.
+        evictions (int): Maps evicted because memory was short.
+        restores (int): Maps brought back without a plan.
+    """
+
+    def __init__(self) -> None:
+        self.swapped_out_bytes = 0
+        self.swapped_in_bytes = 0
+        self.recomputed_bytes = 0
+        self.replays = 0
+        self.evictions = 0
+        self.restores = 0
+
+    def count_recomputed(self, nbytes: int) -> None:
+        """A planned replay has made a map of this size again."""
+        self.recomputed_bytes += nbytes
+
+    def count_replay(self) -> None:
+        """A forward operation is run again."""
+        self.replays += 1
+
+    def count_eviction(self) -> None:
+        """A map has been evicted."""
+        self.evictions += 1
+
+    def count_restore(self) -> None:
+        """A map is brought back without a plan."""
+        self.restores += 1
+
+
+class Movements:
+    """Moves live maps between device and host.
+
+    Args:
+        planned (PlannedMaps): Keeps host copies for later iterations.
+
+    Attributes:
+        counters (Counters): What this iteration has moved.
+        observer (Observer or None): Is told of copies, waits and replays.
+    """
+
+    def __init__(self, planned: PlannedMaps) -> None:
+        self._planned = planned
+        self._verifier: Verifier | None = None
+        self.observer: Observer | None = None
+        self.counters = Counters()
+        self._look: Look | None = None
+
+    def begin_iteration(self) -> None:
+        """Counts from zero."""
+        self.counters = Counters()
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tells an observer from here on; None ends that."""
+        self.observer = observer
+
+    def verify_with(self, verifier: Verifier | None) -> None:
+        """Tells a verifier what is about to leave; None ends that."""
+        self._verifier = verifier
+
+    def watch_leaving(self, look: Look | None) -> None:
+        """Shows maps whose memory is about to go, while it is there; None ends that."""
+        self._look = look
+
+    # -- to the host ----------------------------------------------------------
+    def start_swap_out(self, live: LiveMap) -> None:
+        """Starts a copy to the host."""
+        if self._verifier is not None:
+            self._verifier.leaves(live)
+        self._show_leaving(live)
+        nbytes = live.start_swap_out()
+        self.counters.swapped_out_bytes += nbytes
+        self._planned.keep_copy(live)
+        if nbytes and self.observer is not None:
+            self._tell_copy('swap-out', live, self.observer)
+
+    def release(self, live: LiveMap) -> None:
+        """Waits for a copy to the host and frees the device memory."""
+        if self.observer is not None and _waits(live):
+            self.observer.wait('swap-out', live.storage, live.release)
+        else:
+            live.release()
+
+    def vacate(self, live: LiveMap) -> None:
+        """Moves a map that the host has no room for to other device memory."""
+        self._show_leaving(live)
+        live.vacate()
+
+    def put_away(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that has to come back."""
+        self.start_swap_out(live)
+        self.release(live)
+
+    def drop(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that a replay makes again, or nothing."""
+        if self._verifier is not None:
+            self._verifier.leaves(live)
+        live.drop()
+
+    def drop_planned(self, live: LiveMap) -> None:
+        """Drops a map as the plan says; what a later backward will ask for is kept."""
+        if live.outlives:  # recipes, [later iterations]
+            self.put_away(live)
+        elif self.observer is not None and _waits(live):
+            kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
+            self.observer.wait(kind, live.storage, live.drop)
+        else:
+            self.drop(live)
+
+    # -- to the device --------------------------------------------------------
+    def start_swap_in(self, live: LiveMap) -> None:
+        """Takes device memory and starts a copy to it."""
+        nbytes = live.start_swap_in()
+        self.counters.swapped_in_bytes += nbytes
+        if nbytes and self.observer is not None:
+            self._tell_copy('swap-in', live, self.observer)
+
+    def finish_swap_in(self, live: LiveMap) -> None:
+        """Waits for a copy to the device and puts it into the graph."""
+        observer = self.observer
+        if observer is not None and live.state is State.COMING:
+            if live.storage >= 0:
+                observer.use(live.storage)
+            if _waits(live):
+                observer.wait('swap-in', live.storage, live.finish_swap_in)
+                return
+        live.finish_swap_in()
+
+    def _show_leaving(self, live: LiveMap) -> None:
+        if self._look is not None and live.state is State.RESIDENT:
+            self._look(live)
+
+    @staticmethod
+    def _tell_copy(kind: str, live: LiveMap, observer: Observer) -> None:
+        transfer = live.host.transfer
+        if transfer is not None:
+            observer.copy(kind, live.storage, transfer.span())
+
+
+def _waits(live: LiveMap) -> bool:
+    """Whether a copy of a map is under way and has not finished."""
+    transfer = live.host.transfer
+    return transfer is not None and not transfer.done()

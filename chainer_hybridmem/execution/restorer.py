@@ -1,0 +1,286 @@
+"""Brings feature maps back: copies them or makes them again.
+
+Note: [bounded replays]
+    A replay finds its inputs in the graph or among what the same chain has
+    made; it recomputes on its own only if a plan has gone wrong. So a
+    residual network never costs more than the plan says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.live_maps import LiveMaps
+from chainer_hybridmem.execution.movements import Movements
+from chainer_hybridmem.execution.recipes import Recipes
+from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.execution.verifier import Verifier
+
+Asked = Callable[[Any, list[Slot]], None]
+
+
+class Restorer:
+    """Restores maps with a plan and without.
+
+    Args:
+        device (Device): Where the feature maps are.
+        maps (LiveMaps): Finds them.
+        movements (Movements): Copies them.
+        recipes (Recipes): How to make them again.
+        asked (callable or None): Told when the program reads what is away, or may be:
+            a function, and the slots of its maps.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        maps: LiveMaps,
+        movements: Movements,
+        recipes: Recipes,
+        asked: Asked | None,
+    ) -> None:
+        self._device = device
+        self._maps = maps
+        self._movements = movements
+        self._recipes = recipes
+        self._asked = asked
+        self._verifier: Verifier | None = None
+        self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
+
+    def verify_with(self, verifier: Verifier | None) -> None:
+        """Lets a verifier watch every replay; None ends that."""
+        self._verifier = verifier
+
+    def bring_back(self, live: LiveMap) -> None:
+        """Brings a map back now, whatever the plan says."""
+        live.stay()
+        if live.state is State.AWAY:
+            self._movements.counters.count_restore()
+            self._movements.start_swap_in(live)
+        self._movements.finish_swap_in(live)
+        if live.state is State.GONE:
+            self._movements.counters.count_restore()
+            try:
+                self._make_again(live)
+            finally:
+                self._temporaries.clear()
+
+    def bring_back_read_by(self, function: Any) -> None:
+        """Brings back what a function keeps, which is applied once more."""
+        for live in self._maps.find(function):
+            if live.state is not State.RESIDENT:
+                self.bring_back(live)
+
+    def answer_read(self, owner: Any, names: tuple[str, ...]) -> None:
+        """The program reads what is away; it may write into it.
+
+        Args:
+            owner: What has the attributes or, if there are no names, a node.
+            names: Attributes.
+        """
+        maps = [live for live in self._maps if live.slots.belong_to(owner, names)]
+        for live in maps:
+            if live.state is not State.RESIDENT:
+                self.bring_back(live)
+            live.hand_out()
+        function = graph.function_of(owner)
+        if self._asked is not None and function is not None:
+            slots = [slot for live in maps for slot in live.slots.name_all()]
+            self._asked(function, slots)
+
+    def can_make_again(self, live: LiveMap) -> bool:
+        """Whether a function makes the contents of a map again exactly."""
+        find_maker = self._recipes.find_maker
+        return any(find_maker(reference) is not None for reference in live.slots)
+
+    # -- replays of the plan --------------------------------------------------
+    def replay_all(self, replays: list[Replay], recipes: dict[int, Recipe]) -> None:
+        """Runs the replays that a plan has before one operation.
+
+        Args:
+            replays: In order.
+            recipes: By operation.
+        """
+        products: dict[int, Array] = {}
+        observer = self._movements.observer
+        try:
+            for replay in replays:
+                recipe = recipes[replay.operation]
+                if observer is None:
+                    self._replay(replay, recipe, products)
+                else:
+                    act = functools.partial(self._replay, replay, recipe, products)
+                    observer.replay(replay.operation, act)
+        finally:
+            self._temporaries.clear()
+
+    def _replay(
+        self, replay: Replay, recipe: Recipe, products: dict[int, Array]
+    ) -> None:
+        known = self._recipes.find_running(replay.operation)
+        function = None if known is None else known()
+        if known is None or function is None:
+            return  # that part of the graph is gone, and not needed
+        if known.forget_drawing_recipe():
+            return  # what it has made comes back when it is read
+        outputs, owner = self._run(function)
+        for storage, source in zip(recipe.products, recipe.sources, strict=True):
+            if source.kind is SlotKind.ATTRIBUTE:
+                array = graph.read_attribute(owner, str(source.key))
+            else:
+                array = outputs[int(source.key)]
+            live = self._maps.planned.find(storage)
+            if storage in replay.keeps and live is not None:
+                self._take_in(live, array, function)
+                self._movements.counters.count_recomputed(live.nbytes)
+            else:
+                products[storage] = array
+        self._keep_outputs(function, outputs)
+        for storage in replay.frees:
+            self._free_product(products.pop(storage, None))
+
+    def _free_product(self, array: Array | None) -> None:
+        """Lets go of an array and of every view made of it."""
+        if array is None:
+            return
+        allocation = self._device.allocation_id(array)
+        for node, other in list(self._temporaries.items()):
+            if self._device.allocation_id(other) == allocation:
+                del self._temporaries[node]
+
+    # -- one map --------------------------------------------------------------
+    def _make_again(self, live: LiveMap) -> None:
+        """Makes the contents of a map again by any of its references."""
+        live.host.refuse_lost()
+        for reference in live.slots:
+            function = self._recipes.find_maker(reference)
+            if function is not None:
+                array = self._make(reference, function)
+                self._take_in(live, array, function)
+                return
+        raise _dropped_too_early(f'{live.nbytes} bytes')
+
+    def _make(self, reference: graph.SlotRef, function: Any) -> Array:
+        """Makes what belongs into a slot by its function."""
+        if reference.node is not None:
+            return self._find_input(reference.node)
+        outputs, owner = self._run(function)
+        return graph.product(reference.slot, function, outputs, owner)
+
+    def _take_in(self, live: LiveMap, array: Array, function: Any) -> None:
+        """Puts what a replay has made into a map.
+
+        Raises:
+            SessionError: If it is not what forward had made.
+        """
+        name = graph.function_name(function)
+        message = (
+            f'Run again, {name} has not made the same {live.nbytes} bytes as in '
+            f'forward: an array that it reads has been changed in place since, or it '
+            f'depends on something that has changed. Write into a copy, or use a '
+            f'planner that only swaps, such as swap-opt.'
+        )
+        same = live.refill(self._device.root(array), message)
+        if not same and self._verifier is None:  # which will tell more
+            raise SessionError(message)
+
+    # -- one function ---------------------------------------------------------
+    def _run(self, function: Any) -> tuple[Any, Any]:
+        """Runs a forward again; returns its outputs and the object with attributes."""
+        known = self._maps.functions.know(function)
+        before, recipe = known.pristine, known.recipe
+        if recipe is None and known.drew:
+            raise SessionError(
+                f'{graph.function_name(function)} draws random numbers in this '
+                f'iteration, but did not when it was recorded, and another feature map '
+                f'was to be recomputed from what it makes. Use a planner that only '
+                f'swaps, such as swap-opt.'
+            )
+        if before is None or recipe is None or not recipe.exact:
+            raise _dropped_too_early(graph.function_name(function))
+        self._movements.counters.count_replay()
+        covered = [None if other is None else other() for other in known.covered]
+        again = [*covered, function]
+        for other in again:
+            self._refuse_updated(other)
+        verifier = self._verifier
+        with verifier.replay(again) if verifier else contextlib.nullcontext():
+            if recipe.covers:
+                return passes.run(again, self._find_input)
+            inputs = tuple(self._find_input(node) for node in function.inputs)
+            self._restore_attributes(function, recipe.attributes)
+            return graph.replay(
+                before, function, recipe.attributes, inputs, self._device
+            )
+
+    def _refuse_updated(self, function: Any) -> None:
+        """See recipes, [later iterations]."""
+        if self._maps.functions.is_updated(function):
+            raise SessionError(
+                f'Parameters of {graph.function_name(function)} have been updated '
+                f'since its forward, and a backward asks for a feature map that was to '
+                f'be recomputed from them; run that backward in every iteration from '
+                f'the start of the session, or use a planner that only swaps, such as '
+                f'swap-opt.'
+            )
+
+    def _restore_attributes(self, function: Any, attributes: tuple[str, ...]) -> None:
+        """Restores what a replay reads from a function, where a plan has not."""
+        owner = graph.target(function)
+        for live in self._maps.find(function) if attributes else ():
+            away = live.state is not State.RESIDENT
+            if away and live.slots.belong_to(owner, attributes):
+                self.bring_back(live)
+
+    def _find_input(self, node: Any) -> Array:
+        """The array of a node; see [bounded replays]."""
+        array = self._recipes.find_leaf(node)
+        if array is None:
+            array = graph.node_array(node)
+        if array is None:
+            array = self._temporaries.get(node)
+        if array is not None:
+            return array
+        live = self._maps.find_of_node(node)
+        if live is not None and live.state is not State.GONE:
+            self.bring_back(live)
+            return graph.retained_array(node)
+        function = node.creator_node
+        if function is None and live is not None:
+            self._make_again(live)  # detached: another node has its maker
+            return graph.retained_array(node)
+        if function is None:
+            raise SessionError(
+                'An input of a recomputed function is not in memory any more; keep '
+                'a reference to it until backward has finished.'
+            )
+        outputs, _ = self._run(function)
+        self._keep_outputs(function, outputs)
+        return self._temporaries[node]
+
+    def _keep_outputs(self, function: Any, outputs: Any) -> None:
+        """Keeps outputs that the graph does not have for the rest of the chain."""
+        for reference, array in zip(function.outputs, outputs, strict=True):
+            node = reference()
+            if node is not None and graph.retained_array(node) is None:
+                self._temporaries[node] = array
+
+
+def _dropped_too_early(whose: str) -> SessionError:
+    return SessionError(
+        f'A feature map of {whose} is asked for once more after its last planned use, '
+        f'and cannot be made again: it has been dropped. If backward was broken off, '
+        f'run forward again first; if every iteration runs it twice, do so from the '
+        f'start of the session.'
+    )
