@@ -11,7 +11,7 @@ from support import networks
 from chainer_hybridmem import compiling
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session import session
+from chainer_hybridmem.session import link_measurement
 
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 
@@ -53,4 +53,4 @@ def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(
         latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
     )
-    monkeypatch.setattr(session, 'measure_link', lambda device, **_: link)
+    monkeypatch.setattr(link_measurement, 'measure_link', lambda device, **_: link)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.guides import (
+from chainer_hybridmem.session.known_signatures import (
     CAUTIOUS_TRIES,
     FREE_TRIES,
     ITERATIONS_PER_TRY,
-    MOST_PRINTS,
-    Guides,
+    MOST_FINGERPRINTS,
+    KnownSignatures,
 )
 
 
@@ -22,18 +22,18 @@ def kind(length: int, stage: Stage = Stage.PROFILING) -> Guide:
 
 
 @pytest.fixture
-def guides() -> Guides:
-    guides = Guides()
+def guides() -> KnownSignatures:
+    guides = KnownSignatures()
     for length in range(2, 10):
         guides.add(kind(length, Stage.GUIDED))
     return guides
 
 
-def go(guides: Guides, met: Guide) -> bool:
+def go(guides: KnownSignatures, met: Guide) -> bool:
     """One iteration; whether it was begun as a draft's."""
-    begun = guides.begin(met.keys[0])
+    begun = guides.begin(met.signature[0])
     tried = begun is not None and begun.stage is Stage.PROFILING
-    guides.met(met, tried)
+    guides.meet(met, tried)
     return tried
 
 
@@ -87,50 +87,50 @@ KEY = ('f', 0)
 
 
 def test_what_comes_once_is_not_recorded():
-    guides = Guides(cautious=True)
+    guides = KnownSignatures(cautious=True)
     for number in range(100):
-        guides.missed(KEY, number)
+        guides.miss(KEY, number)
         assert not guides.wants_draft(KEY)
-    guides.missed(KEY, 7)
+    guides.miss(KEY, 7)
     assert guides.wants_draft(KEY)
 
 
 def test_the_first_shortage_is_reason_enough():
-    guides = Guides(cautious=True)
-    guides.missed(KEY)  # before prints are taken
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY)  # before prints are taken
     assert guides.wants_draft(KEY)
 
 
 def test_old_prints_are_forgotten():
-    guides = Guides(cautious=True)
-    for number in range(MOST_PRINTS + 1):
-        guides.missed(KEY, number)
-    guides.missed(KEY, 0)
+    guides = KnownSignatures(cautious=True)
+    for number in range(MOST_FINGERPRINTS + 1):
+        guides.miss(KEY, number)
+    guides.miss(KEY, 0)
     assert not guides.wants_draft(KEY)
-    guides.missed(KEY, MOST_PRINTS)
+    guides.miss(KEY, MOST_FINGERPRINTS)
     assert guides.wants_draft(KEY)
 
 
 def test_drafts_in_vain_are_given_up_although_nothing_else_is_known():
-    guides = Guides(cautious=True)
+    guides = KnownSignatures(cautious=True)
     guides.add(kind(20))
     tries = 0
     for _ in range(200):
         if guides.begin(KEY) is not None:
             tries += 1
-            guides.tried()
+            guides.count_vain_try()
         else:
-            guides.missed(KEY, 0)
+            guides.miss(KEY, 0)
     assert tries == CAUTIOUS_TRIES + 200 // ITERATIONS_PER_TRY
-    eager = Guides()
+    eager = KnownSignatures()
     eager.add(kind(20))
     for _ in range(200):
         assert eager.begin(KEY) is not None
-        eager.tried()
+        eager.count_vain_try()
 
 
 def test_drafts_make_no_more_drafts_where_only_what_comes_again_counts():
-    guides = Guides(cautious=True)
+    guides = KnownSignatures(cautious=True)
     guides.add(kind(3, Stage.GUIDED))
     for length in range(4, 4 + CAUTIOUS_TRIES):
         guides.add(kind(length))

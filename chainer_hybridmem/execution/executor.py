@@ -41,8 +41,6 @@ class Executor:
         minimum_map_bytes (int): Smaller maps are left alone.
         may_drop (bool): Whether maps that the host has no room for may be dropped and
             made again without a plan.
-        asked (callable or None): Told when the program reads what is away, or may be:
-            a function, and the slots of its maps.
 
     Attributes:
         maps (LiveMaps): Every feature map of the running graph.
@@ -57,14 +55,13 @@ class Executor:
         device: Device,
         minimum_map_bytes: int = MINIMUM_MAP_BYTES,
         may_drop: bool = False,
-        asked: Asked | None = None,
     ) -> None:
         maps = self.maps = LiveMaps(device, minimum_map_bytes)
         self.functions = maps.functions
         self._planned = maps.planned
         self._movements = Movements(maps.planned)
         self._recipes = Recipes(device, maps, may_drop)
-        self._restorer = Restorer(device, maps, self._movements, self._recipes, asked)
+        self._restorer = Restorer(device, maps, self._movements, self._recipes)
         self.crossing = Crossing(device, maps, self._restorer)
         self._prefetcher = Prefetcher(device, maps, self._movements)
         self.evictor = Evictor(
@@ -83,6 +80,14 @@ class Executor:
     def observe(self, observer: Observer | None) -> None:
         """Tells an observer of copies, waits and replays; None ends that."""
         self._movements.observe(observer)
+
+    def tell_asked(self, asked: Asked) -> None:
+        """Says when the program reads what is away, or may be.
+
+        Args:
+            asked: Gets a function and the slots of its maps.
+        """
+        self._restorer.tell_asked(asked)
 
     def watch_leaving(self, look: Look | None) -> None:
         """Shows maps whose memory is about to go; None ends that."""

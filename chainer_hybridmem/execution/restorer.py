@@ -38,8 +38,6 @@ class Restorer:
         maps (LiveMaps): Finds them.
         movements (Movements): Copies them.
         recipes (Recipes): How to make them again.
-        asked (callable or None): Told when the program reads what is away, or may be:
-            a function, and the slots of its maps.
     """
 
     def __init__(
@@ -48,15 +46,18 @@ class Restorer:
         maps: LiveMaps,
         movements: Movements,
         recipes: Recipes,
-        asked: Asked | None,
     ) -> None:
         self._device = device
         self._maps = maps
         self._movements = movements
         self._recipes = recipes
-        self._asked = asked
+        self._asked: Asked | None = None
         self._verifier: Verifier | None = None
         self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
+
+    def tell_asked(self, asked: Asked) -> None:
+        """Says which slots of a function the program reads while they are away."""
+        self._asked = asked
 
     def verify_with(self, verifier: Verifier | None) -> None:
         """Lets a verifier watch every replay; None ends that."""

@@ -139,6 +139,10 @@ class Recorder:
         device.start_events()
         self.initial_bytes = device.used_bytes
 
+    def leave_plan(self) -> None:
+        """The iteration runs without a plan from here on: this is a draft."""
+        self.draft = True
+
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""

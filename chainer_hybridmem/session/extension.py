@@ -35,7 +35,7 @@ class HybridMemory(extension.Extension):
 
     Raises:
         UnknownNameError: If there is no such planner or device.
-        OptionError: If a value cannot be used, or nobody knows an option.
+        OptionError: If a value cannot be used, or an option is unknown.
 
     Attributes:
         session (Session or None): The session, once training has started.

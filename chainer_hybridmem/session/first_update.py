@@ -66,7 +66,7 @@ def coming(model: chainer.Link, on_host: bool) -> Coming:
 
 
 def _needs(rule: Any, dtype: np.dtype[Any], size: int) -> tuple[int, int]:
-    """Bytes of states and temporaries for one parameter; zero if nobody knows."""
+    """Bytes of states and temporaries for one parameter; zero if that is unknown."""
     trial = owners.fresh_rule(rule)
     n = min(size, _LARGE)
     run = functools.partial(_try, trial, np.ones(n, dtype))

@@ -31,7 +31,7 @@ class Options:
 
     Args:
         memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
-        planner: Name of the planner. Whoever names one gets a plan, also where
+        planner: Name of the planner. With a name there is a plan also where
             everything fits; None: ``'hybrid'``, for iterations in which memory has
             been short. As long as it has not, nothing is recorded or planned.
         device: ``'cpu'`` or ``'cuda'``; by default the model's device.

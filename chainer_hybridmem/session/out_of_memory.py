@@ -1,95 +1,164 @@
-"""When an allocation did not fit: in an operation, in the update, or between these.
-
-The hooks know operations alone. What else was under way stands in the traceback.
-"""
+"""The error for an allocation that did not fit: its numbers, and what helps."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections.abc import Iterator
-from typing import Any
-
 import chainer
 
-from chainer_hybridmem.chainer_access.graph import BACKWARD_LOOP
 from chainer_hybridmem.chainer_access.owners import StateOwner, owners_of
 from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.failure_moment import Moment, moment_of
+from chainer_hybridmem.session.first_update import coming
+from chainer_hybridmem.session.forecast import enough_for_update
+from chainer_hybridmem.session.graph_hook import GraphHook
+from chainer_hybridmem.session.iteration import Iteration
+from chainer_hybridmem.session.model_arrays import ModelArrays
+from chainer_hybridmem.session.observation import Observation
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes
 
-_FUNCTION = chainer.FunctionNode.apply.__code__
-_UPDATES = (
-    chainer.Optimizer.update.__code__,
-    chainer.GradientMethod.update.__code__,
-)
-_LINK = chainer.Link.__call__.__code__
-_RULE = chainer.UpdateRule.update.__code__
+NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How far an iteration has come, as the hooks know it.
-
-    Attributes:
-        iteration (int): The one under way or, if none is, the next one; from 1.
-        started (bool): Whether it is under way.
-        position (int): Operations that have begun.
-        label (str): Of the last one.
-        depth (int): Backward functions under way.
-        backward_seen (bool): Whether one has begun.
-    """
-
-    iteration: int
-    started: bool
-    position: int
-    label: str
-    depth: int
-    backward_seen: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Moment:
-    """When something happened.
-
-    Attributes:
-        text (str): In words.
-        in_operation (bool): Whether an operation was under way, or one and the next.
-        in_update (bool): Whether parameters were being updated.
-    """
-
-    text: str
-    in_operation: bool
-    in_update: bool = False
-
-
-def moment_of(
-    error: BaseException | None, progress: Progress, model: chainer.Link
-) -> Moment:
-    """When an error was raised.
+class OutOfMemoryExplainer:
+    """Explains errors of NumPy and CuPy, which know neither limit nor operation.
 
     Args:
-        error: With its traceback.
-        progress: Of the iteration.
-        model: Whose parameters are updated.
+        model (Link): Is trained.
+        runtime (Runtime): Has run out of memory.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Are in memory.
+        observation (Observation): Tells when iterations are recorded.
     """
-    n = progress.iteration
-    frames = list(_frames(error))
-    codes = [frame.f_code for frame in frames]
-    known = (BACKWARD_LOOP, _FUNCTION, *_UPDATES)
-    inner = [i for i, code in enumerate(codes) if code in known]
-    if inner and codes[inner[-1]] in _UPDATES and not _in_loss(frames[inner[-1] :]):
-        return Moment(f'in the update of {_updated(frames, model)}', False, True)
-    if not progress.started or not progress.position:
-        return Moment(f'before the first operation of iteration {n}', False)
-    if progress.backward_seen and not progress.depth and BACKWARD_LOOP not in codes:
-        return Moment(
-            f'after the backward pass of iteration {n}, before the first operation of '
-            f'iteration {n + 1}',
-            False,
+
+    def __init__(
+        self,
+        model: chainer.Link,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        observation: Observation,
+    ) -> None:
+        self._model = model
+        self._runtime = runtime
+        self._options = options
+        self._arrays = arrays
+        self._observation = observation
+
+    def explain(
+        self, error: BaseException | None, hook: GraphHook, number: int
+    ) -> BaseException | None:
+        """The error to raise instead of one that a program could not allocate for.
+
+        Args:
+            error: That has ended the session.
+            hook: Knows how far the iteration has come.
+            number: Of the iteration.
+
+        Returns:
+            OutOfMemoryError or what has interrupted swapping; None where the error
+            itself says enough.
+        """
+        if not isinstance(error, MemoryError) or isinstance(error, HybridMemoryError):
+            return None
+        device = self._runtime.device
+        if device.reclaim_error is not None:
+            return device.reclaim_error  # Ctrl-C, or a swap file that is full
+        if device.last_failure is None:
+            return None
+        moment = moment_of(error, hook.describe_progress(number), self._model)
+        requested, used = device.last_failure
+        return call_uncounted(self._make_error, requested, used, hook.iteration, moment)
+
+    def _make_error(
+        self, requested: int, used: int, iteration: Iteration, moment: Moment
+    ) -> OutOfMemoryError:
+        options, device = self._options, self._runtime.device
+        limit_bytes, refusal = options.limit_bytes, device.host_refusal
+        why = '' if refusal is None else f' ({refusal.rstrip(".")})'
+        crossing = ''
+        if moment.in_operation and not options.cross_iteration:
+            missing = used + requested - limit_bytes
+            crossing = crossing_hint(self._model, device, missing)
+        enough = self._find_enough(iteration, moment)
+        later = ', and later ones may need more'
+        if enough is not None and options.host_limit_bytes is None:
+            later = f'; the smallest known to do for all is {enough} bytes'
+        recording = self._recording_hint(iteration) if enough is None else ''
+        return OutOfMemoryError(
+            f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
+            f'do not fit: {used} of {limit_bytes} bytes are in use'
+            f'{self._describe_resident()}, and nothing more can be swapped{why}. The '
+            f'smallest limit that gets past this allocation is {used + requested} '
+            f'bytes{later}; raise memory_limit or lower the batch '
+            f'size{self._runtime.splitter.hint}{crossing}{recording}.',
+            requested,
+            limit_bytes,
+            used,
         )
-    return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
+
+    def _recording_hint(self, iteration: Iteration) -> str:
+        """How to learn a limit that does for all iterations."""
+        recorder = self._runtime.instruments.recorder
+        unrecorded = iteration.following.guide is None and recorder is None
+        if not unrecorded or not self._observation.waits_for_shortage:
+            return ''
+        return (
+            f'; with planner={self._options.planner!r} the first iteration is '
+            f'recorded, which tells a limit for all later ones'
+        )
+
+    def _find_enough(self, iteration: Iteration, moment: Moment) -> int | None:
+        """A limit at which iterations like this one run, if that is known."""
+        guide, instruments = iteration.following.guide, self._runtime.instruments
+        if guide is not None:
+            return None if guide.forecast is None else guide.forecast.enough_bytes
+        if instruments.recorder is None or not (moment.in_update and iteration.started):
+            return None
+        recorder = instruments.take_recorder()
+        assert recorder is not None
+        recorder.enter()
+        categories = {**iteration.categories, **self._arrays.find_categories()}
+        on_host = not self._runtime.device.asynchronous
+        try:
+            draft = recorder.build(NO_LINK, {}, categories, self._arrays.find_owners())
+            return enough_for_update(draft, coming(self._model, on_host))
+        except HybridMemoryError:  # such a recording makes no profile
+            return None
+
+    def _describe_resident(self) -> str:
+        """What was in memory at the last shortage, and why it could not go."""
+        shortage = self._runtime.executor.evictor.shortage
+        if shortage is None:
+            return ''
+        permanent_bytes = self._arrays.distinct_bytes
+        known_bytes = (
+            permanent_bytes
+            + shortage.busy_bytes
+            + shortage.held_bytes
+            + shortage.stuck_bytes
+        )
+        parts = (
+            (permanent_bytes, 'of parameters, gradients and optimizer states'),
+            (shortage.busy_bytes, 'of feature maps that this operation reads'),
+            (
+                shortage.held_bytes,
+                'of feature maps that the program holds in variables',
+            ),
+            (shortage.stuck_bytes, 'of feature maps that could not be copied out'),
+            (
+                shortage.used_bytes - known_bytes,
+                'of inputs, gradients on their way, temporary arrays and what else '
+                'the program holds',
+            ),
+        )
+        told = [f'{format_bytes(n)} {what}' for n, what in parts if n > 0]
+        return f' ({"; ".join(told)})' if told else ''
 
 
 def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> str:
@@ -111,29 +180,3 @@ def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> st
         f', or let optimizer states ({format_bytes(sum(sizes))}) leave with '
         f"cross_iteration='all'"
     )
-
-
-def _frames(error: BaseException | None) -> Iterator[types.FrameType]:
-    """The frames an error has passed, the outermost one first."""
-    trace = None if error is None else error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
-
-
-def _in_loss(frames: list[types.FrameType]) -> bool:
-    """Whether ``update(lossfun, ...)`` has called that function."""
-    if len(frames) < 2 or frames[0].f_locals.get('lossfun') is None:
-        return False
-    module = frames[1].f_globals.get('__name__', '')
-    return frames[1].f_code is _LINK or not module.startswith('chainer.')
-
-
-def _updated(frames: list[types.FrameType], model: chainer.Link) -> str:
-    """What the update was about to change."""
-    given: Any = None
-    for frame in frames:
-        if frame.f_code is _RULE:
-            given = frame.f_locals.get('param')
-    paths = (path for path, p in model.namedparams() if p is given)
-    return next(paths, 'the parameters')

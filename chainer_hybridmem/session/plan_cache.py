@@ -9,7 +9,7 @@ Note: [trust]
     Whether a map can be made again with the same bits is what the profile says, and
     nothing but another profile could contradict it. So the folder must be this user's
     or root's, and not everybody's to write in; a group may, since many systems give
-    each user one. Only files are read that belong to this user and that nobody else
+    each user one. Only files are read that belong to this user and that no other user
     may write, and each is checked as a whole before anything of it is used.
 """
 
@@ -22,13 +22,7 @@ import hashlib
 import json
 import os
 import platform
-import re
-import stat
-import sys
-import tempfile
-import zlib
 from collections.abc import Callable
-from typing import Any
 
 import chainer
 import numpy as np
@@ -39,20 +33,29 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Phase, Profile, Slot, SlotKind
+from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.session.guide import TIMING_RUNS, Guide, Key
-from chainer_hybridmem.session.guides import LARGEST_GUIDE_COUNT
+from chainer_hybridmem.session.cache_folder import read_private, replace_private
+from chainer_hybridmem.session.foreign_memory import ForeignMemory
+from chainer_hybridmem.session.guide import TIMING_RUNS, Guide
+from chainer_hybridmem.session.known_signatures import LARGEST_GUIDE_COUNT
+from chainer_hybridmem.session.operation_key import OperationKey
 from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.plan_arena import PlanArena
+from chainer_hybridmem.session.program_habits import ProgramHabits
+from chainer_hybridmem.session.recorded_signature import (
+    check_profile,
+    check_slot,
+    read_key,
+)
+from chainer_hybridmem.session.source_files import SourceFiles
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 
 FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
 SUFFIX = '.guide.gz'
-MAIN = '__main__'
 MOST_TOLD = 300  # characters of a reason
-_ATTRIBUTE = re.compile(r'(?!__)[^\W\d]\w*(\.\d{1,6})?')
 _CONFIG = (  # of Chainer, with which a replay might give other bits
     'autotune',
     'cudnn_deterministic',
@@ -103,11 +106,58 @@ class _Findings:
             if not 0 <= nbytes < limit_bytes:
                 raise files.broken('guide', f'{nbytes} bytes are to be left free')
         for slot in (*self.outliving, *self.written):
-            _check_slot(slot, n_operations)
+            check_slot(slot, n_operations)
         for way in self.ways:
             possible = 0 <= way.operation < n_operations and way.index >= 0
             if not (possible and way.parts > 0 and (way.exact or inexact)):
                 raise files.broken('guide', f'a function cannot run like {way}')
+
+    @classmethod
+    def of(cls, guide: Guide) -> _Findings:
+        """What a guide has found out."""
+        return cls(
+            timed=guide.timed,
+            recomputes=guide.habits.recomputes,
+            wants_arena=guide.arena.wanted,
+            spare_bytes=guide.arena.spare_bytes,
+            foreign_bytes=guide.foreign.nbytes,
+            outliving=tuple(guide.habits.outliving),
+            ways=tuple(
+                _PlacedWay(*place, way.cut, way.parts, way.exact)
+                for place, way in guide.ways.items()
+            ),
+            written=tuple(guide.habits.written),
+        )
+
+    def make_guide(self, signature: list[OperationKey]) -> Guide:
+        """A guide that knows all this, and no plan yet."""
+        return Guide(
+            signature,
+            ways={
+                (way.operation, way.index, way.function): Way(
+                    way.cut, way.parts, way.exact
+                )
+                for way in self.ways
+            },
+            arena=PlanArena(self.wants_arena, self.spare_bytes),
+            foreign=ForeignMemory(self.foreign_bytes),
+            habits=ProgramHabits(self.outliving, self.written, self.recomputes),
+        )
+
+
+def open_cache(
+    options: Options, device: Device, tell: Callable[[str], None]
+) -> PlanCache | None:
+    """The kept plans of a session; None if none are to be kept.
+
+    Args:
+        options: Name the folder.
+        device: Where plans are followed.
+        tell: Takes a line of progress.
+    """
+    if options.cache_dir is None:
+        return None
+    return PlanCache(options.cache_dir, device, options, tell)
 
 
 class PlanCache:
@@ -118,6 +168,9 @@ class PlanCache:
         device (Device): Where plans are followed.
         options (Options): What plans are made for; their planner may change.
         tell (callable): Takes a line of progress.
+
+    Attributes:
+        loaded (int): Guides of earlier runs that are used.
     """
 
     def __init__(
@@ -131,21 +184,10 @@ class PlanCache:
         self._device = device
         self._options = options
         self._tell = tell
-        self._met: set[type] = set()
-        self._sources: dict[str, str | None] = {}  # by module, as it was when first met
+        self._sources = SourceFiles()
+        self.meet = self._sources.meet
+        self.loaded = 0
         self._complained = False
-        if (stamp := _stamp(MAIN)) is not None:
-            self._sources[MAIN] = stamp
-
-    def meet(self, kind: type) -> None:
-        """Notes the source files of a link's or a function's class."""
-        if kind in self._met:
-            return
-        self._met.add(kind)
-        for base in kind.__mro__:
-            module = base.__module__
-            if module not in (*self._sources, 'builtins'):
-                self._sources[module] = _stamp(module)
 
     # -- reading --------------------------------------------------------------
     def load(self) -> list[Guide]:
@@ -161,6 +203,7 @@ class PlanCache:
                     guides.append(self._read(path))
             except HybridMemoryError as error:
                 self._tell(f'kept plan {name} is not used: {_line(error)}')
+        self.loaded = len(guides)
         if guides:
             self._tell(f'{len(guides)} plans of earlier runs from {self._folder}')
         return guides
@@ -179,15 +222,15 @@ class PlanCache:
         return [path for _, path in sorted(found)]
 
     def _read(self, path: str) -> Guide:
-        body = files.parse(_read_text(path), FORMAT, VERSION)
+        body = files.parse(read_private(path), FORMAT, VERSION)
         if body['circumstances'] != json.loads(self._circumstances()):
             raise files.broken('guide', 'it was made under other circumstances')
-        self._check_sources(body['sources'])
-        keys = [_read_key(row) for row in body['keys']]
+        self._sources.check(body['sources'])
+        keys = [read_key(row) for row in body['keys']]
         if os.path.basename(path) != self._name(keys):
             raise files.broken('guide', 'its name belongs to other operations')
         profile = Profile.from_json(body['profile'])
-        _check_operations(keys, profile)
+        check_profile(keys, profile)
         options = self._options
         plan = Plan.from_json(body['plan'])
         if plan.profile_fingerprint != profile.fingerprint():
@@ -196,45 +239,30 @@ class PlanCache:
         problem = make_problem(
             profile, options.cross_iteration, options.host_limit_bytes
         )
-        guide = Guide(keys)
         found = files.unrow(_Findings, body['findings'])
         found.check(len(keys), options.limit_bytes, options.splitting is True)
-        guide.foreign_bytes, guide.spare_bytes = found.foreign_bytes, found.spare_bytes
-        guide.wants_arena, guide.recomputes = found.wants_arena, found.recomputes
-        guide.outliving = set(found.outliving)
-        guide.written = set(found.written)
-        guide.ways = {
-            (way.operation, way.index, way.function): Way(way.cut, way.parts, way.exact)
-            for way in found.ways
-        }
+        guide = found.make_guide(keys)
         guide.follow(problem, plan)
         if found.timed:  # the profile has the times
             times = [
                 Times(op.device_seconds, op.host_seconds) for op in profile.operations
             ]
-            guide.timings = [times] * TIMING_RUNS
+            guide.pace.assume(times, TIMING_RUNS)
         return guide
-
-    def _check_sources(self, recorded: Any) -> None:
-        """Nothing may have been edited, neither of the plan's nor of the model's."""
-        if not isinstance(recorded, dict):
-            raise TypeError(f'a dict was expected, got {recorded!r}')
-        for module in sorted({*recorded, *self._sources}):
-            now = self._sources[module] if module in self._sources else _stamp(module)
-            if module not in recorded or now is None or now != recorded[module]:
-                raise files.broken('guide', f'the code of module {module!r} is another')
 
     # -- writing --------------------------------------------------------------
     def save(self, guide: Guide) -> None:
         """Keeps a guide that has a plan; failing is told once, and no error."""
-        unknown = [module for module, stamp in self._sources.items() if stamp is None]
-        if unknown:
-            self._complain(f'module {unknown[0]!r} has no file that could be compared')
+        unknown = self._sources.find_unknown()
+        if unknown is not None:
+            self._complain(f'module {unknown!r} has no file that could be compared')
             return
         try:
             text = self._written(guide)
             data = gzip.compress(text.encode(), compresslevel=3, mtime=0)
-            _replace(os.path.join(self._folder, self._name(guide.keys)), data)
+            replace_private(
+                os.path.join(self._folder, self._name(guide.signature)), data
+            )
             for path in self._paths()[LARGEST_GUIDE_COUNT:]:
                 os.unlink(path)
         except (OSError, TypeError, ValueError) as error:
@@ -247,33 +275,20 @@ class PlanCache:
 
     def _written(self, guide: Guide) -> str:
         assert guide.problem is not None and guide.plan is not None
-        found = _Findings(
-            timed=guide.timed,
-            recomputes=guide.recomputes,
-            wants_arena=guide.wants_arena,
-            spare_bytes=guide.spare_bytes,
-            foreign_bytes=guide.foreign_bytes,
-            outliving=tuple(guide.outliving),
-            written=tuple(guide.written),
-            ways=tuple(
-                _PlacedWay(*place, way.cut, way.parts, way.exact)
-                for place, way in guide.ways.items()
-            ),
-        )
         return json.dumps(
             {
                 'format': FORMAT,
                 'version': VERSION,
                 'circumstances': json.loads(self._circumstances()),
-                'sources': self._sources,
-                'keys': guide.keys,
-                'findings': files.row(found),
+                'sources': self._sources.stamps,
+                'keys': guide.signature,
+                'findings': files.row(_Findings.of(guide)),
                 'profile': guide.problem.profile.to_json(),
                 'plan': guide.plan.to_json(),
             }
         )
 
-    def _name(self, keys: list[Key]) -> str:
+    def _name(self, keys: list[OperationKey]) -> str:
         circumstances = self._circumstances()
         kind = _digest(circumstances + json.dumps(keys))
         return f'{_digest(circumstances)}-{kind}{SUFFIX}'
@@ -300,87 +315,6 @@ class PlanCache:
         return json.dumps(found, sort_keys=True, default=repr)
 
 
-def _check_operations(keys: list[Key], profile: Profile) -> None:
-    """The profile is one of these operations, and names nothing but arrays."""
-    operations = profile.operations
-    if len(operations) != len(keys) + 1 or operations[-1].phase is not Phase.UPDATE:
-        raise files.broken(
-            'guide', f'{len(operations)} operations are recorded for {len(keys)} keys'
-        )
-    for op, key in zip(operations[:-1], keys, strict=True):
-        if _is_backward(key):
-            forward = key[1] if isinstance(key[1], int) else -1
-            fits = op.phase is Phase.BACKWARD and op.forward == forward
-        else:
-            specs = tuple(
-                f'{np.dtype(char).name}[{",".join(map(str, shape))}]'
-                for shape, char in _inputs(key)
-            )
-            fits = op.phase is Phase.FORWARD and op.specs == specs
-        if not fits:
-            raise files.broken('guide', f'operation {op.index} ({op.label}) is {key}')
-    for recipe in profile.recipes:
-        if len(recipe.sources) != len(recipe.products):
-            raise files.broken('guide', f'recipe {recipe} makes something else')
-        names = tuple(
-            Slot(recipe.operation, SlotKind.ATTRIBUTE, name)
-            for name in recipe.attributes
-        )
-        for slot in (*recipe.sources, *names):
-            _check_slot(slot, len(keys))
-    for storage in profile.storages:
-        for slot in storage.slots:
-            _check_slot(slot, len(keys))
-
-
-def _check_slot(slot: Slot, n_operations: int) -> None:
-    """An array of a function has an index, or a name that is none of Python's own."""
-    if slot.kind is SlotKind.ATTRIBUTE:
-        fits = isinstance(slot.key, str) and _ATTRIBUTE.fullmatch(slot.key) is not None
-    else:
-        fits = type(slot.key) is int and slot.key >= 0
-    if not (fits and 0 <= slot.operation < n_operations):
-        raise files.broken('guide', f'{slot} is no place for an array')
-
-
-def _is_backward(key: Key) -> bool:
-    return len(key) == 2 and isinstance(key[1], int | str)
-
-
-def _read_key(row: Any) -> Key:
-    """An operation as a session knows it, from its JSON form."""
-    name, *rest = row
-    if not isinstance(name, str):
-        raise TypeError(f'the name of a function was expected, got {name!r}')
-    if _is_backward(tuple(row)) and name == 'backward':
-        return name, rest[0]
-    given = [part for part in rest if isinstance(part, str)]
-    inputs = rest[: len(rest) - len(given)]  # they come first
-    for shape, char in inputs:
-        sizes = isinstance(shape, list) and all(type(n) is int for n in shape)
-        if not (sizes and isinstance(char, str)):
-            raise TypeError(f'shape and type were expected, got {shape!r}, {char!r}')
-    return name, *((tuple(shape), char) for shape, char in inputs), *given
-
-
-def _inputs(key: Key) -> list[tuple[Any, str]]:
-    """Shape and type of each input of a forward operation."""
-    return [part for part in key[1:] if not isinstance(part, str)]
-
-
-def _stamp(module: str) -> str | None:
-    """Hash of a loaded module's file; None if it has none that can be read."""
-    loaded = sys.modules.get(module)
-    path = None if loaded is None else vars(loaded).get('__file__')
-    if not isinstance(path, str):
-        return None
-    try:
-        with open(path, 'rb') as file:
-            return hashlib.sha256(file.read()).hexdigest()
-    except OSError:
-        return None
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -388,43 +322,3 @@ def _digest(text: str) -> str:
 def _line(error: Exception) -> str:
     """An error in one line, whatever it quotes."""
     return ' '.join(str(error).split())[:MOST_TOLD]
-
-
-def _read_text(path: str) -> str:
-    """What a file of this user holds; see [trust].
-
-    Raises:
-        FormatError: If it is damaged, too large or not this user's alone.
-    """
-    try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(number, 'rb') as file:
-            status = os.fstat(number)
-            others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if not stat.S_ISREG(status.st_mode):
-                raise files.broken('guide', 'it is no regular file')
-            if status.st_uid != os.geteuid() or others:
-                raise files.broken('guide', 'others than this user could write it')
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                data = files.read_bounded(unpacked)
-        text = data.decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise files.broken('guide', f'it cannot be read ({error})') from error
-    if len(data) > files.MAXIMUM_FILE_BYTES:
-        raise files.broken(
-            'guide', f'it has more than {files.MAXIMUM_FILE_BYTES} bytes'
-        )
-    return text
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Writes a private file; a reader sees the old one or the new one as a whole."""
-    number, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.partial-')
-    try:
-        with open(number, 'wb') as file:
-            file.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise

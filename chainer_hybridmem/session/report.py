@@ -47,8 +47,24 @@ def session_report(
         )
     if s['cached']:
         rows.append(('plans of earlier runs', str(s['cached'])))
-    rows += _memory(s)
-    rows += _host(s)
+    rows += [*_memory(s), *_host(s), *_exceptions(s)]
+    if verdict is not None:
+        rows.append(
+            (
+                'verified',
+                f'{verdict.iterations} iterations, {verdict.maps} maps, '
+                f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
+            )
+        )
+    width = max(len(name) for name, _ in rows)
+    title = f'chainer_hybridmem, planner {s["planner"]}'
+    lines = [title, '-' * len(title)]
+    return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+
+
+def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a plan alone does not explain."""
+    rows = []
     if s['split']:
         rows.append(
             (
@@ -66,18 +82,7 @@ def session_report(
         rows.append(('kinds of iterations no plan fits', str(s['unplanned'])))
     if s['deviations']:
         rows.append(('iterations that differed', str(s['deviations'])))
-    if verdict is not None:
-        rows.append(
-            (
-                'verified',
-                f'{verdict.iterations} iterations, {verdict.maps} maps, '
-                f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
-            )
-        )
-    width = max(len(name) for name, _ in rows)
-    title = f'chainer_hybridmem, planner {s["planner"]}'
-    lines = [title, '-' * len(title)]
-    return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+    return rows
 
 
 def _peaks(s: dict[str, Any]) -> list[tuple[str, str]]:

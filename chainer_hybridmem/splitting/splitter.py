@@ -98,6 +98,10 @@ class Splitter:
         self._known = known
         self.trials = None
 
+    def try_with(self, trials: Trials) -> None:
+        """Finds out what functions of this iteration would need in parts."""
+        self.trials = trials
+
     def start_operation(self, k: int, label: str) -> None:
         """Functions to come belong to operation ``k``."""
         self._place = k, 0

@@ -116,12 +116,12 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
     from chainer_hybridmem.errors import InfeasibleError
-    from chainer_hybridmem.session import planning
+    from chainer_hybridmem.session import plan_maker
 
     def no_plan(*ignored, **options):
         raise InfeasibleError('nothing fits')
 
-    monkeypatch.setattr(planning, 'make_plan', no_plan)
+    monkeypatch.setattr(plan_maker, 'make_plan', no_plan)
     status, out, err = hybridmem(*arguments)
     assert status == 0
     assert 'feature maps' in out

@@ -94,7 +94,7 @@ def test_a_child_that_leaves_in_mid_iteration_takes_nothing_along(
 
         def child() -> None:
             session.__exit__(SystemExit, SystemExit(), None)
-            session._executor.abandon()
+            session._runtime.executor.abandon()
             session.device.close()
 
         assert in_child(child) == 0

@@ -26,7 +26,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.session import guide, session
+from chainer_hybridmem.session import guide, link_measurement
 from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step
@@ -391,7 +391,11 @@ def surroundings(case: Case) -> Iterator[None]:
         enter = stack.enter_context
         place().surround(enter, case, chance, clock)
         enter(mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan}))
-        enter(mock.patch.object(session, 'measure_link', lambda device, **_: link))
+        enter(
+            mock.patch.object(
+                link_measurement, 'measure_link', lambda device, **_: link
+            )
+        )
         enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
         enter(mock.patch.object(verification, 'TIMED_RUNS', 1))
         enter(mock.patch.object(verification, 'WALKED_BYTES', 0))
@@ -419,7 +423,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         cross_iteration=options['cross_iteration'],
         **options['options'],
     )
-    opened._executor.maps.minimum_map_bytes = options['minimum_bytes']
+    opened._runtime.executor.maps.minimum_map_bytes = options['minimum_bytes']
     run.active = opened
     return opened
 

@@ -174,7 +174,7 @@ def test_copies_for_the_trial_are_given_up(data):
     )
     networks.assert_same(expected, result)
     assert session.statistics()['peak_bytes'] <= int(peak * 0.7)
-    assert not session._executor.evictor.spare
+    assert not session._runtime.executor.evictor.spare
 
 
 def test_half_precision_trains_the_same(data, recomputing):

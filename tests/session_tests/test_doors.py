@@ -527,7 +527,7 @@ def test_a_graph_that_outlives_the_session_is_whole(planner, data):
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
 def test_a_graph_that_outlives_an_exception_says_what_is_missing(planner, data):
     def ends():
-        evict = active_session()._reclaim
+        evict = active_session()._hook.reclaim
         evict(2**30)
         raise KeyError
 

@@ -17,7 +17,8 @@ from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session import forecast as forecasting
 from chainer_hybridmem.session.first_update import coming
-from chainer_hybridmem.session.session import Session, active_session
+from chainer_hybridmem.session.learning import Learning
+from chainer_hybridmem.session.session import active_session
 
 KNOWN = r'known to do(?: for all)? is (\d+) bytes'
 BATCH = networks.batches(1)[0]
@@ -193,7 +194,7 @@ def test_what_was_made_to_stay_is_there_when_it_comes_again(monkeypatch):
     def noted(self, draft):
         drafts.append(draft)
 
-    monkeypatch.setattr(Session, '_foresee', noted)
+    monkeypatch.setattr(Learning, '_foresee', noted)
     model = Dense(lazy=True)
     optimizer = chainer.optimizers.Adam().setup(model)
     with hybridmem.optimize(model, 20_000_000, planner='hybrid') as session:

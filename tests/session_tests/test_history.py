@@ -14,8 +14,10 @@ from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
 from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.session.history import History
-from chainer_hybridmem.session.spent import Spent
+from chainer_hybridmem.session.iteration_history import IterationHistory
+from chainer_hybridmem.session.plan_arena import PlanArena
+from chainer_hybridmem.session.planning_time import PlanningTime
+from chainer_hybridmem.session.session_statistics import collect_statistics
 
 NEWEST = 1000  # as the docstrings say
 
@@ -40,7 +42,7 @@ class Long:
 
     def __init__(self) -> None:
         self.device: Any = Device()
-        self.history = History(self.device)
+        self.history = IterationHistory(self.device)
         self.added: list[dict[str, Any]] = []
 
     def add(self, plan: Plan | None, guided: bool, verified: bool = False) -> None:
@@ -54,11 +56,13 @@ class Long:
         self.added.append(dict(entry))
 
     def figures(self, plan: Plan | None) -> dict[str, Any]:
-        guide: Any = SimpleNamespace(plan=plan, problem=None, arena=None, spent=Spent())
+        guide: Any = SimpleNamespace(
+            plan=plan, problem=None, arena=PlanArena(), spent=PlanningTime()
+        )
         options: Any = SimpleNamespace(
             planner='', limit_bytes=0, host_limit_bytes=None, arena=False
         )
-        return self.history.statistics(options, '', guide, 0)
+        return collect_statistics(options, '', self.history, guide)
 
     def check(self, plan: Plan) -> None:
         """Numbers and maxima are over all, medians over the newest."""

@@ -184,7 +184,9 @@ def test_shapes_that_alternate_share_the_host_memory(peak, swapped, tmp_path, mo
 def test_a_kind_of_iteration_that_is_forgotten_holds_no_host_memory(
     peak, swapped, monkeypatch
 ):
-    monkeypatch.setattr('chainer_hybridmem.session.guides.LARGEST_GUIDE_COUNT', 1)
+    monkeypatch.setattr(
+        'chainer_hybridmem.session.known_signatures.LARGEST_GUIDE_COUNT', 1
+    )
     long, short = networks.batches(1), networks.batches(1, size=6)
     held = []
     for rounds in (2, 5):

@@ -24,7 +24,7 @@ def train(wait=False, **options):
     def after(session, i):
         plans.append(session and session.plan)
         if wait and i == ITERATIONS - 4:
-            for search in session._planning.improvements:
+            for search in session._planning.search.improvements:
                 search.wait(600)
 
     if options:
@@ -67,7 +67,7 @@ def test_a_better_plan_is_adopted_and_numbers_stay_exact(lazy, monkeypatch):
 
 def test_without_it_nothing_runs(lazy):
     _, _, session = train(planner='hybrid')
-    assert session._planning.improvements == [] and not improvements()
+    assert session._planning.search.improvements == [] and not improvements()
 
 
 def test_it_ends_with_the_session(lazy, monkeypatch):

@@ -28,7 +28,7 @@ import chainer_hybridmem
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.profile import Slot, SlotKind
-from chainer_hybridmem.session import plan_cache
+from chainer_hybridmem.session import plan_cache, recorded_signature, source_files
 from chainer_hybridmem.session.plan_cache import PlanCache
 from chainer_hybridmem.session.planning import Planning
 from chainer_hybridmem.session.session import Session
@@ -82,7 +82,9 @@ def train(folder: Any, data: Any, **options: Any) -> Trained:
     options = {'memory_limit': LIMIT, 'planner': PLANNER, **options}
     with (
         mock.patch.object(Session, 'observe_problem') as profiled,
-        mock.patch.object(Planning, '_faster', return_value=None),  # as chance has it
+        mock.patch.object(
+            Planning, '_find_faster', return_value=None
+        ),  # as chance has it
     ):
         result, session = networks.train(
             Net, data, cache_dir=folder, progress=log, **options
@@ -312,9 +314,9 @@ def test_another_configuration_of_chainer(folder):
     'module', [Net.__module__, 'chainer.functions.activation.sigmoid', '__main__']
 )
 def test_other_code(module, folder):
-    stamp = plan_cache._stamp
+    stamp = source_files._stamp
     with mock.patch.object(
-        plan_cache, '_stamp', lambda name: 'new' if name == module else stamp(name)
+        source_files, '_stamp', lambda name: 'new' if name == module else stamp(name)
     ):
         cached, log = begin(folder)
     assert cached == 0
@@ -323,9 +325,9 @@ def test_other_code(module, folder):
 
 
 def test_code_without_a_file_is_never_kept(data, tmp_path):
-    stamp = plan_cache._stamp
+    stamp = source_files._stamp
     with mock.patch.object(
-        plan_cache,
+        source_files,
         '_stamp',
         lambda name: None if name == Net.__module__ else stamp(name),
     ):
@@ -462,7 +464,7 @@ def renamed(folder: Path, change: Any) -> None:
     path = only_file(folder)
     rewrite(path, change)
     body = json.loads(gzip.decompress(path.read_bytes()))
-    keys = [plan_cache._read_key(row) for row in body['keys']]
+    keys = [recorded_signature.read_key(row) for row in body['keys']]
     circumstances = json.dumps(body['circumstances'], sort_keys=True)
     kind = plan_cache._digest(circumstances + json.dumps(keys))
     path.rename(folder / f'{plan_cache._digest(circumstances)}-{kind}.guide.gz')
@@ -639,25 +641,22 @@ def test_failing_to_write_is_told_once(step, data, in_core, tmp_path):
 def test_everything_that_was_found_out_comes_back(folder):
     cache = chainer_hybridmem.optimize(Net(), LIMIT, PLANNER, cache_dir=folder)._cache
     (guide,) = cache.load()
-    guide.timings.clear()
-    guide.foreign_bytes, guide.spare_bytes = 1000, 2000
-    guide.wants_arena = guide.recomputes = False
-    guide.outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
-    guide.written = {Slot(2, SlotKind.INPUT, 0)}
-    guide.ways = {(4, 0, 'ReLU'): Way('batch', 2, True)}
+    guide.pace.forget_times()
+    guide.foreign.leave_free(1000)
+    guide.arena.exceed(2000)
+    guide.arena.reject('')
+    outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
+    guide.outlive(outliving, updated=False)
+    guide.habits.stop_recomputing()
+    guide.habits.write({Slot(2, SlotKind.INPUT, 0)})
+    guide.ways[4, 0, 'ReLU'] = Way('batch', 2, True)
     cache.save(guide)
     (again,) = cache.load()
-    for name in (
-        'outliving',
-        'written',
-        'ways',
-        'wants_arena',
-        'recomputes',
-        'timed',
-        'keys',
-    ):
-        assert getattr(again, name) == getattr(guide, name), name
-    for name in ('foreign_bytes', 'spare_bytes', 'stage', 'plan', 'table'):
+    assert again.habits.outliving == outliving
+    assert vars(again.habits) == vars(guide.habits)
+    assert vars(again.foreign) == vars(guide.foreign)
+    assert not again.arena.wanted and again.arena.spare_bytes == 2000
+    for name in ('ways', 'timed', 'signature', 'stage', 'plan', 'table'):
         assert getattr(again, name) == getattr(guide, name), name
     assert again.problem.profile == guide.problem.profile
 
@@ -686,7 +685,7 @@ def test_what_is_no_data_is_not_written(folder):
         Net(), LIMIT, PLANNER, cache_dir=folder, progress=log
     )
     (guide,) = session._cache.load()
-    guide.keys.append(('ReLU', object()))
+    guide.signature.append(('ReLU', object()))
     session._cache.save(guide)
     assert 'plans are not kept' in log.getvalue()
     assert len(list(folder.iterdir())) == 1
@@ -717,7 +716,7 @@ def test_many_writers_and_readers(folder):
     ]
     (guide,) = caches[0].load()
     for cache in caches:
-        cache._sources.update(json_sources(folder))
+        cache._sources.stamps.update(json_sources(folder))
 
     def write(cache: PlanCache) -> None:
         for _ in range(5):

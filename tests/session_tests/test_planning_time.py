@@ -16,7 +16,7 @@ from support import networks
 
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.session import guide, planning, spent
+from chainer_hybridmem.session import guide, plan_maker, planning_time
 from chainer_hybridmem.session import session as session_module
 from chainer_hybridmem.units import format_seconds
 
@@ -64,14 +64,14 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(
-        spent, 'time', types.SimpleNamespace(perf_counter=clock.perf_counter)
+        planning_time, 'time', types.SimpleNamespace(perf_counter=clock.perf_counter)
     )
     for step, owner, name in (
         ('build', Recorder, 'build'),
         ('problem', guide.Guide, 'make_problem'),
         ('timed problem', guide.Guide, 'make_timed_problem'),
-        ('planner', planning, 'make_plan'),
-        ('arena', planning, 'lay_out'),
+        ('planner', plan_maker, 'make_plan'),
+        ('arena', plan_maker, 'lay_out'),
         ('log', AllocationLog, 'finish'),
         ('keep', session_module.Session, '_keep'),
     ):
@@ -123,7 +123,7 @@ def test_every_step_is_told(clock: Clock) -> None:
 
 
 def test_time_is_counted_once_where_steps_are_nested(clock: Clock) -> None:
-    own = spent.Spent()
+    own = planning_time.PlanningTime()
     with own.counted():
         clock.now += 1
         with own.counted():

@@ -16,8 +16,8 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.session import session as sessions
-from chainer_hybridmem.session.watch import Watch
+from chainer_hybridmem.session import graph_hook
+from chainer_hybridmem.session.noted_functions import NotedFunctions
 
 ROOMY = '1GB'
 TIGHT = 3_800_000  # bytes; Everything needs 5.2 MB in-core
@@ -34,7 +34,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr('chainer_hybridmem.session.instruments.Recorder', Counted)
+    monkeypatch.setattr(
+        'chainer_hybridmem.session.measuring_instruments.Recorder', Counted
+    )
     return made
 
 
@@ -111,7 +113,7 @@ def test_a_backward_in_another_thread_is_refused():
     with hybridmem.optimize(model, ROOMY) as session:
         networks.iterate(model, chainer.optimizers.SGD().setup(model), *DATA[0])
         loss = model(*DATA[0])
-        assert session._quiet
+        assert session._hook.iteration.quiet
         thread = threading.Thread(target=backward, args=(loss,))
         thread.start()
         thread.join()
@@ -131,12 +133,12 @@ def test_hooks_note_and_nothing_else(monkeypatch):
     with hybridmem.optimize(model, ROOMY) as session:
         networks.iterate(model, optimizer, *DATA[0])
         for name in ('complete', 'before_forward', 'before_backward', 'after_backward'):
-            monkeypatch.setattr(session._executor, name, never)
-        monkeypatch.setattr(sessions.graph, 'find_slots', never)
+            monkeypatch.setattr(session._runtime.executor, name, never)
+        monkeypatch.setattr(graph_hook.graph, 'find_slots', never)
         keys = []
-        key_of = sessions._forward_key
+        key_of = graph_hook.make_forward_key
         monkeypatch.setattr(
-            sessions, '_forward_key', lambda *a: keys.append(a) or key_of(*a)
+            graph_hook, 'make_forward_key', lambda *a: keys.append(a) or key_of(*a)
         )
         for batch in DATA[1:4]:
             networks.iterate(model, optimizer, *batch)
@@ -361,22 +363,22 @@ class Thing:
     """Something to refer to."""
 
 
-def test_a_watch_keeps_nothing_alive():
-    watch = Watch()
+def test_noted_functions_keep_nothing_alive():
+    noted = NotedFunctions()
     things = [Thing() for _ in range(4)]
-    watch.functions = [weakref.ref(thing) for thing in things]
-    watch.nested.add(2)
-    watch.ended = [weakref.ref(things[3])]
+    noted.functions = [weakref.ref(thing) for thing in things]
+    noted.nested.add(2)
+    noted.ended = [weakref.ref(things[3])]
     del things[0]
-    numbered, ended, running = watch.take()
+    numbered, ended, running = noted.take()
     assert numbered == [(1, things[0]), (-1, things[1]), (3, things[2])]
     assert ended == [things[2]] and not running
-    assert watch.take() == ([], [], [])
+    assert noted.take() == ([], [], [])
     del numbered, ended
-    watch.functions = [weakref.ref(thing) for thing in things]
-    watch.ended = [weakref.ref(things[0])]
-    watch.begin()
+    noted.functions = [weakref.ref(thing) for thing in things]
+    noted.ended = [weakref.ref(things[0])]
+    noted.begin()
     del things[1:]
-    watch.begin()
-    assert watch.take_older() == (things, things)
-    assert watch.take_older() == ([], [])
+    noted.begin()
+    assert noted.take_older() == (things, things)
+    assert noted.take_older() == ([], [])

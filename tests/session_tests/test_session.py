@@ -356,7 +356,7 @@ def test_sessions_one_after_the_other_leave_nothing(tmp_path):
 def test_a_session_that_has_ended_is_not_entered_again(model):
     session = hybridmem.optimize(model, LIMIT)
     for _ in range(2):
-        if session._ended:
+        if session._thread._has_ended:
             with pytest.raises(SessionError, match='has ended .* make another one'):
                 session.__enter__()
         else:

@@ -12,8 +12,13 @@ from support import hostile, networks
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.session import arena_planning, planning
-from chainer_hybridmem.session.guide import LONGEST_REST, Guide
+from chainer_hybridmem.session import (
+    arena_planning,
+    background_search,
+    plan_maker,
+    planning,
+)
+from chainer_hybridmem.session.plan_pace import LONGEST_REST, PlanPace
 
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 30
@@ -41,7 +46,7 @@ class Watched:
         )
 
     def _after(self, session, i):
-        self.placing.append(session._instruments.placing)
+        self.placing.append(session._runtime.instruments.placing)
         self.missing.append(session.statistics()['no_arena'])
         self.plans.append(session.plan)
 
@@ -126,7 +131,7 @@ class Restless:
 def test_a_search_that_finds_better_plans_for_ever(
     any_arena, data, in_core, monkeypatch
 ):
-    monkeypatch.setattr(planning, 'Improvement', Restless)
+    monkeypatch.setattr(background_search, 'Improvement', Restless)
     watched = Watched(data, improve=True)
     networks.assert_same(in_core, watched.outcome)
     assert len(watched.changes) > 2
@@ -135,16 +140,19 @@ def test_a_search_that_finds_better_plans_for_ever(
 
 def test_a_search_for_times_of_the_past_ends(any_arena, data, monkeypatch):
     """Else no other search would begin."""
-    monkeypatch.setattr(planning, 'Improvement', Restless)
+    monkeypatch.setattr(background_search, 'Improvement', Restless)
     watched = Watched(data[:20], improve=True)
-    guide, planning_ = watched.session._guide, watched.session._planning
+    guide, planning_ = (
+        watched.session._hook.iteration.following.guide,
+        watched.session._planning,
+    )
     former = guide.problem
     planning_.adopt(guide)
-    assert [i.problem for i in planning_.improvements] == [former]
+    assert [i.problem for i in planning_.search.improvements] == [former]
     planning_.follow(guide, dataclasses.replace(former), guide.plan)
-    assert not planning_.improvements
+    assert not planning_.search.improvements
     planning_.adopt(guide)
-    assert [i.problem for i in planning_.improvements] == [guide.problem]
+    assert [i.problem for i in planning_.search.improvements] == [guide.problem]
 
 
 # -- what an arena waits for ---------------------------------------------------
@@ -178,14 +186,14 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
 def refusing(monkeypatch, calls):
     """For these calls of the planner no arena fits; returns how many there were."""
     made = []
-    plan_with_arena = planning.plan_with_arena
+    plan_with_arena = plan_maker.plan_with_arena
 
     def refuse(*args, **kwargs):
         plan, fits = plan_with_arena(*args, **kwargs)
         made.append(fits)
         return plan, fits and len(made) not in calls
 
-    monkeypatch.setattr(planning, 'plan_with_arena', refuse)
+    monkeypatch.setattr(plan_maker, 'plan_with_arena', refuse)
     return made
 
 
@@ -194,7 +202,7 @@ def test_a_plan_that_is_not_followed_takes_no_arena_away(any_arena, data, monkey
     monkeypatch.setattr(planning, 'LEAST_GAIN', math.inf)  # nothing is better
     watched = Watched(data[:12], verify=3)  # timed once the arena stands
     assert len(made) == 2 and watched.missing[-1] is None
-    assert watched.session._guide.wants_arena
+    assert watched.session._results.find_planned().arena.wanted
 
 
 def test_an_arena_that_was_too_slow_gets_another_chance(any_arena, data, monkeypatch):
@@ -202,16 +210,16 @@ def test_an_arena_that_was_too_slow_gets_another_chance(any_arena, data, monkeyp
     monkeypatch.setattr(planning, 'LEAST_GAIN', math.inf)
     watched = Watched(data[:12])
     assert len(made) == 2
-    assert watched.missing[4] == f'none: {planning.TOO_SLOW}'
+    assert watched.missing[4] == f'none: {plan_maker.TOO_SLOW}'
     assert watched.missing[-1] is None
 
 
 def test_changes_for_the_sake_of_time_get_rarer():
-    guide = Guide([])
+    pace = PlanPace()
     allowed = []
     for i in range(400):
-        guide.rested += 1
-        if guide.may_change:
-            guide.count_change()
+        pace.rest(at_offsets=True)
+        if pace.may_change:
+            pace.count_change()
             allowed.append(i + 1)
     assert allowed[:8] == [1, 3, 7, 15, 31, 63, 127, 127 + LONGEST_REST]

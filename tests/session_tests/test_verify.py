@@ -43,7 +43,11 @@ def while_guided(action):
 
     def act(*args):
         session = active_session()
-        if not done and session.state == 'guided' and session._backward_seen:
+        if (
+            not done
+            and session.state == 'guided'
+            and session._hook.iteration.backward_seen
+        ):
             done.append(action(*args))
 
     return act
@@ -78,7 +82,9 @@ def test_only_so_many_are_verified_and_none_of_them_is_timed(data):
     entries = session._history.entries
     verified = [bool(entry['verified']) for entry in entries]
     assert verified == [False] * RECORDED + [True] * 2 + [False] * 2
-    assert len(session._guide.timings) == 1  # nobody has ended the last one
+    assert (
+        len(session._hook.iteration.following.guide.pace.timings) == 1
+    )  # nobody has ended the last one
     seconds = [entry['seconds'] for entry in entries[RECORDED + 2 :]]
     assert session.iteration_times() == seconds
     assert session.statistics()['iteration_seconds'] == pytest.approx(np.mean(seconds))

@@ -18,7 +18,7 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.session import planning
+from chainer_hybridmem.session import plan_maker
 from chainer_hybridmem.session import session as session_module
 from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.session.options import Options
@@ -111,7 +111,7 @@ def test_a_session_finds_the_same_parts_and_peak(data, recorded, limit, splittin
         planner='swap-all',
         splitting=splitting,
     )
-    used = session._splitter.used
+    used = session._runtime.splitter.used
     found = {(*place, way.cut, way.parts, way.exact) for place, way in used.items()}
     planned = {
         (p.operation, p.function, p.name, p.cut, p.parts, p.exact) for p in plan.parts
@@ -146,7 +146,7 @@ def test_guided_iterations_begin_with_the_planned_parts(
     figures = session.statistics()
     assert figures['split'] == len(session.plan.parts) > 0
     assert figures['guided_peak_bytes'] == figures['predicted_peak_bytes'] <= limit
-    assert session._planned_guide().problem.parts == session.plan.parts
+    assert session._results.find_planned().problem.parts == session.plan.parts
     if splitting == 'exact':
         networks.assert_same(recorded[1], actual)
     else:
@@ -162,10 +162,10 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
     def smaller(problem, make_plan_for, *ignored, **options):
         return make_plan_for(LIMIT - 1000), True
 
-    monkeypatch.setattr(planning, 'plan_with_arena', smaller)
+    monkeypatch.setattr(plan_maker, 'plan_with_arena', smaller)
     device = open_device('cpu', PLENTY, None, None)
     options = Options(LIMIT, 'swap-all')
-    maker = planning.Planning(device, None, options, print, print, print)
+    maker = plan_maker.PlanMaker(device, options, print)
     plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
     device.close()
     assert plan.memory_limit_bytes == LIMIT - 1000

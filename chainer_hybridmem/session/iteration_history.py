@@ -1,15 +1,13 @@
-"""What the iterations of a session have been, and the figures made of them."""
+"""What the iterations of a session have been."""
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.movements import Counters
-from chainer_hybridmem.records.plan import Action, Plan, Tier
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
@@ -17,7 +15,7 @@ NEWEST = 1000  # iterations that medians are made of
 _MAXIMA = ('peak_bytes', 'footprint_bytes', 'host_bytes', 'disk_bytes')
 
 
-class History:
+class IterationHistory:
     """One entry per finished iteration: the newest as they are, all of them summed up.
 
     Args:
@@ -30,6 +28,9 @@ class History:
         iterations (int): How many there have been.
         guided_iterations (int): How many of them have followed a plan.
         verified_iterations (int): How many of them were checked.
+        deviations (int): How many have left what they had begun like for nothing.
+        shortages (int): In how many an allocation has not fitted at once.
+        fitting (int): How many in a row have fitted by now.
     """
 
     def __init__(self, device: Device) -> None:
@@ -38,12 +39,26 @@ class History:
         self.entries: list[Entry] = []
         self.untrusted: set[str] = set()
         self._guided: list[Entry] = []  # the newest
-        self._maxima: list[Entry] = []  # of all, one for each plan and kind
+        self._maxima: list[Entry] = []  # of all, for each plan, verified or not
         self.iterations = self.guided_iterations = self.verified_iterations = 0
+        self.deviations = self.shortages = self.fitting = 0
 
     def begin_placing(self) -> None:
-        """Places are set now: what has been before does not count."""
+        """Offsets are set now: what has been before does not count."""
         self._placed_before = self._device.place_figures()
+
+    def note_shortage(self, short: bool) -> None:
+        """Whether an allocation has not fitted in the iteration to be added."""
+        self.shortages += short
+        self.fitting = 0 if short else self.fitting + 1
+
+    def count_deviation(self) -> None:
+        """An iteration has left what it had begun like for nothing."""
+        self.deviations += 1
+
+    def distrust(self, functions: Iterable[str]) -> None:
+        """Functions with these names are never run again."""
+        self.untrusted.update(functions)
 
     def add(
         self,
@@ -124,82 +139,16 @@ class History:
         """
         return _of_plan(self._guided[-NEWEST:], plan)
 
-    def statistics(
-        self, options: Options, state: str, guide: Guide | None, differed: int
-    ) -> dict[str, Any]:
-        """See :meth:`.session.Session.statistics`.
+    def maxima(self, plan: Plan | None) -> list[Entry]:
+        """The largest figures of iterations that have followed a plan.
 
-        Args:
-            options: What the plan was made for.
-            state: Of the session.
-            guide: The guide with the plan; None before there is one.
-            differed: Iterations that nobody knew.
+        They are of any plan, as long as there is none of this one.
         """
-        plan = guide.plan if guide is not None else None
-        recent = self.guided(plan) or self.entries[-NEWEST:]
-        guided = _of_plan([e for e in self._maxima if e['guided']], plan)
+        return _of_plan([e for e in self._maxima if e['guided']], plan)
 
-        def median(name: str) -> float | None:
-            if not recent:
-                return None
-            return statistics.median(entry[name] for entry in recent)
-
-        problem = guide.problem if guide is not None else None
-        arena = guide.arena if guide is not None else None
-        seconds = median('seconds')
-        in_core = plan.in_core_seconds if plan is not None else None
-        return {
-            'state': state,
-            'planner': options.planner,
-            'iterations': self.iterations,
-            'guided_iterations': self.guided_iterations,
-            'verified_iterations': self.verified_iterations,
-            'deviations': differed,
-            'limit_bytes': options.limit_bytes,
-            'peak_bytes': _most(self._maxima, 'peak_bytes'),
-            'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
-            'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
-            'footprint_bytes': _most(self._maxima, 'footprint_bytes'),
-            'arena_bytes': arena.slab_bytes if arena else None,
-            'side_bytes': arena.side_bytes if arena else None,
-            'no_arena': _no_arena(guide) if options.arena else None,
-            'placed': _as_int(median('placed')),
-            'unplaced': _as_int(median('unplaced')),
-            'host_bytes': _most(guided or self._maxima, 'host_bytes'),
-            'disk_bytes': _most(guided or self._maxima, 'disk_bytes'),
-            'host_limit_bytes': options.host_limit_bytes,
-            **{
-                f'predicted_{name}_bytes': plan.tier_bytes(problem.profile, tier)
-                if plan and problem
-                else None
-                for name, tier in (('host', Tier.RAM), ('disk', Tier.DISK))
-            },
-            'iteration_seconds': seconds,
-            'predicted_seconds': plan.predicted_seconds if plan else None,
-            'in_core_seconds': in_core,
-            'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
-            'gap': plan.gap if plan else None,
-            'overhead': seconds / in_core - 1 if seconds and in_core else None,
-            'stall_seconds': median('stall_seconds'),
-            'swapped_bytes': _as_int(median('swapped_bytes')),
-            'recomputed_bytes': _as_int(median('recomputed_bytes')),
-            'evictions': _as_int(median('evictions')),
-            'restores': _as_int(median('restores')),
-            'split': _as_int(median('split')),
-            'split_inexact': _as_int(median('split_inexact')),
-            'untrusted': sorted(self.untrusted),
-            'foreign_bytes': int(recent[-1]['foreign_bytes']) if recent else None,
-            'keep': plan.count(Action.KEEP) if plan else None,
-            'swap': plan.count(Action.SWAP) if plan else None,
-            'recompute': plan.count(Action.RECOMPUTE) if plan else None,
-            'planning_seconds': guide.spent.seconds if guide and plan else None,
-            'simulations': plan.simulations if plan else None,
-            'guided_peak_bytes': _most(guided, 'peak_bytes') if guided else None,
-        }
-
-
-def _no_arena(guide: Guide | None) -> str | None:
-    return 'waits for a plan' if guide is None else guide.no_arena
+    def all_maxima(self) -> list[Entry]:
+        """The largest figures of all iterations, by what they have followed."""
+        return self._maxima
 
 
 def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:
@@ -209,7 +158,7 @@ def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:
 
 
 def _raise_maxima(maxima: list[Entry], entry: Entry) -> None:
-    """The largest figures of each plan and kind of iteration are kept."""
+    """The largest figures of each plan are kept, of verified iterations apart."""
     for most in maxima:
         kinds = ('guided', 'verified')
         if most['plan'] is entry['plan'] and all(most[k] == entry[k] for k in kinds):
@@ -217,11 +166,3 @@ def _raise_maxima(maxima: list[Entry], entry: Entry) -> None:
             return
     names = ('plan', 'guided', 'verified', *_MAXIMA)
     maxima.append({name: entry[name] for name in names})
-
-
-def _most(entries: list[Entry], name: str) -> int:
-    return int(max((entry[name] for entry in entries), default=0))
-
-
-def _as_int(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.verifier import Verdict, Verification, Verifier
 from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.recording.stopwatch import Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
+from chainer_hybridmem.records.measured_timeline import Measured
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.session.uncounted import call_uncounted
 
 
 class Instruments:
@@ -21,6 +26,7 @@ class Instruments:
     Args:
         device (Device): Where iterations run.
         executor (Executor): What executes their plans.
+        verification (Verification): Makes verifiers.
 
     Attributes:
         recorder (Recorder or None): Makes a profile of the iteration.
@@ -28,18 +34,25 @@ class Instruments:
         tracer (Tracer or None): Traces operations and copies.
         lateness (Lateness or None): Finds swap-ins that come late.
         log (AllocationLog or None): Logs allocations for an arena.
-        placing (bool): Whether allocations have planned places.
+        placing (bool): Whether allocations have planned offsets.
+        trace_requested (bool): Whether the next guided iteration is to be traced.
+        timeline (Measured or None): Of the iteration traced last.
     """
 
-    def __init__(self, device: Device, executor: Executor) -> None:
+    def __init__(
+        self, device: Device, executor: Executor, verification: Verification
+    ) -> None:
         self._device = device
         self._executor = executor
+        self._verification = verification
         self.recorder: Recorder | None = None
         self.stopwatch: Stopwatch | None = None
         self.tracer: Tracer | None = None
         self.lateness: Lateness | None = None
         self.log: AllocationLog | None = None
         self.placing = False
+        self.trace_requested = False
+        self.timeline: Measured | None = None
 
     # -- while an iteration runs ------------------------------------------------
     def enter(self) -> None:
@@ -68,16 +81,21 @@ class Instruments:
             self.log.start_operation()
 
     # -- which ones -----------------------------------------------------------
-    def record(self, trial: bool, draft: bool) -> Recorder:
+    def record(self, trial: bool, draft: bool, together: bool) -> Recorder:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""
         self.recorder = Recorder(self._device, self._executor, trial, draft)
         self.recorder.enter()
+        self.recorder.together = together
         return self.recorder
 
     def time(self) -> None:
         """Times the iteration's operations."""
         self.stopwatch = Stopwatch(self._device)
         self.stopwatch.enter()
+
+    def request_trace(self) -> None:
+        """Has the next guided iteration traced."""
+        self.trace_requested = True
 
     def trace(self) -> None:
         """Traces the iteration."""
@@ -95,13 +113,56 @@ class Instruments:
         self.log = AllocationLog(self._device)
 
     def place(self, arena: Arena) -> bool:
-        """Gives allocations their places; False if there is no memory for the arena."""
+        """Gives allocations their offsets; False if the arena finds no memory."""
         self.placing = self._device.set_places(arena)
         return self.placing
 
+    def verify(self) -> bool:
+        """Verifies the iteration, unless enough have been; whether it is verified."""
+        return self._verify_with(self._verification.begin())
+
+    def _verify_with(self, verifier: Verifier | None) -> bool:
+        self._executor.verify_with(verifier)
+        return verifier is not None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the iterations verified so far; None before the first."""
+        return self._verification.verdict
+
     # -- at the end -----------------------------------------------------------
+    def take_recorder(self) -> Recorder | None:
+        """Hands out what records the iteration; it records no more."""
+        recorder, self.recorder = self.recorder, None
+        return recorder
+
+    def take_log(self) -> AllocationLog | None:
+        """Hands out the log, to be finished by the caller."""
+        log, self.log = self.log, None
+        return log
+
+    def finish_trace(self, profile: Profile, plan: Plan) -> None:
+        """Makes the timeline of a whole iteration, if that was traced."""
+        if self.tracer is not None:
+            self._device.synchronize()
+            self.timeline = call_uncounted(self.tracer.build, profile, plan)
+            self.trace_requested = False
+
+    def finish_verifying(self, guided: bool) -> bool:
+        """Ends the verification of an iteration; whether a guided one was verified."""
+        verifier = self._executor.verifier
+        self.stop_verifying()
+        if verifier is None or not guided:
+            return False
+        self._verification.count(verifier)
+        return True
+
+    def stop_verifying(self) -> None:
+        """The iteration is not verified."""
+        self._verify_with(None)
+
     def stop_placing(self) -> None:
-        """Ends places and log."""
+        """Ends offsets and log."""
         if self.placing:
             self._device.seek(-1)
             self.placing = False

@@ -1,19 +1,19 @@
-"""Every kind of iteration that a session has met.
+"""Every signature that a session has met, and which one an iteration is to follow.
 
-An iteration is known by its operations in order, and only once it has ended. Until
-then it may be any of those that have begun like it: it follows one of them, and
-another one where it differs. What has begun like none of them is passive from there.
+A signature is known only once its iteration has ended. Until then the iteration may be
+any of those that have begun like it: it follows one of them, and another one where it
+differs. An iteration that has begun like none of them is passive from there.
 
 Note: [when to learn]
-    Recording must begin with the iteration, before anybody knows which one it is.
-    (1) After an iteration nobody knew, the next ones that begin like it are recorded
-    beside what they follow: one that is new becomes a draft. Drafts that never come
-    again (a random path through the network) make this rarer.
+    Recording must begin with the iteration, before its signature is known.
+    (1) After an iteration of an unknown signature, the next ones that begin like it are
+    recorded beside what they follow: one that is new becomes a draft. Drafts that never
+    come again (a random path through the network) make this rarer.
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
-    (3) As long as nobody has asked for a plan, this is worth it only for what comes
-    again: an iteration that nobody knew counts once another one has had its print.
+    (3) As long as no plan is asked for, this is worth it only for what comes again: an
+    unknown iteration counts once another one has had its fingerprint.
 """
 
 from __future__ import annotations
@@ -21,30 +21,36 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from chainer_hybridmem.session.guide import Guide, Key, Stage
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.operation_key import OperationKey
 
 LARGEST_GUIDE_COUNT = 128
-DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after one nobody knew
+DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after an unknown one
 MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
 CAUTIOUS_TRIES = 4  # of both kinds in vain, where only what comes again is learnt
-MOST_PRINTS = 4096
+MOST_FINGERPRINTS = 4096
 
 
-class Guides:
+class KnownSignatures:
     """Guides by how their iterations begin; the one met last comes first.
 
     Args:
         cautious (bool): Whether only what comes again is learnt.
+
+    Attributes:
+        takes_fingerprints (bool): Whether the operations of unknown iterations are
+            worth looking at: memory has been short.
     """
 
     def __init__(self, cautious: bool = False) -> None:
         self._cautious = cautious
-        self._prints: dict[int, None] = {}  # of iterations nobody knew, in order
+        self.takes_fingerprints = False
+        self._fingerprints: dict[int, None] = {}  # of unknown iterations, in order
         self._guides: list[Guide] = []
-        self._drafting: collections.Counter[Key] = collections.Counter()
+        self._drafting: collections.Counter[OperationKey] = collections.Counter()
         self._unused = 0  # drafts made since one has come again
         self._unknown = 0
         self._met = 0  # iterations
@@ -56,9 +62,10 @@ class Guides:
     def __len__(self) -> int:
         return len(self._guides)
 
-    def begin(self, key: Key) -> Guide | None:
+    # -- which one to follow --------------------------------------------------
+    def begin(self, key: OperationKey) -> Guide | None:
         """The guide to follow when an iteration begins; None if none begins so."""
-        found = [guide for guide in self._guides if guide.keys[0] == key]
+        found = [guide for guide in self._guides if guide.signature[0] == key]
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
@@ -69,41 +76,56 @@ class Guides:
             drafts = []
         return next(iter(drafts or known), None)
 
-    def alternative(self, keys: Sequence[Key], stage: Stage) -> Guide | None:
+    def find_alternative(
+        self, begun: Sequence[OperationKey], stage: Stage
+    ) -> Guide | None:
         """Another guide for an iteration that has begun like this.
 
         Args:
-            keys: The iteration's operations so far.
+            begun: The iteration's operations so far.
             stage: Of the guide it has followed; one like it is preferred.
         """
-        n, begun = len(keys), list(keys)
-        found = [g for g in self._guides if len(g.keys) > n and g.keys[:n] == begun]
+        n, start = len(begun), list(begun)
+        found = [
+            guide
+            for guide in self._guides
+            if len(guide.signature) > n and guide.signature[:n] == start
+        ]
         found.sort(key=lambda g: (g.stage is not stage, g.stage is not Stage.GUIDED))
         return found[0] if found else None
 
-    def find(self, keys: Sequence[Key]) -> Guide | None:
+    def find(self, operations: Sequence[OperationKey]) -> Guide | None:
         """The guide of exactly these operations."""
-        complete = list(keys)
-        return next((g for g in self._guides if g.keys == complete), None)
+        complete = list(operations)
+        return next((g for g in self._guides if g.signature == complete), None)
 
-    def alone(self, key: Key) -> bool:
+    def begins_alone(self, key: OperationKey) -> bool:
         """Whether at most one guide begins so."""
-        return sum(guide.keys[0] == key for guide in self._guides) < 2
+        return sum(guide.signature[0] == key for guide in self._guides) < 2
 
-    def wants_draft(self, key: Key) -> bool:
+    def find_planned(self) -> Guide | None:
+        """The guide with a plan that was met last."""
+        return next((g for g in self._guides if g.plan is not None), None)
+
+    # -- what to learn --------------------------------------------------------
+    def wants_draft(self, key: OperationKey) -> bool:
         """Whether an iteration that begins so is recorded whatever it follows."""
         return self._drafting[key] > 0
 
-    def wants_trial(self, key: Key) -> bool:
+    def wants_trial(self, key: OperationKey) -> bool:
         """Whether a draft that begins so waits for its replays to be verified."""
-        return any(guide.trial for guide in self._guides if guide.keys[0] == key)
+        return any(guide.trial for guide in self._guides if guide.signature[0] == key)
+
+    def begin_fingerprints(self) -> None:
+        """Memory has been short: unknown iterations may be worth recording."""
+        self.takes_fingerprints = True
 
     def take_in(self, guides: Sequence[Guide]) -> None:
         """Guides that earlier runs have made, the newest one first."""
         self._guides.extend(guides)
 
-    # -- what an iteration has been --------------------------------------------
-    def met(self, guide: Guide, tried: bool) -> None:
+    # -- what an iteration has been -------------------------------------------
+    def meet(self, guide: Guide, tried: bool) -> None:
         """An iteration has turned out to be this guide's.
 
         Args:
@@ -115,17 +137,17 @@ class Guides:
             self._unused = 0
         elif tried:
             self._vain += 1
-        key = guide.keys[0]
+        key = guide.signature[0]
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
-    def tried(self) -> None:
+    def count_vain_try(self) -> None:
         """An iteration that followed a draft from the start was unknown."""
         if self._cautious:
             self._met += 1
             self._vain += 1
 
-    def missed(self, key: Key, fingerprint: int | None = None) -> None:
+    def miss(self, key: OperationKey, fingerprint: int | None = None) -> None:
         """An iteration that began so was unknown and has not been recorded.
 
         Args:
@@ -135,19 +157,19 @@ class Guides:
         self._unknown += 1
         if self._cautious and fingerprint is not None:
             self._met += 1
-            if fingerprint in self._prints:
+            if fingerprint in self._fingerprints:
                 self._drafting[key] = DRAFTS_AFTER_UNKNOWN
-            self._prints[fingerprint] = None
-            if len(self._prints) > MOST_PRINTS:
-                del self._prints[next(iter(self._prints))]
+            self._fingerprints[fingerprint] = None
+            if len(self._fingerprints) > MOST_FINGERPRINTS:
+                del self._fingerprints[next(iter(self._fingerprints))]
             return
         if self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN
 
     def add(self, guide: Guide) -> None:
         """Takes a guide in whose first iteration has been recorded."""
-        key = guide.keys[0]
-        if any(other.keys[0] == key for other in self._guides):
+        key = guide.signature[0]
+        if any(other.signature[0] == key for other in self._guides):
             self._unused += 1
             most = CAUTIOUS_TRIES if self._cautious else MOST_UNUSED_DRAFTS
             more = self._unused < most

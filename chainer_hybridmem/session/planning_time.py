@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+Owner = TypeVar('Owner')
+Work = TypeVar('Work', bound='Timed')
+Rest = ParamSpec('Rest')
+Result = TypeVar('Result')
 
 
-class Spent:
-    """What the plans of one kind of iterations have cost.
+class PlanningTime:
+    """What the plans of one signature have cost.
 
     Building profiles and problems counts, as well as planning, laying out, checking
     and keeping.
@@ -46,3 +53,24 @@ class Spent:
         seconds = self.seconds
         untold, self._told_seconds = seconds - self._told_seconds, seconds
         return untold
+
+
+class Timed(Protocol):
+    """What planning time is spent on: a guide."""
+
+    spent: PlanningTime
+
+
+def count_time(
+    method: Callable[Concatenate[Owner, Work, Rest], Result],
+) -> Callable[Concatenate[Owner, Work, Rest], Result]:
+    """Decorates a method that works for a guide: its seconds are planning time."""
+
+    @functools.wraps(method)
+    def counted(
+        self: Any, guide: Work, *args: Rest.args, **kwargs: Rest.kwargs
+    ) -> Result:
+        with guide.spent.counted():
+            return method(self, guide, *args, **kwargs)
+
+    return counted

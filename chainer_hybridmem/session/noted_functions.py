@@ -1,17 +1,4 @@
-"""What iterations have run that nobody records, because nothing has had to leave.
-
-Note: [quiet iterations]
-    An iteration that nobody knows begins quietly: the hooks note which functions have
-    run, by weak references, and nothing else. Most end so, wherever everything fits.
-    When an allocation does not fit, the executor gets to know what those functions have
-    left in the graph, as few of them as will do: first those whose backward has ended,
-    then from the first one on, for what that has left is needed last. The iteration
-    goes on quietly; a backward function finds what it reads, whether it is known or
-    not. Only then its kind is worth recording. If nothing else can go, or a backward
-    makes a graph of its own, all functions become known and the rest is passive.
-    Functions of quiet iterations stay noted as long as they live: a graph that the
-    program keeps can be evicted, too.
-"""
+"""The functions that quiet iterations have run, as weak references."""
 
 from __future__ import annotations
 
@@ -22,8 +9,10 @@ from typing import Any
 Reference = weakref.ref[Any]
 
 
-class Watch:
-    """Functions that have run in quiet iterations; weak references only.
+class NotedFunctions:
+    """Functions of quiet iterations; see :mod:`.quiet_iterations`.
+
+    They stay noted as long as they live.
 
     Attributes:
         functions (list): Of the iteration under way, in the order of their forward.
@@ -45,6 +34,11 @@ class Watch:
         self._older: list[Reference] = []
         self._older_ended: list[Reference] = []
 
+    def note_nested(self, function: Any) -> None:
+        """A backward function calls a forward function."""
+        self.nested.add(len(self.functions))
+        self.functions.append(weakref.ref(function))
+
     def begin(self) -> None:
         """Another iteration begins: what is noted belongs to older graphs."""
         self._older = _living(self._older, self.functions)
@@ -63,6 +57,10 @@ class Watch:
         ended, self.ended = self.ended[:count], self.ended[count:]
         return list(_alive(ended))
 
+    def living_running(self) -> list[Any]:
+        """Functions whose backward runs now."""
+        return list(_alive(self.running))
+
     def next_functions(self, count: int) -> list[tuple[int, Any]]:
         """The next functions with their numbers, in order; they are handed out once.
 
@@ -73,6 +71,11 @@ class Watch:
         numbered = zip(range(start, stop), self.functions[start:stop], strict=True)
         alive = ((k, reference()) for k, reference in numbered)
         return [(k, function) for k, function in alive if function is not None]
+
+    def find_current(self) -> Any:
+        """The function under way; None if it has died."""
+        references = self.running or self.functions
+        return references[-1]() if references else None
 
     @property
     def all_out(self) -> bool:

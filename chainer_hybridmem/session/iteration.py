@@ -1,0 +1,206 @@
+"""One iteration: how far it has come, and whose guide it follows."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from chainer_hybridmem.records.profile import Category
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.operation_key import OperationKey
+
+
+class Following:
+    """Which guide an iteration follows, as its operations come.
+
+    Attributes:
+        guide (Guide or None): Has begun like the iteration; None: its signature is
+            unknown.
+        operations (list of OperationKey): Those that have begun.
+        tried (bool): Whether it has begun with a draft.
+        whole (bool): Whether it has followed one guide alone.
+        deviated (bool): Whether it has left what it followed for nothing.
+    """
+
+    __slots__ = ('_compares', 'deviated', 'guide', 'operations', 'tried', 'whole')
+
+    def __init__(self, guide: Guide | None = None) -> None:
+        self.guide = guide
+        self.operations: list[OperationKey] = []
+        self.tried = guide is not None and guide.stage is Stage.PROFILING
+        self.whole = self._compares = guide is not None
+        self.deviated = False
+
+    def fits(self, k: int, key: OperationKey) -> bool:
+        """Takes operation k; False if the guide expects another one."""
+        self.operations.append(key)
+        if not self._compares:
+            return True
+        assert self.guide is not None
+        signature = self.guide.signature
+        return k < len(signature) and signature[k] == key
+
+    def switch(self, guide: Guide) -> None:
+        """It is another guide's iteration, which begins in the same way."""
+        self.guide, self.whole = guide, False
+
+    def deviate(self) -> None:
+        """It is no known guide's iteration."""
+        self.guide, self._compares, self.whole = None, False, False
+        self.deviated = True
+
+    def know(self, guide: Guide | None) -> None:
+        """It has ended, and was this guide's."""
+        self.guide = guide
+
+
+class Iteration:
+    """One iteration; functions of its graph know it as their origin.
+
+    Attributes:
+        following (Following): Which guide it follows.
+        started (bool): Whether it is under way.
+        quiet (bool): Whether functions are noted and nothing else; see
+            :mod:`.quiet_iterations`.
+        position (int): Operations that have begun.
+        label (str): Of the last one.
+        last (tuple or None): Number and weak reference of a forward function that may
+            not be complete yet.
+        depth (int): Backward functions under way.
+        backward_seen (bool): Whether one has begun.
+        short (bool): Whether an allocation has not fitted at once.
+        foreign_bytes (int): What the program held when it began beyond what it held
+            when its guide was recorded.
+        categories (dict): What the model's allocations held when it began, by
+            allocation id.
+        fingerprint (int or None): Of a quiet iteration's operations, if they are
+            looked at.
+        first_serial (int): Of its functions, once a quiet one knows some; else -1.
+    """
+
+    __slots__ = (
+        '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
+        'first_serial', 'following', 'foreign_bytes', 'label', 'last', 'position',
+        'quiet', 'short', 'started',
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.following = Following()
+        self.started = self.quiet = False
+        self.position = 0
+        self.label = 'no operation yet'
+        self.last: tuple[int, weakref.ref[Any]] | None = None
+        self.depth = 0
+        self.backward_seen = False
+        self.short = False
+        self.foreign_bytes = 0
+        self.categories: Mapping[int, Category] = {}
+        self.fingerprint: int | None = None
+        self.first_serial = -1
+        self._start_seconds = 0.0
+
+    # -- beginning and end ----------------------------------------------------
+    def follow(self, guide: Guide | None) -> None:
+        """It begins like a guide's iterations; None: it begins like none."""
+        self.following = Following(guide)
+
+    def note_memory(
+        self, categories: Mapping[int, Category], first_serial: int = -1
+    ) -> None:
+        """What the model holds now.
+
+        Args:
+            categories: By allocation id.
+            first_serial: Of its functions, if some of a quiet iteration are known.
+        """
+        self.categories, self.first_serial = categories, first_serial
+
+    def note_foreign(self, nbytes: int) -> None:
+        """The program holds so much more than its guide's profile knows."""
+        self.foreign_bytes = nbytes
+
+    def start(self, quiet: bool = False, fingerprint: int | None = None) -> None:
+        """Its first operation is about to run.
+
+        Args:
+            quiet: Whether functions are noted and nothing else.
+            fingerprint: Where that of its operations starts; None: there is none.
+        """
+        self.quiet, self.fingerprint = quiet, fingerprint
+        self.started = True
+        self._start_seconds = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since its start."""
+        return time.perf_counter() - self._start_seconds
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has come through forward and backward."""
+        return self.started and self.backward_seen and not self.depth
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether it is in forward or backward."""
+        return self.depth > 0 or (self.started and not self.backward_seen)
+
+    def end(self) -> None:
+        """It is over; what it has been is known."""
+        self.started = False
+
+    def break_off(self) -> None:
+        """It comes to nothing: the program has caught an error."""
+        self.depth, self.started = 0, False
+        self.following.know(None)
+
+    # -- operations -----------------------------------------------------------
+    def start_forward(self) -> int:
+        """A forward function is about to run; returns its number."""
+        k = self.position
+        self.position = k + 1
+        return k
+
+    def start_backward(self) -> int:
+        """A backward function is about to run; returns its number."""
+        self.depth += 1
+        self.backward_seen = True
+        k = self.position
+        self.position = k + 1
+        return k
+
+    def end_backward(self) -> int:
+        """A backward function has run; returns how many still do."""
+        depth = self.depth
+        if depth:
+            depth -= 1
+            self.depth = depth
+        return depth
+
+    def name_operation(self, label: str) -> None:
+        """The operation that has begun last is called so."""
+        self.label = label
+
+    def wait_for(self, k: int, function: Any) -> None:
+        """Forward operation k, or -1 for a nested one, completes at the next hook."""
+        self.last = k, weakref.ref(function)
+
+    def forget_last(self) -> None:
+        """The forward function that waited is complete, or has come to nothing."""
+        self.last = None
+
+    # -- memory is short ------------------------------------------------------
+    def fall_short(self) -> None:
+        """An allocation does not fit."""
+        self.short = True
+
+    def stop_quiet(self) -> None:
+        """All of its functions are known from now on, and what follows, too."""
+        self.quiet = False
+
+    def add_to_fingerprint(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Its fingerprint tells a forward function and the shapes of its inputs."""
+        shapes = [x.shape for x in in_data]
+        self.fingerprint = hash((self.fingerprint, type(function), *shapes))

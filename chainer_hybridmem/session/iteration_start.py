@@ -1,0 +1,164 @@
+"""What happens when an iteration begins."""
+
+from __future__ import annotations
+
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.host_share import HostShare
+from chainer_hybridmem.session.iteration import Iteration
+from chainer_hybridmem.session.known_signatures import KnownSignatures
+from chainer_hybridmem.session.model_arrays import ModelArrays
+from chainer_hybridmem.session.observation import Observation
+from chainer_hybridmem.session.operation_key import OperationKey
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.quiet_iterations import QuietIterations
+from chainer_hybridmem.session.runtime import Runtime
+
+
+class IterationStart:
+    """Begins iterations: quietly, in passive mode, or with a guide.
+
+    Args:
+        runtime (Runtime): Runs iterations.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Never leave, or as a plan says.
+        quiet (QuietIterations): Runs iterations of which nothing is to be found out.
+        signatures (KnownSignatures): Have the guides.
+        host_share (HostShare): Gives host memory to a guide.
+        observation (Observation): Finds out about iterations.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        quiet: QuietIterations,
+        signatures: KnownSignatures,
+        host_share: HostShare,
+        observation: Observation,
+    ) -> None:
+        self._device = runtime.device
+        self._executor = runtime.executor
+        self._splitter = runtime.splitter
+        self._options = options
+        self._arrays = arrays
+        self._quiet = quiet
+        self._signatures = signatures
+        self._host_share = host_share
+        self._observation = observation
+
+    def begin(self, iteration: Iteration, key: OperationKey) -> None:
+        """Begins an iteration.
+
+        Args:
+            iteration: A new one.
+            key: Of its first operation.
+
+        Raises:
+            OutOfMemoryError: If it surely cannot end, with a limit that does.
+            SessionError: If replays of earlier iterations have made something else.
+        """
+        self._quiet.begin_iteration()
+        refuse_differences(self._device, wait=False)
+        guide = self._signatures.begin(key)
+        iteration.follow(guide)
+        if not self._begin_quietly(iteration, guide, key):
+            self._begin_known(iteration, guide, key)
+
+    def _begin_quietly(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> bool:
+        """Begins an iteration of which nothing is to be found out, if it is one."""
+        if guide is not None or self._observation.wants_recording(guide, key):
+            return False
+        executor = self._executor
+        if executor.maps.knows_any:
+            self._arrays.protect_from(executor)
+        executor.begin(None, {})
+        if not executor.maps.all_present:
+            return False
+        self._splitter.begin({})
+        self._device.forget_failure()
+        self._device.reset_peak()
+        fingerprint = 0 if self._signatures.takes_fingerprints else None
+        iteration.start(quiet=True, fingerprint=fingerprint)
+        return True
+
+    def _begin_known(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> None:
+        """Begins an iteration whose feature maps are known one by one."""
+        self._refuse(guide)
+        iteration.note_memory(self._arrays.protect_from(self._executor))
+        self._quiet.know_older()
+        self._host_share.give_to(guide)
+        may_switch = not self._signatures.begins_alone(key)
+        if guide is None:
+            self._executor.begin(None, {}, (), may_switch, (), None)
+            self._splitter.begin({})
+        else:
+            self._follow(guide, may_switch)
+            iteration.note_foreign(self._count_foreign(guide))
+        self._device.forget_failure()
+        self._observation.begin(iteration.following, key)
+        self._device.reset_peak()
+        iteration.start()
+
+    def _follow(self, guide: Guide, may_switch: bool) -> None:
+        table = guide.table
+        crosses = table is not None and table.crossing
+        holders = self._arrays.find_owners().values() if crosses else ()
+        self._executor.begin(
+            table,
+            guide.copies,
+            holders,
+            may_switch,
+            guide.habits.outliving,
+            guide.watched,
+        )
+        self._splitter.begin(guide.ways)
+
+    def _count_foreign(self, guide: Guide) -> int:
+        """What the program holds beyond what it held in the guide's profile."""
+        if guide.problem is None:
+            return 0
+        held_bytes = self._device.used_bytes - self._executor.maps.older_bytes
+        return max(0, held_bytes - guide.problem.profile.initial_bytes)
+
+    def _refuse(self, guide: Guide | None) -> None:
+        """An iteration that surely cannot end does not begin.
+
+        Raises:
+            OutOfMemoryError: With a limit that does.
+        """
+        if guide is None or guide.forecast is None or not guide.trial:
+            return
+        used = self._device.used_bytes - self._executor.maps.older_bytes
+        options = self._options
+        host_limited = options.host_limit_bytes is not None
+        error = guide.forecast.refusal(options.limit_bytes, used, host_limited)
+        if error is not None:
+            raise error
+
+
+def end_late_checks(device: Device, iteration: int) -> None:
+    """What a GPU has been asked to compare so far belongs to this iteration."""
+    if device.late_checks is not None:
+        device.late_checks.end_iteration(iteration)
+
+
+def refuse_differences(device: Device, wait: bool) -> None:
+    """Tells what a GPU has found out about replays of earlier iterations.
+
+    Args:
+        device: Compares what replays make.
+        wait: Whether comparisons under way are waited for.
+
+    Raises:
+        SessionError: If one of them has not made what it should.
+    """
+    checks = device.late_checks
+    for iteration, what in () if checks is None else checks.differences(wait):
+        raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')

@@ -1,0 +1,266 @@
+"""What happens when an iteration ends: figures, recordings, plans and other plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.recording import Recorder
+from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.records.profile import Profile, Slot
+from chainer_hybridmem.session.forecast import Forecast, forecast
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.iteration import Iteration
+from chainer_hybridmem.session.iteration_history import IterationHistory
+from chainer_hybridmem.session.iteration_start import end_late_checks
+from chainer_hybridmem.session.known_signatures import KnownSignatures
+from chainer_hybridmem.session.link_measurement import LinkMeasurement, Links
+from chainer_hybridmem.session.model_arrays import ModelArrays
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.planning_time import PlanningTime
+from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.uncounted import call_uncounted
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+
+class Learning:
+    """Learns from iterations that have ended.
+
+    Args:
+        runtime (Runtime): Has run them.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Are named in profiles.
+        planning (Planning): Makes and changes plans.
+        signatures (KnownSignatures): Take new guides in.
+        history (IterationHistory): Takes figures.
+        links (LinkMeasurement): Are part of profiles.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        planning: Planning,
+        signatures: KnownSignatures,
+        history: IterationHistory,
+        links: LinkMeasurement,
+    ) -> None:
+        self._device: Device = runtime.device
+        self._executor = runtime.executor
+        self._splitter = runtime.splitter
+        self._instruments = runtime.instruments
+        self._tell = runtime.tell
+        self._options = options
+        self._arrays = arrays
+        self._planning = planning
+        self._signatures = signatures
+        self._history = history
+        self._links = links
+
+    def end(self, iteration: Iteration, seconds: float) -> None:
+        """An iteration has ended, and its guide is settled.
+
+        Args:
+            iteration: The iteration.
+            seconds: It took.
+
+        Raises:
+            InfeasibleError: If the planner asked for finds no plan.
+        """
+        following, instruments = iteration.following, self._instruments
+        guide = following.guide
+        self.count(iteration, seconds)
+        end_late_checks(self._device, self._history.iterations)
+        if guide is None:
+            self._miss(iteration)
+        else:
+            self._signatures.meet(guide, following.tried)
+            if guide.stage is Stage.GUIDED:
+                self._finish_guided(iteration, guide)
+        instruments.stop_placing()
+        recorder = instruments.take_recorder()
+        if recorder is not None:
+            following.know(self._learn(iteration, recorder, guide))
+
+    # -- figures --------------------------------------------------------------
+    def count(self, iteration: Iteration, seconds: float) -> None:
+        """An iteration becomes part of the history.
+
+        Args:
+            iteration: The iteration.
+            seconds: It took.
+        """
+        guide = iteration.following.guide
+        guided = guide is not None and guide.stage is Stage.GUIDED
+        self._history.note_shortage(iteration.short)
+        if iteration.short:
+            self._signatures.begin_fingerprints()
+        entry = self._history.add(
+            seconds,
+            self._executor.counters,
+            None if guide is None else guide.plan,
+            guided,
+            iteration.foreign_bytes,
+            self._splitter,
+            self._instruments.finish_verifying(guided),
+        )
+        self._tell(
+            f'iteration {self._history.iterations} ({self.name_state(iteration)}): '
+            f'{format_seconds(seconds)}, peak {format_bytes(entry["peak_bytes"])}'
+        )
+
+    def count_deviation(self, iteration: Iteration) -> None:
+        """Counts an iteration that has left what it followed for nothing."""
+        if iteration.following.deviated:
+            self._history.count_deviation()
+            recorded = '' if self._instruments.recorder is None else ', and is recorded'
+            self._tell(
+                f'iteration {self._history.iterations} left what it had begun like: it '
+                f'went on in passive mode{recorded}'
+            )
+
+    def name_state(self, iteration: Iteration) -> str:
+        """How an iteration runs or has run; see :attr:`.Session.state`."""
+        guide = iteration.following.guide
+        if guide is not None:
+            return guide.stage.value
+        if iteration.quiet and not iteration.short:
+            return 'in-core'
+        recorded = self._instruments.recorder is not None
+        waits = self._options.plans_anyway or not self._history.iterations
+        if recorded or (waits and not len(self._signatures)):
+            return Stage.WARM_UP.value
+        return 'passive'
+
+    # -- iterations without a recording ---------------------------------------
+    def _miss(self, iteration: Iteration) -> None:
+        """The signature is unknown: the next iterations like it may be recorded."""
+        self.count_deviation(iteration)
+        following = iteration.following
+        if following.tried:
+            self._signatures.count_vain_try()
+        if self._instruments.recorder is None and self._is_pressed(iteration):
+            self._signatures.miss(following.operations[0], iteration.fingerprint)
+
+    def _is_pressed(self, iteration: Iteration) -> bool:
+        """Whether the iteration that ends is worth recording when it comes again."""
+        counters = self._executor.counters
+        moved = counters.swapped_out_bytes or counters.replays or counters.restores
+        return iteration.short or self._options.plans_anyway or bool(moved)
+
+    def _finish_guided(self, iteration: Iteration, guide: Guide) -> None:
+        """What an iteration that has followed a plan tells about it."""
+        instruments, whole = self._instruments, iteration.following.whole
+        followed, watch = guide.plan, instruments.stopwatch
+        lateness, placing = instruments.lateness, instruments.placing
+        log = instruments.take_log()
+        if whole and guide.problem is not None and followed is not None:
+            instruments.finish_trace(guide.problem.profile, followed)
+        instruments.stop_following()
+        self._note_log(guide, log)
+        if not whole:
+            return
+        guide.pace.rest(placing or not (self._options.arena and guide.arena.wanted))
+        planning = self._planning
+        if watch is not None:
+            self._device.synchronize()
+            guide.pace.note_times(watch.times())
+            if guide.timed:
+                call_uncounted(planning.retime, guide)
+        if guide.arena.is_logged:
+            call_uncounted(planning.lay_out, guide)
+        if self._options.improve and guide.timed:
+            call_uncounted(planning.adopt, guide)
+        if lateness is not None and guide.plan is followed:
+            self._device.synchronize()
+            call_uncounted(planning.move_late, guide, lateness)
+        if guide.foreign.end_iteration(bool(self._executor.counters.evictions)):
+            call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
+
+    def _note_log(self, guide: Guide, log: AllocationLog | None) -> None:
+        if log is None:
+            guide.arena.note_log(None)
+            return
+        with guide.spent.counted():
+            guide.arena.note_log(call_uncounted(log.finish))
+
+    # -- recordings -----------------------------------------------------------
+    def _learn(
+        self, iteration: Iteration, recorder: Recorder, guide: Guide | None
+    ) -> Guide | None:
+        """Takes in what has been recorded, if that is new.
+
+        Returns:
+            Guide of the iteration; None if it is still unknown.
+        """
+        if not _is_new(recorder, guide):
+            recorder.discard()
+            return guide
+        written = recorder.written_slots() | self._executor.maps.find_written_slots()
+        self._executor.settle()
+        self._device.synchronize()
+        links = self._links.measure_once()
+        if links is None:
+            recorder.discard()
+            return guide
+        spent = PlanningTime() if guide is None else guide.spent
+        with spent.counted():
+            profile = self._build_profile(iteration, recorder, links)
+            if guide is None:
+                guide = self._make_guide(iteration, profile, spent)
+            else:
+                call_uncounted(guide.learn, profile, self._splitter.changed)
+            self._plan_recorded(guide, written)
+        return guide
+
+    def _build_profile(
+        self, iteration: Iteration, recorder: Recorder, links: Links
+    ) -> Profile:
+        arrays = self._arrays
+        categories = {**iteration.categories, **arrays.find_categories()}
+        profile = call_uncounted(
+            recorder.build,
+            links.link,
+            self._device.describe(),
+            categories,
+            arrays.find_owners(),
+        )
+        self._history.distrust(recorder.untrusted)
+        return dataclasses.replace(profile, disk_link=links.disk)
+
+    def _make_guide(
+        self, iteration: Iteration, draft: Profile, spent: PlanningTime
+    ) -> Guide:
+        """The guide of a signature that was unknown."""
+        ways = dict(self._splitter.used)
+        guide = Guide(iteration.following.operations, spent, ways)
+        call_uncounted(guide.learn, draft)
+        guide.expect(call_uncounted(self._foresee, draft))
+        self._signatures.add(guide)
+        iteration.following.know(guide)
+        return guide
+
+    def _foresee(self, draft: Profile) -> Forecast | None:
+        """What iterations like one without a plan need, if they may not fit."""
+        options = self._options
+        crossing = bool(options.cross_iteration)
+        return forecast(draft, options.limit_bytes, crossing, bool(options.splitting))
+
+    def _plan_recorded(self, guide: Guide, written: set[Slot]) -> None:
+        """Makes a guide's first plan once enough is recorded."""
+        guide.habits.write(written)
+        if guide.profiled:
+            call_uncounted(self._planning.plan, guide)
+
+
+def _is_new(recorder: Recorder, guide: Guide | None) -> bool:
+    """Whether a recording tells what its guide does not know."""
+    if guide is None:
+        return True
+    return (
+        guide.stage is Stage.PROFILING
+        and not recorder.draft
+        and (recorder.trial or not guide.trial)
+    )

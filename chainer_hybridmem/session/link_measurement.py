@@ -1,0 +1,61 @@
+"""The bandwidths of a session's links, measured once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chainer_hybridmem.devices.link import measure_link
+from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.runtime import Runtime
+
+MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
+
+
+class Links(NamedTuple):
+    """Where swapped maps go.
+
+    Attributes:
+        link (Link): To RAM; to the disk if there is no RAM to speak of.
+        disk (Link or None): To the disk, if there is one.
+    """
+
+    link: Link
+    disk: Link | None
+
+
+class LinkMeasurement:
+    """Measures links when they are first asked for.
+
+    Args:
+        runtime (Runtime): Copies, and makes room for that.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._device = runtime.device
+        self._executor = runtime.executor
+        self._tell = runtime.tell
+        self._links: Links | None = None
+
+    def measure_once(self) -> Links | None:
+        """The links as first measured; None if there is no memory to measure yet."""
+        if self._links is None:
+            self._links = self._measure()
+        return self._links
+
+    def _measure(self) -> Links | None:
+        device = self._device
+        free_bytes = device.limit_bytes - device.used_bytes
+        if free_bytes < MEASURING_BYTES:
+            self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
+        try:
+            ram = measure_link(device)
+            disk = measure_link(device, tier=Tier.DISK)
+        except MemoryError:
+            self._tell('no memory to measure the link: profiled later')
+            return None
+        link = ram or disk
+        if link is None:
+            self._tell('no host memory to measure the link: profiled later')
+            return None
+        return Links(link, disk)

@@ -1,0 +1,79 @@
+"""What a model's parameters, gradients and optimizer states take in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer_hybridmem.chainer_access.owners import (
+    Owner,
+    StateOwner,
+    model_arrays,
+    owners_of,
+    permanent_arrays,
+)
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.records.profile import Category
+
+
+class ModelArrays:
+    """The arrays of a model, as they are at each call.
+
+    Args:
+        model (Link): Is trained.
+        device (Device): Where it is trained.
+    """
+
+    def __init__(self, model: Any, device: Device) -> None:
+        self._model = model
+        self._device = device
+        self._updates_before = 0
+
+    def find_categories(self) -> dict[int, Category]:
+        """What the model's allocations hold now, by allocation id."""
+        identify, owns = self._device.allocation_id, self._device.owns
+        return {
+            identify(array): category
+            for category, array in permanent_arrays(self._model)
+            if owns(array)
+        }
+
+    def protect_from(self, executor: Executor) -> dict[int, Category]:
+        """Tells an executor which allocations never leave; returns what they hold."""
+        categories = self.find_categories()
+        executor.maps.keep_resident(categories)
+        return categories
+
+    def find_owners(self) -> dict[int, Owner]:
+        """The owners of parameters and optimizer states, by allocation id.
+
+        Arrays that share an allocation are left out: one of them cannot leave alone.
+        """
+        found: dict[int, list[Owner]] = {}
+        for owner in owners_of(self._model):
+            array = owner.get()
+            allocation = self._device.allocation_id(array) if array is not None else 0
+            found.setdefault(allocation, []).append(owner)
+        return {a: owners[0] for a, owners in found.items() if a and len(owners) == 1}
+
+    def find_states(self) -> list[Owner]:
+        """The owners of optimizer states."""
+        owners = self.find_owners().values()
+        return [owner for owner in owners if isinstance(owner, StateOwner)]
+
+    @property
+    def distinct_bytes(self) -> int:
+        """What all of them take; shared memory counts once."""
+        return self._device.distinct_bytes(model_arrays(self._model))
+
+    def begin_counting_updates(self) -> None:
+        """Updates from here on count."""
+        self._updates_before = self._sum_updates()
+
+    def count_updates(self) -> int:
+        """How often parameters have been updated meanwhile, all together."""
+        return self._sum_updates() - self._updates_before
+
+    def _sum_updates(self) -> int:
+        rules = (parameter.update_rule for parameter in self._model.params())
+        return sum(rule.t for rule in rules if rule is not None)

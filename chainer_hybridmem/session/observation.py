@@ -1,0 +1,123 @@
+"""What is to be found out about an iteration that begins."""
+
+from __future__ import annotations
+
+from chainer_hybridmem.session.background_search import BackgroundSearch
+from chainer_hybridmem.session.guide import Guide, Stage
+from chainer_hybridmem.session.iteration import Following
+from chainer_hybridmem.session.iteration_history import IterationHistory
+from chainer_hybridmem.session.known_signatures import KnownSignatures
+from chainer_hybridmem.session.model_arrays import ModelArrays
+from chainer_hybridmem.session.operation_key import OperationKey
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.splitting.trials import Trials
+
+
+class Observation:
+    """Chooses the instruments of each iteration.
+
+    Args:
+        runtime (Runtime): Has the instruments.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Leave while an iteration is recorded, as far as they may.
+        signatures (KnownSignatures): Know what is still to be learnt.
+        history (IterationHistory): Counts what has its offset.
+        search (BackgroundSearch): Would disturb times.
+        tries_parts (bool): Whether recordings tell what functions need in parts, and
+            keep all allocations apart.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        signatures: KnownSignatures,
+        history: IterationHistory,
+        search: BackgroundSearch,
+        tries_parts: bool,
+    ) -> None:
+        self._runtime = runtime
+        self._instruments = runtime.instruments
+        self._options = options
+        self._arrays = arrays
+        self._signatures = signatures
+        self._history = history
+        self._search = search
+        self._tries_parts = tries_parts
+
+    @property
+    def waits_for_shortage(self) -> bool:
+        """Whether iterations are recorded only once memory has been short."""
+        return not (self._options.plans_anyway or self._instruments.trace_requested)
+
+    def wants_recording(self, guide: Guide | None, key: OperationKey) -> bool:
+        """Whether an iteration is to be recorded.
+
+        Args:
+            guide: It begins like that one's; None if its signature is unknown.
+            key: Of its first operation.
+        """
+        return self._is_profiled(guide) or self._signatures.wants_draft(key)
+
+    def _is_profiled(self, guide: Guide | None) -> bool:
+        if guide is None:
+            return not self.waits_for_shortage
+        return guide.stage is Stage.PROFILING
+
+    def begin(self, following: Following, key: OperationKey) -> None:
+        """Begins to observe an iteration.
+
+        Args:
+            following: What it follows.
+            key: Of its first operation.
+        """
+        guide = following.guide
+        profiled = self._is_profiled(guide)
+        if profiled or self._signatures.wants_draft(key):
+            self._record(following, key, profiled)
+        self._instruments.stop_verifying()
+        if guide is not None and not profiled:
+            self._watch_guided(guide)
+
+    def _record(self, following: Following, key: OperationKey, profiled: bool) -> None:
+        executor, tried = self._runtime.executor, following.tried
+        executor.evictor.clear()
+        recorder = self._instruments.record(
+            trial=tried and self._signatures.wants_trial(key),
+            draft=not tried,
+            together=not self._tries_parts,
+        )
+        if self._tries_parts and recorder.trial:
+            self._runtime.splitter.try_with(Trials(self._runtime.device, recorder))
+        if profiled and self._options.cross_iteration:
+            executor.crossing.park(self._arrays.find_states())
+
+    def _watch_guided(self, guide: Guide) -> None:
+        """Times, traces or logs an iteration that follows a plan, or verifies it."""
+        instruments = self._instruments
+        verified = instruments.verify()
+        first = not self._history.iterations  # allocates what stays
+        may_log = instruments.recorder is None and not first
+        free = may_log and not verified  # else it takes longer
+        if free and guide.wants_times:
+            self._search.stop()  # its thread would disturb the times
+            instruments.time()
+        if instruments.trace_requested and free:
+            instruments.trace()
+        elif free and guide.timed and self._options.feeds_back:
+            instruments.find_late()
+        if self._options.arena:
+            self._use_arena(guide, may_log and instruments.tracer is None)
+
+    def _use_arena(self, guide: Guide, may_log: bool) -> None:
+        """Allocations of this iteration get their offsets, or are logged."""
+        if guide.arena.laid_out is not None:
+            placed = self._instruments.place(guide.arena.laid_out)
+            self._history.begin_placing()
+            if not placed:
+                guide.arena.refuse('no memory for it beside what the pool keeps')
+                self._runtime.tell('no memory for the arena beside what the pool keeps')
+        elif guide.wants_log and may_log:
+            self._instruments.log_allocations()

@@ -1,0 +1,125 @@
+"""Makes one plan for a guide: within the limit, with an arena that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.pools import planned_trace
+from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.session.arena_planning import MOST_SLOWDOWN, plan_with_arena
+from chainer_hybridmem.session.guide import Guide
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.planning_time import count_time
+from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.units import format_bytes
+
+TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
+
+
+class PlanMaker:
+    """Makes plans with the session's planner.
+
+    Args:
+        device (Device): Where arenas are.
+        options (Options): What is wanted; its planner may change between iterations.
+        tell (callable): Takes a line of progress.
+    """
+
+    def __init__(
+        self, device: Device, options: Options, tell: Callable[[str], None]
+    ) -> None:
+        self._device = device
+        self._options = options
+        self._tell = tell
+
+    @count_time
+    def make_plan(
+        self,
+        guide: Guide,
+        problem: Problem,
+        planner: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Plan:
+        """A plan for the limit, with an arena if there is one that fits.
+
+        Args:
+            guide: Whose plan it becomes.
+            problem: Of its iterations.
+            planner: Its name; None: the one wished for, with its options.
+            options: Of that planner.
+
+        Raises:
+            InfeasibleError: If there is no plan, with or without an arena.
+        """
+        if planner is None:
+            planner = self._options.planner
+            options = self._options.planner_options
+        chosen, given = planner, options or {}
+        room_bytes = self.room_bytes(guide)
+        problem = fitted(problem, room_bytes)
+
+        def make_plan_for(limit_bytes: int) -> Plan:
+            return make_plan(problem, limit_bytes, chosen, **given)
+
+        if not self._wants_arena(guide):
+            return make_plan_for(room_bytes)
+        plan, fits = plan_with_arena(
+            problem,
+            make_plan_for,
+            lambda logs: self.lay_out(logs, room_bytes - guide.arena.spare_bytes),
+            room_bytes,
+            guide.arena.spare_bytes,
+            optional=self._device.moves_in,
+        )
+        if not fits:
+            guide.arena.reject(TOO_SLOW)
+            self._tell(f'no arena: {TOO_SLOW}')
+        elif plan.memory_limit_bytes < room_bytes:
+            self._tell(
+                f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '
+                f'arena fits'
+            )
+        if plan.memory_limit_bytes < room_bytes:
+            bound = lower_bound(problem, room_bytes).seconds
+            plan = dataclasses.replace(plan, lower_bound_seconds=bound)
+        return plan
+
+    def room_bytes(self, guide: Guide) -> int:
+        """What the limit leaves for a guide's plans."""
+        return self._options.limit_bytes - guide.foreign.nbytes
+
+    def _wants_arena(self, guide: Guide) -> bool:
+        return self._options.arena and guide.arena.wanted
+
+    def arena_fits(self, guide: Guide, problem: Problem, plan: Plan) -> bool:
+        """Whether a plan needs no arena, or one that fits as far as its trace tells."""
+        if not self._wants_arena(guide):
+            return True
+        room_bytes = self.room_bytes(guide) - guide.arena.spare_bytes
+        logs = logs_of(planned_trace(problem.profile, plan))
+        return self.lay_out(logs, room_bytes).footprint_bytes <= room_bytes
+
+    def lay_out(
+        self, logs: tuple[IterationLog, IterationLog], enough_bytes: int = 0
+    ) -> Arena:
+        """Offsets for what two iterations have allocated.
+
+        Args:
+            logs: Of the iterations, or of a plan's trace.
+            enough_bytes: An arena that needs no more is good enough.
+        """
+        device = self._device
+        return lay_out(
+            logs,
+            device.block_bytes,
+            device.alignment_bytes,
+            device.moves_in,
+            enough_bytes,
+        )

@@ -1,0 +1,75 @@
+"""When a plan is timed, and when it may change for the sake of time."""
+
+from __future__ import annotations
+
+from chainer_hybridmem.recording.stopwatch import Times
+from chainer_hybridmem.search.feedback import Feedback
+
+LONGEST_REST = 64  # iterations, at most, between changes for the sake of time
+
+
+class PlanPace:
+    """Times of a plan's iterations, and how often the plan has changed for them.
+
+    Times are noisy, and each change costs the arena, which takes two iterations to be
+    laid out. So it is to be used first, twice as long before each change.
+
+    Attributes:
+        timings (list): Times of the operations, per timed guided iteration.
+        timed_again (bool): The plan has changed after it was timed.
+        feedback (Feedback): Late swap-ins of the plan.
+    """
+
+    def __init__(self) -> None:
+        self.timings: list[list[Times]] = []
+        self.timed_again = False
+        self.feedback = Feedback()
+        self._rested = 0  # iterations of the plan at their offsets, if it has any
+        self._changes = 0  # of the planner's plan, for the sake of time
+
+    # -- times ----------------------------------------------------------------
+    def note_times(self, times: list[Times]) -> None:
+        """A guided iteration has been timed."""
+        self.timings.append(times)
+
+    def assume(self, times: list[Times], count: int) -> None:
+        """Earlier runs have timed so many iterations, with these times."""
+        self.timings = [times] * count
+
+    def forget_times(self) -> None:
+        """The times are those of another plan."""
+        self.timings.clear()
+
+    def change_timed_plan(self) -> None:
+        """Another plan suits the times better; its own times tell more."""
+        self.timed_again = True
+        self.timings.clear()
+
+    def time_again(self) -> None:
+        """Times of another day count, and another plan may follow from them."""
+        self.timings.clear()
+        self.timed_again = False
+
+    # -- changes --------------------------------------------------------------
+    def begin_anew(self) -> None:
+        """A plan is made without regard to former ones."""
+        self._changes = 0
+
+    def rest(self, at_offsets: bool) -> None:
+        """An iteration has followed the plan, with its arena if there is to be any."""
+        self._rested += at_offsets
+
+    def change_plan(self) -> None:
+        """Another plan is followed from now on."""
+        self._rested = 0
+        self.feedback = Feedback()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether there may be another plan for the sake of time now."""
+        return self._rested >= min(1 << self._changes, LONGEST_REST)
+
+    def count_change(self) -> None:
+        """The plan changes for the sake of time, or cannot."""
+        self._changes += 1
+        self._rested = 0

@@ -1,0 +1,62 @@
+"""What runs the iterations of a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import chainer
+
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.verifier import Followed, Verification
+from chainer_hybridmem.session.device_choice import open_device_of
+from chainer_hybridmem.session.measuring_instruments import Instruments
+from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.splitting import Splitter
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """The parts that every iteration passes through.
+
+    Attributes:
+        device (Device): Where iterations run.
+        executor (Executor): Moves feature maps as a plan says.
+        splitter (Splitter): Runs functions in parts.
+        instruments (Instruments): Find something out about the iteration under way.
+        tell (callable): Takes a line of progress.
+    """
+
+    device: Device
+    executor: Executor
+    splitter: Splitter
+    instruments: Instruments
+    tell: Callable[[str], None]
+
+
+def open_runtime(
+    model: chainer.Link,
+    options: Options,
+    tell: Callable[[str], None],
+    followed: Callable[[], Followed],
+) -> Runtime:
+    """Opens the device of a model, with all that runs iterations there.
+
+    Args:
+        model: Is trained.
+        options: How.
+        tell: Takes a line of progress.
+        followed: Tells what the iteration under way follows.
+
+    Raises:
+        OptionError: If the model is on another device.
+        UnknownNameError: If there is no such device.
+    """
+    device = open_device_of(model, options)
+    executor = Executor(device, may_drop=options.host_limit_bytes is not None)
+    splitter = Splitter(device, options.splitting, tell)
+    verified = options.verified_iterations
+    verification = Verification(device, model, verified, followed)
+    instruments = Instruments(device, executor, verification)
+    return Runtime(device, executor, splitter, instruments, tell)
