@@ -1040,7 +1040,9 @@ class Session(chainer.FunctionHook):
             and (recorder.trial or not guide.trial)
         )
         if wanted:
-            written = recorder.written_slots() | self._executor.maps.written_slots()
+            written = (
+                recorder.written_slots() | self._executor.maps.find_written_slots()
+            )
             self._executor.settle()
             self.device.synchronize()
             links = self._measured_links()
