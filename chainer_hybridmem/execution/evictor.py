@@ -148,7 +148,7 @@ class Evictor:
                     continue
                 if live in self._found_held and not live.slots.is_exclusive():
                     continue
-                if live.slots.alive() and not live.slots.held():
+                if live.slots.are_alive() and not live.slots.are_held():
                     yield live
 
     def _begin_next(self, candidates: Iterable[LiveMap], wanted_bytes: int) -> None:
@@ -182,13 +182,13 @@ class Evictor:
         resident = [
             live
             for live in self._maps
-            if live.state in (State.RESIDENT, State.LEAVING) and live.slots.alive()
+            if live.state in (State.RESIDENT, State.LEAVING) and live.slots.are_alive()
         ]
         busy = sum(live.nbytes for live in resident if live in self.busy)
         held = sum(
             live.nbytes
             for live in resident
-            if live not in self.busy and (live.slots.held() or live.sticks)
+            if live not in self.busy and (live.slots.are_held() or live.sticks)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self._device.used_bytes, busy, held, stuck)

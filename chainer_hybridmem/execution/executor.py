@@ -207,7 +207,7 @@ class Executor:
         """Brings back whatever a living graph may still ask for, or makes it again."""
         self._follow_nothing()
         for live in list(self.maps):
-            if live.slots.alive():
+            if live.slots.are_alive():
                 # A later read of what does not come back is an error.
                 with contextlib.suppress(SessionError, MemoryError):
                     self._restorer.bring_back(live)

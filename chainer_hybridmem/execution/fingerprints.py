@@ -177,6 +177,6 @@ class Fingerprints:
         root, checks = self._slots.find_root(), self._device.late_checks
         if root is None or checks is None:
             return {}
-        views = self._slots.living_views()
+        views = self._slots.find_living_views()
         digests = {v: checks.digest(self._device.restore(root, v)) for v in views}
         return {view: found for view, found in digests.items() if found is not None}

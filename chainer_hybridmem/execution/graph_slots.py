@@ -79,15 +79,15 @@ class GraphSlots:
         return any(reference.is_of(owner, names) for reference in self._references)
 
     # -- who has the array ----------------------------------------------------
-    def alive(self) -> bool:
+    def are_alive(self) -> bool:
         """Whether any part of the graph can still ask for the array."""
         return any(reference.alive() for reference in self._references)
 
-    def held(self) -> bool:
+    def are_held(self) -> bool:
         """Whether a Variable of the program has the array, as far as slots tell."""
         return any(reference.held() for reference in self._references)
 
-    def replaced(self) -> bool:
+    def are_replaced(self) -> bool:
         """Whether a Variable has got another array since."""
         return any(r.node and r.replaced() for r in self._references)
 
@@ -120,7 +120,7 @@ class GraphSlots:
         for reference in self._references:
             reference.put(None)
 
-    def living_views(self) -> set[View]:
+    def find_living_views(self) -> set[View]:
         """How slots whose owners live look at the allocation."""
         return {r.view for r in self._references if r.alive()}
 

@@ -113,7 +113,7 @@ class LiveMaps:
         for allocation, live in list(self._by_allocation.items()):
             if allocation in self.permanent:
                 self._let_stay(live)
-            elif live.slots.alive():
+            elif live.slots.are_alive():
                 continue
             live.forget()
             del self._by_allocation[allocation]
@@ -264,7 +264,7 @@ class LiveMaps:
         away = (State.AWAY, State.GONE)
         return sum(live.nbytes for live in self if live.state not in away)
 
-    def written_slots(self) -> set[Slot]:
+    def find_written_slots(self) -> set[Slot]:
         """Slots of the maps of this iteration that the program has written into."""
         written = (live for live in self if live.prints.is_rewritten())
         return {slot for live in written for slot in live.slots.name_present()}
@@ -277,4 +277,4 @@ class LiveMaps:
         live = self._by_allocation.get(allocation)
         if live is None:
             return False
-        return live.prints.is_rewritten() or live.slots.replaced()
+        return live.prints.is_rewritten() or live.slots.are_replaced()

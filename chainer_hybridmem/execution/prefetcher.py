@@ -83,7 +83,7 @@ class Prefetcher:
         free_bytes = device.limit_bytes - device.used_bytes - self._transient_bytes
         while queue:
             live = queue[-1]
-            if live.state is State.AWAY and live.slots.alive():
+            if live.state is State.AWAY and live.slots.are_alive():
                 if live.nbytes > free_bytes:
                     return
                 try:

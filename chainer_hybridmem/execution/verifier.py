@@ -137,7 +137,7 @@ class Verifier:
         for live in maps:
             now, final = self._prints(live), self._final.setdefault(live, {})
             if differ(now, final):
-                if live.sticks or live.prints.rewritten or live.slots.held():
+                if live.sticks or live.prints.rewritten or live.slots.are_held():
                     self._final[live] = now  # Note: [whose change it is]
                     continue
                 raise self._differs(

@@ -132,9 +132,9 @@ def test_the_map_that_is_needed_last_goes_first(monkeypatch):
         others = [
             other
             for other in self._maps
-            if other.state is State.RESIDENT and other.slots.alive()
+            if other.state is State.RESIDENT and other.slots.are_alive()
             if other not in self.busy and other not in self._stuck
-            if not other.slots.held()
+            if not other.slots.are_held()
         ]
         if live in others and not live.sticks:
             evicted.append(live)
