@@ -34,8 +34,8 @@ from chainer_hybridmem.records.profile import (
     Profile,
     Recipe,
     Storage,
-    check_profile,
 )
+from chainer_hybridmem.records.profile_checks import check_profile
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
 
 BEYOND = 10.0  # what host copies without a place cost, of all else there is to do

@@ -16,6 +16,7 @@ from support import toys
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
@@ -86,7 +87,7 @@ def test_plans_are_valid_and_keep_the_limit(name: str, network: str) -> None:
         assert plan.in_core_seconds == pytest.approx(profile.compute_seconds)
         assert (plan.planner, plan.memory_limit_bytes) == (name, limit)
         assert plan.profile_fingerprint == profile.fingerprint()
-        assert Plan.from_json(plan.to_json()) == plan
+        assert parse_plan(serialise_plan(plan)) == plan
 
 
 @pytest.mark.parametrize('cross_iteration', ['states', True])
@@ -135,15 +136,17 @@ import dataclasses, sys
 from support import toys
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.records.plan_file import serialise_plan
+from chainer_hybridmem.records.profile_file import serialise_profile
 profile = toys.random_network(6, 7)
-print(profile.to_json())
+print(serialise_profile(profile))
 for name in PLANNERS:
     try:
         plan = make_plan(profile, int(sys.argv[1]), name)
     except (InfeasibleError, TypeError) as error:
         print(error)
     else:
-        print(dataclasses.replace(plan, planning_seconds=0.0).to_json())
+        print(serialise_plan(dataclasses.replace(plan, planning_seconds=0.0)))
 """
 
 

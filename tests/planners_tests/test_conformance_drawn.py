@@ -13,6 +13,7 @@ from support import toys
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan, options_of
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
@@ -59,7 +60,7 @@ def check(problem: Problem, limit: int, name: str, **options: Any) -> Plan | Non
     assert max(loads) == timeline.peak_bytes == plan.predicted_peak_bytes
     assert timeline.total_seconds == pytest.approx(plan.predicted_seconds)
     assert plan.lower_bound_seconds <= plan.predicted_seconds * (1 + 1e-9)
-    assert Plan.from_json(plan.to_json()) == plan
+    assert parse_plan(serialise_plan(plan)) == plan
     return plan
 
 
