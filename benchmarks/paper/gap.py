@@ -29,9 +29,10 @@ import planning
 
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.planners import lower_bound, make_plan
+from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.library import write_text
 from chainer_hybridmem.search.annealing import actions_of
+from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,

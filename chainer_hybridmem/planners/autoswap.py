@@ -30,13 +30,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
-from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.options import COUNT, POSITIVE
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -95,12 +97,12 @@ def autoswap_bo(
 
     Raises:
         InfeasibleError: If nothing fits.
-        OptionError: If an option is out of range or scikit-learn is missing.
+        OptionError: If scikit-learn is missing.
     """
-    options = {
-        'smallest_bytes': checked('smallest_bytes', smallest_bytes),
-        'evaluations': checked('evaluations', evaluations),
-        'seed': checked('seed', seed),
+    options: dict[str, Any] = {
+        'smallest_bytes': smallest_bytes,
+        'evaluations': evaluations,
+        'seed': seed,
     }
     guess = _import_guess()
     selection = _Selection(problem, limit_bytes, smallest_bytes)
@@ -116,7 +118,6 @@ def autoswap_bo(
 def _by_score(
     planner: str, problem: Problem, limit_bytes: int, smallest_bytes: int
 ) -> Plan:
-    checked('smallest_bytes', smallest_bytes)
     selection = _Selection(problem, limit_bytes, smallest_bytes)
     score = SCORES[planner.removeprefix('autoswap-')]
     best = selection.schedule(score(selection))
@@ -311,3 +312,19 @@ def _import_guess() -> Guess:
         return others[int(np.argmax(improvement))]
 
     return guess
+
+
+_SOURCE = 'Zhang et al. 2019, section IV'
+_OPTIONS = {'smallest_bytes': COUNT}
+PLANNERS = (
+    Planner('autoswap-doa', autoswap_doa, _SOURCE, _OPTIONS),
+    Planner('autoswap-aoa', autoswap_aoa, _SOURCE, _OPTIONS),
+    Planner('autoswap-wdoa', autoswap_wdoa, _SOURCE, _OPTIONS),
+    Planner('autoswap-swdoa', autoswap_swdoa, _SOURCE, _OPTIONS),
+    Planner(
+        'autoswap-bo',
+        autoswap_bo,
+        _SOURCE,
+        {**_OPTIONS, 'evaluations': POSITIVE._replace(end=10_000), 'seed': COUNT},
+    ),
+)

@@ -32,8 +32,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.options import POSITIVE
 from chainer_hybridmem.search.replay_graph import replay_reads
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -219,3 +221,21 @@ def _least_memory(
     best = ranks.index(min(ranks))
     search.simulations += unlimited.simulations
     return candidates[best], len(choices[best]) + 1
+
+
+PLANNERS = (
+    Planner(
+        'checkpoint-sqrt',
+        checkpoint_sqrt,
+        source='Chen et al. 2016; memonger',
+        options={'segments': POSITIVE._replace(optional=True)},
+        acts_always=True,
+    ),
+    Planner(
+        'checkpoint-speed',
+        checkpoint_speed,
+        source='gradient-checkpointing',
+        acts_always=True,
+        quick=True,
+    ),
+)

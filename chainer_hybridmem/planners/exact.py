@@ -31,42 +31,43 @@ import numpy as np
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planners.hybrid import hybrid
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import Relaxation, lower_bound, tightened
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
-from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.options import SECONDS
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation import problem as problem_module
 from chainer_hybridmem.simulation.kernel import Work
 from chainer_hybridmem.simulation.problem import Arrays, Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
-TIME_LIMIT = 60.0
+TIME_BUDGET = 60.0
 TRUST = 1e-6  # share of the solver's bound given away for its tolerances
 
 
-def exact(problem: Problem, limit_bytes: int, time_limit: float = TIME_LIMIT) -> Plan:
+def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) -> Plan:
     """The fastest assignment under our scheduler, with the tightest bound.
 
     Args:
         problem: What to plan.
         limit_bytes: Memory limit.
-        time_limit: Seconds after which the best plan so far is taken, as ``proved``
+        time_budget: Seconds after which the best plan so far is taken, as ``proved``
             in the plan's options then says; the result depends on the machine if
             they do not suffice. The incumbent's own search comes on top.
 
     Raises:
         InfeasibleError: If nothing fits.
-        OptionError: If the time limit is not positive.
     """
-    checked('time_limit', time_limit)
     late = Search(problem, limit_bytes, barrier=False)
     if late.in_core_fits():
-        return late.finish_in_core('exact', time_limit=time_limit, proved=True, gap=0.0)
+        return late.finish_in_core(
+            'exact', time_budget=time_budget, proved=True, gap=0.0
+        )
     everything_out = late.evaluate(late.fill(SWAP))
     if not everything_out.fits:
         return late.finish('exact', everything_out)  # raises, with the numbers
-    run = _Run(problem, limit_bytes, late, time_limit)
+    run = _Run(problem, limit_bytes, late, time_budget)
     run.solve()
     return run.plan()
 
@@ -113,12 +114,12 @@ class _Run:
     """One search: the best so far, and what is proven about it."""
 
     def __init__(
-        self, problem: Problem, limit_bytes: int, late: Search, time_limit: float
+        self, problem: Problem, limit_bytes: int, late: Search, time_budget: float
     ) -> None:
         self.problem, self.limit_bytes = problem, limit_bytes
         # Backward may begin while copies are under way, or wait for them all.
         self.searches = (late, Search(problem, limit_bytes))
-        self.time_limit = time_limit
+        self.time_budget = time_budget
         self.incumbent = hybrid(problem, limit_bytes)
         self.seconds = self.incumbent.predicted_seconds
         self.best: tuple[Search, Candidate] | None = None
@@ -152,7 +153,7 @@ class _Run:
 
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
-        deadline = time.perf_counter() + self.time_limit
+        deadline = time.perf_counter() + self.time_budget
         if assignments(self.problem) <= ENUMERATED:
             self.enumerate()
         relaxation = _Whole(self.problem, self.limit_bytes)
@@ -181,7 +182,7 @@ class _Run:
         bound_seconds = min(self.bound_seconds, self.seconds)
         attained = self.seconds <= bound_seconds * (1 + 2 * TRUST)
         options = {
-            'time_limit': self.time_limit,
+            'time_budget': self.time_budget,
             'proved': self.proved or attained,
             'gap': self.seconds / bound_seconds - 1 if bound_seconds > 0 else 0.0,
         }
@@ -245,7 +246,7 @@ class _Whole(Relaxation):
         self._row(np.concatenate(columns), values, acting - 1)
         self.forbidden += 1
 
-    def solve_whole(self, best_seconds: float, time_limit: float) -> _Answer:
+    def solve_whole(self, best_seconds: float, time_budget: float) -> _Answer:
         """The best assignment that is not forbidden and may beat the best plan."""
         from scipy import optimize
 
@@ -262,7 +263,7 @@ class _Whole(Relaxation):
                     optimize.LinearConstraint(program.matrix, -np.inf, program.right),
                     optimize.LinearConstraint(program.equal, 0, 0),
                 ],
-                options={'time_limit': time_limit, 'mip_rel_gap': 1e-6},
+                options={'time_limit': time_budget, 'mip_rel_gap': 1e-6},
             )
         except ValueError as error:
             if 'vector::' not in str(error):
@@ -279,3 +280,8 @@ class _Whole(Relaxation):
             seconds += min(max(floor, 0.0), most, self.longest)
         x = None if result.x is None else self.expanded(program, result.x)
         return _Answer(seconds * (1 - TRUST), x, result.status == 0)
+
+
+PLANNERS = (
+    Planner('exact', exact, source='this project', options={'time_budget': SECONDS}),
+)

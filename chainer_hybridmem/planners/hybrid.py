@@ -27,9 +27,10 @@ import time
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners.pooch import NODE_BUDGET, faster_stage
-from chainer_hybridmem.planners.superneurons import superneurons
-from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.planners.planner import Planner
+from chainer_hybridmem.planners.pooch import FASTER_STAGE, NODE_BUDGET
+from chainer_hybridmem.planners.superneurons import SUPERNEURONS
+from chainer_hybridmem.planners.swap_all import SWAP_ALL
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.annealing import (
     MANY_MAPS,
@@ -48,7 +49,7 @@ from chainer_hybridmem.search.candidates import (
     Candidate,
     Search,
 )
-from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.simulation.problem import Problem
 
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
@@ -62,8 +63,7 @@ LARGE_WARMEST = 2e-4  # first temperature afterwards, at most
 SPREAD_MAPS = 1000  # beyond so many, evenly spread changes come before
 SPREAD_ROUNDS = ((2e-3, 0.17), (1e-3, 0.17))
 LARGE_ROUNDS_AFTER = ((1e-3, 0.17),)
-QUICK_RIVALS = (swap_all, superneurons)
-SLOW_RIVALS = (faster_stage,)
+RIVALS = (SWAP_ALL, SUPERNEURONS, FASTER_STAGE)
 
 
 def hybrid(
@@ -89,11 +89,7 @@ def hybrid(
 
     Raises:
         InfeasibleError: If nothing fits.
-        OptionError: If an option is out of range.
     """
-    checked('steps', steps)
-    checked('time_budget', time_budget)
-    checked('tolerance', tolerance)
     search = Search(problem, limit_bytes, barrier=False)
     if search.in_core_fits():
         return search.finish_in_core('hybrid')
@@ -311,11 +307,28 @@ def _best_rival(
         return None
     few = len(problem.maps) <= RIVAL_MAPS
     slow = few and budget.allows(NODE_BUDGET)
-    for function in (*QUICK_RIVALS, *(SLOW_RIVALS if slow else ())):
+    for rival in RIVALS:
+        if not (rival.quick or slow):
+            continue
         try:
-            plan = function(problem, limit_bytes)
+            plan = rival(problem, limit_bytes)
         except InfeasibleError:
             continue
         if best is None or plan.predicted_seconds < best.predicted_seconds:
             best = plan
     return best
+
+
+HYBRID = Planner(
+    'hybrid',
+    hybrid,
+    source='this project',
+    options={
+        'steps': COUNT._replace(optional=True),
+        'time_budget': SECONDS._replace(optional=True),
+        'tolerance': SHARE,
+        'seed': COUNT,
+    },
+    improvable=True,
+)
+PLANNERS = (HYBRID,)

@@ -45,8 +45,10 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.options import POSITIVE
 from chainer_hybridmem.search.replay_graph import ReplayGraph, make_replay_graph
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -375,3 +377,15 @@ class _Trials:
 
 def _rank(candidate: Candidate) -> tuple[float, int]:
     return candidate.seconds, candidate.peak_bytes
+
+
+_SOURCE = 'Kusumoto et al. 2019'
+PLANNERS = (
+    Planner('checkpoint-dp', checkpoint_dp, _SOURCE),
+    Planner(
+        'checkpoint-dp-exact',
+        checkpoint_dp_exact,
+        _SOURCE,
+        {'most_lower_sets': POSITIVE},
+    ),
+)

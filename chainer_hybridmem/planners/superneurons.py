@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
@@ -82,3 +83,7 @@ def _preceding_convolution(profile: Profile) -> np.ndarray:
         if op.forward >= 0 and is_convolution(op.function):
             last = op.index
     return np.array(lead, np.int64)
+
+
+SUPERNEURONS = Planner('superneurons', superneurons, 'Wang et al. 2018', quick=True)
+PLANNERS = (SUPERNEURONS,)

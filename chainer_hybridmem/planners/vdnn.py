@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.planners.superneurons import is_convolution
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
@@ -90,3 +91,10 @@ def _convolutions(profile: Profile) -> list[bool]:
     return [
         op.forward >= 0 and is_convolution(op.function) for op in profile.operations
     ]
+
+
+_SOURCE = 'Rhu et al. 2016'
+PLANNERS = (
+    Planner('vdnn-all', vdnn_all, _SOURCE, acts_always=True, quick=True),
+    Planner('vdnn-conv', vdnn_conv, _SOURCE, acts_always=True, quick=True),
+)

@@ -100,7 +100,7 @@ class Improvement:
         if best is None or best.seconds >= plan.predicted_seconds * (1 - LEAST_GAIN):
             return None
         search = Search(self.problem, self._limit_bytes, barrier=False)
-        found = search.finish('hybrid', best, **{**plan.options, 'improved': True})
+        found = search.finish(plan.planner, best, **{**plan.options, 'improved': True})
         return dataclasses.replace(
             found,
             lower_bound_seconds=plan.lower_bound_seconds,

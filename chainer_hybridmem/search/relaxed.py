@@ -17,7 +17,7 @@ import numpy as np
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.options import SHARE
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
@@ -52,7 +52,7 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
         OptionError: If the margin is below zero.
         PlanError: If the plan is for another profile or cannot be executed.
     """
-    checked('margin', margin)
+    SHARE.check('margin', margin)
     before = positions_from_plan(problem, plan)
     seconds = run_lanes(problem, before)
     most = seconds * (1 + ROUNDING)

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.planners import DEFAULT, make_plan
+from chainer_hybridmem.planners import DEFAULT, find_planner, make_plan
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.recording.lateness import Lateness
@@ -30,7 +30,7 @@ from chainer_hybridmem.search.feedback import (
 from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.arena_planning import MOST_SLOWDOWN, plan_with_arena
 from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import IMPROVABLE, Options
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
@@ -163,7 +163,7 @@ class Planning:
                 guide.spent.add(better.planning_seconds - plan.planning_seconds)
                 if self._arena_fits(guide, problem, better):
                     self.follow(guide, problem, better)
-        elif self.options.planner == IMPROVABLE and not any(
+        elif find_planner(self.options.planner).improvable and not any(
             other.running for other in self.improvements
         ):
             found = Improvement(problem, plan.memory_limit_bytes, plan)

@@ -171,7 +171,7 @@ def test_every_planner_can_plan_it(planner, share, lowered):
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = least + int(share * (most - least))
     try:
-        options = {'time_limit': 5.0} if planner == 'exact' else {}
+        options = {'time_budget': 5.0} if planner == 'exact' else {}
         plan = make_plan(problem, limit, planner, **options)
     except InfeasibleError:
         assert share < 1

@@ -320,7 +320,7 @@ class Front:
             assert proven <= best * (1 + 1e-9), (peak, proven, best)
             if whole > 0 and peak < problem.in_core_peak_bytes:
                 whole -= 1
-                tree = make_plan(problem, peak, 'exact', time_limit=2.0)
+                tree = make_plan(problem, peak, 'exact', time_budget=2.0)
                 assert tree.lower_bound_seconds <= best * (1 + 1e-9)
 
 
