@@ -219,7 +219,7 @@ def _least_memory(
     candidates = [search.evaluate(_actions(cuts, ends)) for ends in choices]
     ranks = [rank(candidate) for candidate in candidates]
     best = ranks.index(min(ranks))
-    search.simulations += unlimited.simulations
+    search.count(unlimited.simulations)
     return candidates[best], len(choices[best]) + 1
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.planners.superneurons import is_convolution
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem

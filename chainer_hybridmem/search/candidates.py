@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,10 +77,23 @@ class Search:
         self.barrier = barrier
         self.work = kernel.make_work(problem.arrays)
         self.simulations = 0
-        # On a fresh installation this compiles, which is not planning.
-        self.evaluate(self.fill(SWAP))
-        self.simulations = 0
         self.started = time.perf_counter()
+        with self.uncounted():  # compiles on a fresh installation
+            self.evaluate(self.fill(SWAP))
+
+    def count(self, simulations: int) -> None:
+        """Counts simulations that were made elsewhere."""
+        self.simulations += simulations
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What runs inside is no planning: neither its time nor its simulations."""
+        began, simulations = time.perf_counter(), self.simulations
+        try:
+            yield
+        finally:
+            self.started += time.perf_counter() - began
+            self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
         """An assignment with the same action for every map."""

@@ -451,9 +451,9 @@ def test_rows_left_out_do_not_matter(name: str) -> None:
     problem = problem_of(name)
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = (least + most) // 2
-    few = bound.tightened(bound.Relaxation(problem, limit))
+    few = bound.tighten(bound.Relaxation(problem, limit))
     whole = bound.Relaxation(problem, limit)
     whole.positions = set(range(whole.n))
-    assert bound.tightened(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
-    bare = bound.tightened(bound.Relaxation(problem, limit, sources=False))
+    assert bound.tighten(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
+    bare = bound.tighten(bound.Relaxation(problem, limit, sources=False))
     assert bare.seconds <= few.seconds * (1 + 1e-6)
