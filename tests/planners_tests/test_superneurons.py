@@ -10,6 +10,7 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
