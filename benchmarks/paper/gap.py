@@ -41,7 +41,6 @@ from chainer_hybridmem.search.candidates import (
     least_memory,
 )
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
-from chainer_hybridmem.simulation import problem as problem_module
 
 Row = dict[str, Any]
 
@@ -112,7 +111,7 @@ def tight(problem: Problem) -> int:
 # -- evaluations -------------------------------------------------------------------
 
 
-@compiled(uses=(kernel, problem_module))
+@compiled(uses=(kernel, *kernel.PARTS))
 def evaluate_all(
     a: Any,
     candidates: Any,

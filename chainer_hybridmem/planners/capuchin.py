@@ -60,9 +60,10 @@ from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search, k
 from chainer_hybridmem.search.feedback import reachable, rehearsed, with_swap_ins
 from chainer_hybridmem.search.options import COUNT
 from chainer_hybridmem.search.repairs import give_up_recomputes
-from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Arrays, Problem
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import run_lanes
+from chainer_hybridmem.simulation.work import make_work
 
 REHEARSALS = 20
 
@@ -122,14 +123,14 @@ def capuchin(problem: Problem, limit_bytes: int, rehearsals: int = REHEARSALS) -
 def in_core_usage(problem: Problem, limit_bytes: int) -> Usage:
     """Times and loads of the iteration without swap and recompute."""
     a = problem.arrays
-    work = kernel.make_work(a)
-    work.swap_out[:] = -1
+    work = make_work(a)
+    work.positions.swap_out[:] = -1
     run_lanes(problem, work)
     load = kept_load(problem)
     peak = load > limit_bytes
     ends = np.where(peak, np.arange(len(peak)) + 1, 0)
     after_peak = np.maximum.accumulate(np.append(a.first_backward, ends[:-1]))
-    return Usage(work.start, peak, after_peak, int(load.max()) - limit_bytes)
+    return Usage(work.times.start, peak, after_peak, int(load.max()) - limit_bytes)
 
 
 def free_seconds(problem: Problem, usage: Usage) -> np.ndarray:

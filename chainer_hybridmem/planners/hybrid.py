@@ -89,7 +89,8 @@ def hybrid(
     search = Search(problem, limit_bytes, barrier=False)
     if search.in_core_fits():
         return search.finish_in_core('hybrid')
-    best = search.evaluate(search.fill(SWAP))
+    with search.uncounted():  # any planner's search has judged it once
+        best = search.evaluate(search.fill(SWAP))
     if not best.fits:
         return search.finish('hybrid', best)  # raises, with the numbers
     _warm_up(search)

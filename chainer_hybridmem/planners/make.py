@@ -12,11 +12,10 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
+from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import (
-    CrossIteration,
     Problem,
-    crossing_of,
     make_problem,
     with_host_limit,
 )

@@ -21,8 +21,8 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
-from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.work import Positions
 
 
 def vdnn_all(problem: Problem, limit_bytes: int) -> Plan:
@@ -48,14 +48,14 @@ def _offload(
 ) -> Plan:
     search = Search(problem, limit_bytes)
     action = np.where(leaves, SWAP, KEEP)
-    positions = search.positions(search.evaluate(action))
-    _meet_after_offload(problem, leaves, positions)
-    _prefetch(problem, leaves, positions)
-    return search.finish_at(planner, action, positions)
+    work = search.positions(search.evaluate(action))
+    _meet_after_offload(problem, leaves, work.positions)
+    _prefetch(problem, leaves, work.positions)
+    return search.finish_at(planner, action, work)
 
 
 def _meet_after_offload(
-    problem: Problem, leaves: np.ndarray, positions: kernel.Work
+    problem: Problem, leaves: np.ndarray, positions: Positions
 ) -> None:
     """Memory is free when the operation beside the copy has ended."""
     a = problem.arrays
@@ -64,7 +64,7 @@ def _meet_after_offload(
     positions.release[leaves] = np.minimum(release, a.first_use)[leaves]
 
 
-def _prefetch(problem: Problem, leaves: np.ndarray, positions: kernel.Work) -> None:
+def _prefetch(problem: Problem, leaves: np.ndarray, positions: Positions) -> None:
     """Each operation fetches what the next one that lacks something needs."""
     a, convolution = problem.arrays, _convolutions(problem.profile)
     needs: dict[int, list[int]] = {}
@@ -80,7 +80,7 @@ def _prefetch(problem: Problem, leaves: np.ndarray, positions: kernel.Work) -> N
                 break
 
 
-def _bring(maps: list[int], start: int, meet: int, positions: kernel.Work) -> None:
+def _bring(maps: list[int], start: int, meet: int, positions: Positions) -> None:
     for m in maps:
         positions.swap_in[m] = max(start, positions.release[m])
         positions.needed[m] = max(meet, positions.swap_in[m])

@@ -9,9 +9,9 @@ import numpy as np
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation import problem as problem_module
-from chainer_hybridmem.simulation.kernel import Work
-from chainer_hybridmem.simulation.problem import Arrays, Problem
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.work import Work
 
 
 def count_assignments(problem: Problem) -> int:
@@ -19,7 +19,7 @@ def count_assignments(problem: Problem) -> int:
     return math.prod(3 if able else 2 for able in problem.recomputable.tolist())
 
 
-@compiled(uses=(kernel, problem_module))
+@compiled(uses=(kernel, *kernel.PARTS))
 def find_fastest(
     a: Arrays,
     limit: int,

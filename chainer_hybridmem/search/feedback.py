@@ -20,9 +20,9 @@ import numpy as np
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
+from chainer_hybridmem.simulation.work import Work
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
 LEAST = 0.01  # of a copy's time: who is late by less is not late
@@ -78,7 +78,10 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
         PlanError: If the plan is for another profile or cannot be executed.
     """
     work = _simulated(problem, plan)[1]
-    start, in_seconds = work.start, copy_seconds(problem, work.on_disk)[1]
+    start, in_seconds = (
+        work.times.start,
+        copy_seconds(problem, work.positions.on_disk)[1],
+    )
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
         if entry.storage in late and entry.action is Action.SWAP:
@@ -103,7 +106,7 @@ def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
     """
     best = plan
     for _ in range(iterations):
-        stall = _simulated(problem, plan)[1].need_stall
+        stall = _simulated(problem, plan)[1].times.need_stall
         late = {s.id: stall[m] for m, s in enumerate(problem.maps)}
         moved = moved_earlier(problem, plan, noticeable(problem, late))
         if moved is plan:
@@ -149,7 +152,7 @@ def with_measured_link(
     slower: dict[Tier, list[float]] = {tier: [] for tier in Tier}
     for tier, lane_ratios in slower.items():
         for lane, measured in enumerate((out_seconds, in_seconds)):
-            simulated = work.ended[lane] - work.began[lane]
+            simulated = work.times.ended[lane] - work.times.began[lane]
             ratios = [
                 measured[entry.storage] / simulated[m]
                 for m, entry in enumerate(plan.maps)
@@ -255,7 +258,7 @@ def with_swap_ins(problem: Problem, plan: Plan, positions: Mapping[int, int]) ->
     )
 
 
-def _simulated(problem: Problem, plan: Plan) -> tuple[float, kernel.Work]:
+def _simulated(problem: Problem, plan: Plan) -> tuple[float, Work]:
     """Seconds of a plan's iteration, and when everything happens in it."""
     work = positions_from_plan(problem, plan)
     return run_lanes(problem, work), work

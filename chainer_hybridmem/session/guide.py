@@ -25,13 +25,8 @@ from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.feedback import Feedback
 from chainer_hybridmem.session.forecast import Forecast
 from chainer_hybridmem.session.spent import Spent
-from chainer_hybridmem.simulation.problem import (
-    CrossIteration,
-    Problem,
-    decided_by,
-    make_problem,
-    with_parts,
-)
+from chainer_hybridmem.simulation.crossing import CrossIteration, decided_by
+from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place

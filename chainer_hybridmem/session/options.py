@@ -21,7 +21,7 @@ from chainer_hybridmem.planners import (
 )
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.cache_folder import open_folder
-from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 _PLACE = '{options}'  # of the options in a docstring

@@ -14,17 +14,14 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import (
-    Problem,
-    copy_seconds,
-    decided_by,
-    make_problem,
-)
+from chainer_hybridmem.simulation.crossing import decided_by
+from chainer_hybridmem.simulation.lanes import time_lanes
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
+from chainer_hybridmem.simulation.work import RUN, STAY, Positions, Work, make_work
 
 
 def plan_from_positions(
-    problem: Problem, action: np.ndarray, positions: kernel.Work
+    problem: Problem, action: np.ndarray, positions: Positions
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
     """The kernel's flat arrays as plan entries."""
     actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
@@ -43,11 +40,11 @@ def plan_from_positions(
     )
     replays: list[Replay] = []
     for before, kind, what in positions.program.tolist():
-        if kind == kernel.RUN:
+        if kind == RUN:
             replays.append(Replay(before, what))
             continue
         last, storage_id = replays[-1], problem.items[what]
-        if kind == kernel.STAY:
+        if kind == STAY:
             last = dataclasses.replace(last, keeps=(*last.keeps, storage_id))
         else:
             last = dataclasses.replace(last, frees=(*last.frees, storage_id))
@@ -55,12 +52,20 @@ def plan_from_positions(
     return maps, tuple(replays)
 
 
-def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
+def positions_from_plan(problem: Problem, plan: Plan) -> Work:
     """Plan entries as the kernel's flat arrays.
 
     Raises:
         PlanError: If the plan is for another profile.
     """
+    _check_profile(problem, plan)
+    work = make_work(problem.arrays)
+    _write_maps(problem, plan, work.positions)
+    _write_replays(problem, plan, work.positions)
+    return work
+
+
+def _check_profile(problem: Problem, plan: Plan) -> None:
     fingerprint = problem.profile.fingerprint()
     if plan.profile_fingerprint != fingerprint:
         raise PlanError(
@@ -72,47 +77,52 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
             f'The plan decides about {len(plan.maps)} feature maps, the profile has '
             f'{len(problem.maps)}; plan again with `hybridmem plan`.'
         )
+
+
+def _write_maps(problem: Problem, plan: Plan, positions: Positions) -> None:
     n = len(problem.profile.operations)
-    work = kernel.make_work(problem.arrays)
-    work.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
-    if work.on_disk.any() and problem.profile.disk_link is None:
+    positions.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
+    if positions.on_disk.any() and problem.profile.disk_link is None:
         raise PlanError(
-            f'The plan swaps {int(work.on_disk.sum())} maps to the disk, but the '
+            f'The plan swaps {int(positions.on_disk.sum())} maps to the disk, but the '
             'profile has no disk link; record it with swap_dir and host_limit.'
         )
-    for replay in plan.replays:
-        if not (0 <= replay.before < n and 0 <= replay.operation < n):
-            raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
-        seconds = problem.arrays.recipe_seconds[replay.operation]
-        if seconds < 0:
-            raise PlanError(
-                f'The plan replays operation {replay.operation}, which the profile '
-                f'has not shown to be repeatable.'
-            )
-        work.replay_seconds[replay.before] += seconds
-        host = problem.arrays.host_seconds[replay.operation]
-        work.replay_host_seconds[replay.before] += host
     for name, column in (
-        ('swap_out_before', work.swap_out),
-        ('release_before', work.release),
-        ('swap_in_before', work.swap_in),
-        ('needed_before', work.needed),
-        ('drop_before', work.drop),
+        ('swap_out_before', positions.swap_out),
+        ('release_before', positions.release),
+        ('swap_in_before', positions.swap_in),
+        ('needed_before', positions.needed),
+        ('drop_before', positions.drop),
     ):
         values = [getattr(m, name) for m in plan.maps]
         if not all(-1 <= value <= n for value in values):
             raise PlanError(f'A {name} lies outside the {n} operations of the profile.')
         column[:] = values
-    return work
 
 
-def run_lanes(problem: Problem, positions: kernel.Work) -> float:
+def _write_replays(problem: Problem, plan: Plan, positions: Positions) -> None:
+    n, a = len(problem.profile.operations), problem.arrays
+    for replay in plan.replays:
+        if not (0 <= replay.before < n and 0 <= replay.operation < n):
+            raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
+        seconds = a.recipe_seconds[replay.operation]
+        if seconds < 0:
+            raise PlanError(
+                f'The plan replays operation {replay.operation}, which the profile '
+                f'has not shown to be repeatable.'
+            )
+        positions.replay_seconds[replay.before] += seconds
+        host_seconds = a.host_seconds[replay.operation]
+        positions.replay_host_seconds[replay.before] += host_seconds
+
+
+def run_lanes(problem: Problem, work: Work) -> float:
     """Seconds of an iteration with everything at the given positions.
 
-    When it all happens stands in ``positions`` afterwards.
+    When it all happens stands in ``work`` afterwards.
     """
-    out_seconds, in_seconds = copy_seconds(problem, positions.on_disk)
-    return kernel.lanes(problem.arrays, out_seconds, in_seconds, positions)
+    out_seconds, in_seconds = copy_seconds(problem, work.positions.on_disk)
+    return time_lanes(problem.arrays, out_seconds, in_seconds, work)
 
 
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
@@ -136,13 +146,15 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = run_lanes(problem, work)
-    stall = float(work.release_stall.sum() + work.need_stall.sum())
+    stall = float(work.times.release_stall.sum() + work.times.need_stall.sum())
     return Timeline(
         total_seconds=total,
         peak_bytes=max(loads),
         stall_seconds=stall,
-        host_stall_seconds=total - float(work.stop[-1]) + float(work.host_stall.sum()),
-        recompute_seconds=float(work.replay_seconds.sum()),
+        host_stall_seconds=total
+        - float(work.times.stop[-1])
+        + float(work.times.host_stall.sum()),
+        recompute_seconds=float(work.positions.replay_seconds.sum()),
         load_bytes=tuple(loads),
         intervals=tuple(_intervals(problem, plan, work)),
     )
@@ -164,33 +176,39 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         return list(a.seconds.tolist())
     work = positions_from_plan(problem, plan)
     as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
-    kernel.lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
-    swapped = work.swap_out >= 0
+    time_lanes(as_measured, *copy_seconds(problem, work.positions.on_disk), work)
+    swapped = work.positions.swap_out >= 0
     moments = np.concatenate(
-        [work.began[:, swapped], work.ended[:, swapped]], axis=None
+        [work.times.began[:, swapped], work.times.ended[:, swapped]], axis=None
     )
-    moments = np.unique(np.append(moments, [0.0, work.stop[-1]]))
+    moments = np.unique(np.append(moments, [0.0, work.times.stop[-1]]))
     speed = np.ones(len(moments) - 1)
     for lane, share in enumerate((a.out_compute_share, a.in_compute_share)):
         # Copies of one lane do not overlap: some are under way where more have
         # begun than ended.
-        began = np.searchsorted(np.sort(work.began[lane, swapped]), moments, 'right')
-        ended = np.searchsorted(np.sort(work.ended[lane, swapped]), moments, 'right')
+        began = np.searchsorted(
+            np.sort(work.times.began[lane, swapped]), moments, 'right'
+        )
+        ended = np.searchsorted(
+            np.sort(work.times.ended[lane, swapped]), moments, 'right'
+        )
         speed[(began > ended)[:-1]] *= share
     done = np.append(0.0, np.cumsum(speed * np.diff(moments)))
-    first = work.start + work.replay_seconds
-    work_done = np.interp(work.stop, moments, done) - np.interp(first, moments, done)
+    first = work.times.start + work.positions.replay_seconds
+    work_done = np.interp(work.times.stop, moments, done) - np.interp(
+        first, moments, done
+    )
     return list(work_done.tolist())
 
 
-def _intervals(problem: Problem, plan: Plan, work: kernel.Work) -> list[Interval]:
+def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
     result = []
     recipe = problem.arrays.recipe_seconds
-    clock = work.start.copy()
+    clock = work.times.start.copy()
     # Beside copies, compute may be slower than it is alone.
-    alone = work.replay_seconds + problem.arrays.seconds
+    alone = work.positions.replay_seconds + problem.arrays.seconds
     slower = np.ones_like(alone)
-    np.divide(work.stop - work.start, alone, out=slower, where=alone > 0)
+    np.divide(work.times.stop - work.times.start, alone, out=slower, where=alone > 0)
     operations = problem.profile.operations
     for replay in plan.replays:
         k = replay.before
@@ -203,32 +221,32 @@ def _intervals(problem: Problem, plan: Plan, work: kernel.Work) -> list[Interval
         start = float(clock[k])
         end = start + float(op.device_seconds * slower[k])
         result.append(Interval('compute', op.phase.value, op.label, start, end))
-        if work.host_stall[k] > 0:
+        if work.times.host_stall[k] > 0:
             # Before anything else that happens in front of operation k.
-            last = float(work.stop[k - 1] + work.host_stall[k])
+            last = float(work.times.stop[k - 1] + work.times.host_stall[k])
             result.append(
                 Interval(
                     'compute',
                     'stall',
                     'waits for the host',
-                    last - float(work.host_stall[k]),
+                    last - float(work.times.host_stall[k]),
                     last,
                 )
             )
     for m, storage in enumerate(problem.maps):
-        if work.swap_out[m] < 0:
+        if work.positions.swap_out[m] < 0:
             continue
         label, copies = storage.label, (
-            ('d2h', 'swap-out', work.out_start[m], work.out_end[m]),
-            ('h2d', 'swap-in', work.in_start[m], work.in_end[m]),
+            ('d2h', 'swap-out', work.times.out_start[m], work.times.out_end[m]),
+            ('h2d', 'swap-in', work.times.in_start[m], work.times.in_end[m]),
         )  # fmt: skip
         for lane, kind, first, last in copies:
             result.append(
                 Interval(lane, kind, label, float(first), float(last), storage.id)
             )
         for verb, last, stall in (
-            ('swap-out', work.out_end[m], work.release_stall[m]),
-            ('swap-in', work.in_end[m], work.need_stall[m]),
+            ('swap-out', work.times.out_end[m], work.times.release_stall[m]),
+            ('swap-in', work.times.in_end[m], work.times.need_stall[m]),
         ):
             if stall > 0:
                 cause = f'waits for {verb} of {label}'

@@ -21,9 +21,10 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
-from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.bound import chains, lower_bound
 from chainer_hybridmem.search.candidates import Search, least_memory
-from chainer_hybridmem.simulation import Problem, kernel, make_problem, simulate
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
@@ -94,7 +95,7 @@ every_profile = pytest.mark.parametrize('name', list(PROFILES))
 @pytest.fixture(autouse=True)
 def long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the bound knows about the sources of replays, not only what is cheap."""
-    monkeypatch.setattr(bound, 'CHAIN', 12)
+    monkeypatch.setattr(chains, 'LONGEST', 12)
 
 
 @functools.cache
@@ -290,7 +291,7 @@ def judged(problem: Problem, plan: Plan | None) -> tuple[int, float] | None:
         work = positions_from_plan(problem, plan)
     except PlanError:
         return None
-    seconds = kernel.lanes(
+    seconds = time_lanes(
         problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
     return peak, seconds

@@ -16,7 +16,8 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import kernel, make_problem, simulate
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import (
     positions_from_plan,
@@ -187,16 +188,14 @@ def check_rates(
             done = end - start - overlap(start, end, others) * (1 - duplex)
             assert done == pytest.approx(alone(sizes[interval.storage]), abs=1e-9)
     work = positions_from_plan(problem, plan)
-    kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
+    time_lanes(problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work)
     for k, seconds in enumerate(problem.arrays.seconds):
-        start, end = float(work.start[k]), float(work.stop[k])
+        start, end = float(work.times.start[k]), float(work.times.stop[k])
         by_out, by_in = overlap(start, end, outs), overlap(start, end, ins)
         by_both = sum(overlap(max(start, a), min(end, b), ins) for a, b, _ in outs)
         lost = (by_out - by_both) * (1 - out) + (by_in - by_both) * (1 - back)
         lost += by_both * (1 - out * back)
-        expected = seconds + work.replay_seconds[k]
+        expected = seconds + work.positions.replay_seconds[k]
         assert end - start - lost == pytest.approx(expected, abs=1e-9)
 
 
@@ -213,16 +212,14 @@ def test_times_beside_copies_tell_those_without(
     """Measure (by simulation) under a plan, take its copies' cost out again."""
     problem, plan = disturbed_case(seed, out, back, duplex, actions=2)
     work = positions_from_plan(problem, plan)
-    kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
+    time_lanes(problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work)
     profile = problem.profile
     measured = dataclasses.replace(
         profile,
         operations=tuple(
             dataclasses.replace(op, device_seconds=float(seconds))
             for op, seconds in zip(
-                profile.operations, work.stop - work.start, strict=True
+                profile.operations, work.times.stop - work.times.start, strict=True
             )
         ),
     )
