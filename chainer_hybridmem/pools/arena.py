@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from chainer_hybridmem.pools.layout import Layout, exact
+from chainer_hybridmem.pools.layout import Layout
+from chainer_hybridmem.pools.offline import exact
 from chainer_hybridmem.pools.trace import Trace
 
 MOST_BUFFERS_EACH = 1 << 32  # more than an operation allocates

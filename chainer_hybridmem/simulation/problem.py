@@ -224,10 +224,9 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
     release_from = np.maximum(releasable, copy_from)
     first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
     link, disk = profile.link, profile.disk_link or profile.link
-    backward = operations[profile.first_backward :]
     return Arrays(
         first_backward=profile.first_backward,
-        backward_seconds=sum((op.device_seconds for op in backward), 0.0),
+        backward_seconds=_backward_seconds(profile),
         seconds=np.array([op.device_seconds for op in operations]),
         host_seconds=np.array([op.host_seconds for op in operations]),
         issue_seconds=link.issue_seconds,
@@ -255,6 +254,11 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
         beyond_seconds=_beyond_seconds(profile, maps),
         **list_recipes(profile, numbers, returning),
     )
+
+
+def _backward_seconds(profile: Profile) -> float:
+    backward = profile.operations[profile.first_backward :]
+    return sum((op.device_seconds for op in backward), 0.0)
 
 
 def _beyond_seconds(profile: Profile, maps: tuple[Storage, ...]) -> float:

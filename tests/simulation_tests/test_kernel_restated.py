@@ -86,22 +86,17 @@ def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     lead = np.maximum(np.arange(n) - ahead, b0)
     w = make_work(a)
     swapped = np.nonzero(action == SWAP)[0]
-    w.positions.swap_out[:] = np.where(action == SWAP, a.copy_from, -1)
-    w.positions.needed[:] = a.first_use
-    w.positions.release[:] = [
+    positions, load, extra = w.positions, w.loads.load, w.loads.extra
+    positions.swap_out[:] = np.where(action == SWAP, a.copy_from, -1)
+    positions.needed[:] = a.first_use
+    positions.release[:] = [
         rng.choice([-1, rng.randint(0, use)]) for use in a.first_use
     ]
     load[:] = [rng.randint(0, 300) * toys.MIB for _ in range(n + 1)]
-    w.loads.extra[:] = [
-        rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in w.loads.extra
-    ]
+    extra[:] = [rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in extra]
     loads = load[:n] + np.maximum(a.fixed_peak, extra[:n])
-    list_by(
-        w.positions.needed,
-        w.positions.swap_out,
-        w.lists.heads[NEED],
-        w.lists.following[NEED],
-    )
+    heads, following = w.lists.heads[NEED], w.lists.following[NEED]
+    list_by(positions.needed, positions.swap_out, heads, following)
     outcome = place_swap_ins(a, limit, lead, w)
 
     previous = b0
