@@ -14,7 +14,7 @@ out and in.
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
 - Run-time feedback: :mod:`chainer_hybridmem.search.feedback`.
-- Swaps are decoupled: nobody waits until memory is asked for. Recomputes are
+- Swaps are decoupled: compute waits only when memory is asked for. Recomputes are
   collective. Both are the simulator's.
 
 What is interpreted:
@@ -279,7 +279,7 @@ class Chains:
         return math.fsum(self._arrays.recipe_seconds[list(operations)])
 
     def recompute(self, m: int) -> None:
-        """Map m is recomputed from here on: whoever reads it makes it again."""
+        """Map m is recomputed from here on: what reads it makes it again."""
         self._recomputed.append(m)
         readers = [r for r, sources in enumerate(self._sources) if m in sources]
         for reader in readers:

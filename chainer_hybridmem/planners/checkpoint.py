@@ -9,7 +9,7 @@ else again in backward, the last segment too. Search budgets around the square r
 Interpreted, because a graph is no chain and recorded recipes are not layers:
 
 - A cut lies after an operation. Kept is every map made before it that a replay behind
-  it reads. No cut lies where a transient crosses, because nobody can keep that.
+  it reads. No cut lies where a transient crosses, because forward drops it.
 - Of the cuts since the sum has passed half the budget, the one with the fewest crossing
   bytes is taken, of equal ones the last. They take the next allowed node.
 - The sum counts maps that can be recomputed. What cannot stays in any case.

@@ -28,7 +28,7 @@ Interpreted:
 - Theirs are small whole seconds by kind of layer. Ours are measured: of the strategies
   whose sums round to the same level the one that keeps least goes on, with its exact
   sum. Everything together is 400 levels, less for families of more than 625 sets.
-- Maps that cannot be recomputed stay and are in nobody's budget.
+- Maps that cannot be recomputed stay; no budget counts them.
 - Their memory is not our simulator's, so budgets are searched for: none at all, even
   steps from the least possible to where the cheapest strategy needs no more, then even
   steps around the best. Of each, up to 24 strategies are simulated, from the cheapest

@@ -71,7 +71,7 @@ def _prefetch(problem: Problem, leaves: np.ndarray, positions: Positions) -> Non
     for m in np.flatnonzero(leaves).tolist():
         needs.setdefault(int(a.first_use[m]), []).append(m)
     for k in range(a.first_backward, len(a.seconds)):
-        _bring(needs.pop(k, []), k, k, positions)  # nobody has fetched it
+        _bring(needs.pop(k, []), k, k, positions)  # not fetched earlier
         for other in range(k + 1, len(a.seconds)):
             if other in needs:
                 _bring(needs.pop(other), k, k + 1, positions)

@@ -177,7 +177,7 @@ def logs_of(trace: Trace) -> tuple[IterationLog, IterationLog]:
             return iteration * n + buffer + 1
         if buffer in left:
             return (iteration - 1) * n + left[buffer] + 1
-        return 4 * n + buffer + 1  # nobody has allocated it
+        return 4 * n + buffer + 1  # there before the log
 
     def log(iteration: int) -> IterationLog:
         events = [

@@ -43,7 +43,7 @@ class Series:
 
     @property
     def fragmentation(self) -> np.ndarray:
-        """Part of the held bytes that nobody has asked for, in [0, 1]."""
+        """Part of the held bytes beyond the load, in [0, 1]."""
         held = np.maximum(self.held_bytes, 1)
         return np.clip(1 - self.load_bytes / held, 0, 1) * (self.held_bytes > 0)
 

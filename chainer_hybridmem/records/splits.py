@@ -51,7 +51,7 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
     """The profile with some functions in parts.
 
     One temporary of each function is as large as the function's highest load in parts
-    wants, the others are empty. Times stay: nobody has measured them in parts.
+    wants, the others are empty. Times stay: they are not measured in parts.
 
     Args:
         profile: A recorded iteration; some of the parts may be in it already.

@@ -5,8 +5,8 @@ a session moves those that were late (Peng et al. 2020: the trigger of a copy th
 compute has waited for moves earlier). Actions, replays and everything else stay, so
 that the numbers of training and the limit do not change.
 
-One link is one queue: copies keep their order. Whoever moves takes those along that
-are in front of it and would begin later, and stops behind one that cannot move.
+One link is one queue: copies keep their order. A swap-in that moves takes those along
+that are in front of it and would begin later. It stops behind one that cannot move.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
-LEAST = 0.01  # of a copy's time: who is late by less is not late
+LEAST = 0.01  # of a copy's time: smaller delays are ignored
 LINK_CHANGE = 0.1  # of its speed: by less, a link is as fast as it was
 
 
@@ -118,7 +118,7 @@ def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
 
 
 def noticeable(problem: Problem, late: Mapping[int, float]) -> dict[int, float]:
-    """Who was late by more than :data:`LEAST` of its copy; the others were not."""
+    """Swap-ins late by more than :data:`LEAST` of their copy; the others are ignored."""
     copy_seconds = {
         s.id: problem.swap_in_seconds[m] for m, s in enumerate(problem.maps)
     }

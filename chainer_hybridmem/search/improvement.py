@@ -114,7 +114,7 @@ class Improvement:
         _lower_priority()
         search = Search(self.problem, self._limit_bytes, barrier=False)
         best = search.evaluate(actions_of(self._plan))
-        if not best.fits:  # somebody else's plan, with another schedule
+        if not best.fits:  # a plan with another schedule
             return
         bound = lower_bound(self.problem, self._limit_bytes).seconds
         goal = bound * (1 + TOLERANCE)

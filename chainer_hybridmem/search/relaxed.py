@@ -3,9 +3,9 @@
 Planners bring maps back as early as memory allows and give memory back when it is
 asked for, so that the load touches the limit again and again. Nothing waits for most
 of that. Here every swap-in of a finished plan moves as far back as it can without
-making anybody wait, and every swap-out's memory is free once its copy has finished.
-The load falls everywhere but where it cannot, which leaves room to whoever lays out
-the memory (:mod:`chainer_hybridmem.pools.layout`).
+making compute wait, and every swap-out's memory is free once its copy has finished.
+The load falls everywhere but where it cannot, which leaves room for the layout of
+the memory (:mod:`chainer_hybridmem.pools.offline`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def _moved(problem: Problem, work: Work, margin: float) -> _Moved:
     )
     np.add.at(waits[1], work.positions.needed[swapped], work.times.need_stall[swapped])
     issued = work.times.start - waits[1]  # swap-ins before each operation
-    free = issued - waits[0]  # releases before each operation, if nobody is to wait
+    free = (
+        issued - waits[0]
+    )  # releases before each operation, if compute is not to wait
 
     # Forward waits for swap-outs anyway. It may do so sooner as long as every
     # copy can begin when it does now.

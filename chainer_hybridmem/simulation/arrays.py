@@ -15,8 +15,8 @@ fixed      load of everything a plan does not decide about
 =========  ==========================================================
 
 What crosses iterations is a map whose producer is -1: there before operation 0, its
-first use the first backward operation that reads it, its last use the update. Nobody
-can make it again, and it is never dropped.
+first use the first backward operation that reads it, its last use the update. It
+cannot be made again, and it is never dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ import numpy as np
 
 
 class Arrays(NamedTuple):
-    """Shapes: n operations, M maps, T other items; CSR pairs end in _ptr."""
+    """A table of arrays; kernels take it whole.
+
+    Shapes: n operations, M maps, T other items; CSR pairs end in _ptr.
+    """
 
     first_backward: int
     backward_seconds: float  # of the operations from there on

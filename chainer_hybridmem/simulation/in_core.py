@@ -61,11 +61,9 @@ def fixed_load(
         storages[s].nbytes for s in planned if storages[s].persistent
     )
     for op in operations:
-        last = op.index + 1 == len(operations)
-        end = len(events) if last else operations[op.index + 1].first_event
         starts[op.index] = peak = load
         born = 0
-        for position in range(op.first_event, end):
+        for position in range(*profile.span_of(op.index)):
             if position == profile.graph_end_event:
                 load -= waiting
                 waiting = 0

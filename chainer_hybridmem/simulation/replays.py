@@ -114,7 +114,7 @@ def choose_stays(
 
     The latter only while memory allows, nearest need (end of the chain) first.
     ``record`` lists the positions from k on whose load is above that of all before
-    them, as far as somebody has asked, and ``rise`` by how much. What stays lifts all
+    them, as far as a product has asked, and ``rise`` by how much. What stays lifts all
     before its use: the records behind that rise by less, or are none any more.
     """
     load = w.loads.load
@@ -223,7 +223,7 @@ def _run_chain(
                 present, action, made, drop, n_maps, item, k
             ):
                 now += size[item]
-            else:  # nobody needs it, or it is there already
+            else:  # no replay needs it, or it is there already
                 entries = _write(program, entries, k, FREE, item)
         for j in range(input_ptr[op], input_ptr[op + 1]):
             item = inputs[j]
