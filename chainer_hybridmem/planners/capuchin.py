@@ -124,13 +124,13 @@ def in_core_usage(problem: Problem, limit_bytes: int) -> Usage:
     """Times and loads of the iteration without swap and recompute."""
     a = problem.arrays
     work = make_work(a)
-    work.positions.swap_out[:] = -1
+    work.swap_out[:] = -1
     run_lanes(problem, work)
     load = kept_load(problem)
     peak = load > limit_bytes
     ends = np.where(peak, np.arange(len(peak)) + 1, 0)
     after_peak = np.maximum.accumulate(np.append(a.first_backward, ends[:-1]))
-    return Usage(work.times.start, peak, after_peak, int(load.max()) - limit_bytes)
+    return Usage(work.start, peak, after_peak, int(load.max()) - limit_bytes)
 
 
 def free_seconds(problem: Problem, usage: Usage) -> np.ndarray:

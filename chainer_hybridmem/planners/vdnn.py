@@ -22,7 +22,7 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
 from chainer_hybridmem.simulation.problem import Problem
-from chainer_hybridmem.simulation.work import Positions
+from chainer_hybridmem.simulation.work import Work
 
 
 def vdnn_all(problem: Problem, limit_bytes: int) -> Plan:
@@ -49,14 +49,12 @@ def _offload(
     search = Search(problem, limit_bytes)
     action = np.where(leaves, SWAP, KEEP)
     work = search.positions(search.evaluate(action))
-    _meet_after_offload(problem, leaves, work.positions)
-    _prefetch(problem, leaves, work.positions)
+    _meet_after_offload(problem, leaves, work)
+    _prefetch(problem, leaves, work)
     return search.finish_at(planner, action, work)
 
 
-def _meet_after_offload(
-    problem: Problem, leaves: np.ndarray, positions: Positions
-) -> None:
+def _meet_after_offload(problem: Problem, leaves: np.ndarray, positions: Work) -> None:
     """Memory is free when the operation beside the copy has ended."""
     a = problem.arrays
     meet = np.minimum(a.copy_from + 1, a.first_backward)
@@ -64,7 +62,7 @@ def _meet_after_offload(
     positions.release[leaves] = np.minimum(release, a.first_use)[leaves]
 
 
-def _prefetch(problem: Problem, leaves: np.ndarray, positions: Positions) -> None:
+def _prefetch(problem: Problem, leaves: np.ndarray, positions: Work) -> None:
     """Each operation fetches what the next one that lacks something needs."""
     a, convolution = problem.arrays, _convolutions(problem.profile)
     needs: dict[int, list[int]] = {}
@@ -80,7 +78,7 @@ def _prefetch(problem: Problem, leaves: np.ndarray, positions: Positions) -> Non
                 break
 
 
-def _bring(maps: list[int], start: int, meet: int, positions: Positions) -> None:
+def _bring(maps: list[int], start: int, meet: int, positions: Work) -> None:
     for m in maps:
         positions.swap_in[m] = max(start, positions.release[m])
         positions.needed[m] = max(meet, positions.swap_in[m])

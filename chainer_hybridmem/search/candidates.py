@@ -124,14 +124,15 @@ class Search:
             np.inf,
             self.work,
         )
+        release_stall, need_stall = self.work.stalls.copy()
         return Candidate(
             action=action.copy(),
             seconds=outcome.seconds,
             peak_bytes=outcome.peak_bytes,
             worst=outcome.worst,
             collective=outcome.collective,
-            release_stall=self.work.times.release_stall.copy(),
-            need_stall=self.work.times.need_stall.copy(),
+            release_stall=release_stall,
+            need_stall=need_stall,
         )
 
     def positions(self, candidate: Candidate) -> Work:
@@ -199,8 +200,8 @@ class Search:
         options: dict[str, Any],
     ) -> Plan:
         if self.problem.profile.disk_link is None:
-            work.positions.on_disk[:] = False  # what has no room is beyond the limit
-        maps, replays = plan_from_positions(self.problem, action, work.positions)
+            work.on_disk[:] = False  # what has no room is beyond the limit
+        maps, replays = plan_from_positions(self.problem, action, work)
         plan = Plan(
             planner=planner,
             options=options,

@@ -79,8 +79,8 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
     """
     work = _simulated(problem, plan)[1]
     start, in_seconds = (
-        work.times.start,
-        copy_seconds(problem, work.positions.on_disk)[1],
+        work.start,
+        copy_seconds(problem, work.on_disk)[1],
     )
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
@@ -106,7 +106,7 @@ def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
     """
     best = plan
     for _ in range(iterations):
-        stall = _simulated(problem, plan)[1].times.need_stall
+        stall = _simulated(problem, plan)[1].need_stall
         late = {s.id: stall[m] for m, s in enumerate(problem.maps)}
         moved = moved_earlier(problem, plan, noticeable(problem, late))
         if moved is plan:
@@ -118,7 +118,7 @@ def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
 
 
 def noticeable(problem: Problem, late: Mapping[int, float]) -> dict[int, float]:
-    """Swap-ins late by more than :data:`LEAST` of their copy; the others are ignored."""
+    """Swap-ins late by more than :data:`LEAST` of their copy."""
     copy_seconds = {
         s.id: problem.swap_in_seconds[m] for m, s in enumerate(problem.maps)
     }
@@ -152,7 +152,7 @@ def with_measured_link(
     slower: dict[Tier, list[float]] = {tier: [] for tier in Tier}
     for tier, lane_ratios in slower.items():
         for lane, measured in enumerate((out_seconds, in_seconds)):
-            simulated = work.times.ended[lane] - work.times.began[lane]
+            simulated = work.ended[lane] - work.began[lane]
             ratios = [
                 measured[entry.storage] / simulated[m]
                 for m, entry in enumerate(plan.maps)

@@ -59,7 +59,7 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
     work = positions_from_plan(problem, plan)
     for wider in (margin, *(margin + w for w in WIDER)):
         moved = _moved(problem, before, wider)
-        work.positions.release[:], work.positions.swap_in[:] = moved
+        work.release[:], work.swap_in[:] = moved
         after = run_lanes(problem, work)
         if after <= most:
             break
@@ -88,14 +88,12 @@ def _moved(problem: Problem, work: Work, margin: float) -> _Moved:
     Operations of forward are as late, and copies back begin as late, as lets everything
     else stay where it is in time.
     """
-    swapped = np.flatnonzero(work.positions.swap_out >= 0)
-    n = len(work.times.start)
+    swapped = np.flatnonzero(work.swap_out >= 0)
+    n = len(work.start)
     waits = np.zeros((2, n))
-    np.add.at(
-        waits[0], work.positions.release[swapped], work.times.release_stall[swapped]
-    )
-    np.add.at(waits[1], work.positions.needed[swapped], work.times.need_stall[swapped])
-    issued = work.times.start - waits[1]  # swap-ins before each operation
+    np.add.at(waits[0], work.release[swapped], work.release_stall[swapped])
+    np.add.at(waits[1], work.needed[swapped], work.need_stall[swapped])
+    issued = work.start - waits[1]  # swap-ins before each operation
     free = (
         issued - waits[0]
     )  # releases before each operation, if compute is not to wait
@@ -104,33 +102,29 @@ def _moved(problem: Problem, work: Work, margin: float) -> _Moved:
     # copy can begin when it does now.
     b0 = problem.arrays.first_backward
     due = np.full(n + 1, np.inf)
-    np.minimum.at(due, work.positions.swap_out[swapped], work.times.out_start[swapped])
-    latest = issued[b0] if b0 < n else work.times.stop[-1]
+    np.minimum.at(due, work.swap_out[swapped], work.out_start[swapped])
+    latest = issued[b0] if b0 < n else work.stop[-1]
     for k in range(b0 - 1, -1, -1):
-        seconds = work.times.stop[k] - work.times.start[k]
+        seconds = work.stop[k] - work.start[k]
         latest = min(latest, due[k + 1]) - seconds * (1 + margin)
-        free[k] = latest = max(latest, work.times.start[k])
+        free[k] = latest = max(latest, work.start[k])
 
-    result = _Moved(work.positions.release.copy(), work.positions.swap_in.copy())
-    out_seconds, in_seconds = copy_seconds(problem, work.positions.on_disk)
-    done = work.times.out_end + margin * out_seconds
+    result = _Moved(work.release.copy(), work.swap_in.copy())
+    out_seconds, in_seconds = copy_seconds(problem, work.on_disk)
+    done = work.out_end + margin * out_seconds
     release = np.searchsorted(free, done[swapped])
     release = np.maximum(release, problem.arrays.release_from[swapped])
-    result.release[swapped] = np.minimum(release, work.positions.release[swapped])
+    result.release[swapped] = np.minimum(release, work.release[swapped])
 
     # From the last copy to the first: the latest moment that is early enough for it
     # and for those that come after it.
     latest, position = np.inf, n
-    for m in swapped[np.argsort(work.times.in_start[swapped], kind='stable')][::-1]:
+    for m in swapped[np.argsort(work.in_start[swapped], kind='stable')][::-1]:
         seconds = in_seconds[m]
-        latest = min(latest, work.times.start[work.positions.needed[m]]) - seconds * (
-            1 + margin
-        )
+        latest = min(latest, work.start[work.needed[m]]) - seconds * (1 + margin)
         # While the lane is busy, a copy need not be issued before it begins.
-        latest = max(latest, work.times.in_start[m])
+        latest = max(latest, work.in_start[m])
         last = int(np.searchsorted(issued, latest, 'right')) - 1
-        position = max(
-            min(last, work.positions.needed[m], position), work.positions.swap_in[m]
-        )
+        position = max(min(last, work.needed[m], position), work.swap_in[m])
         result.swap_in[m] = position
     return result

@@ -83,20 +83,20 @@ def evaluate(
         Outcome: It fits if ``seconds`` is finite.
     """
     b0, n_maps = a.first_backward, len(action)
-    positions, load, lists = w.positions, w.loads.load, w.lists
-    positions.replay_seconds[:] = 0
-    positions.replay_host_seconds[:] = 0
+    load = w.load
+    w.replay_seconds[:] = 0
+    w.replay_host_seconds[:] = 0
     load[:] = 0
-    w.loads.extra[:] = 0
-    w.chains.mark[:] = -1
+    w.extra[:] = 0
+    w.mark[:] = -1
     for m in range(n_maps):
-        positions.release[m] = positions.swap_in[m] = -1
-        w.chains.made[m] = False
-        positions.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
+        w.release[m] = w.swap_in[m] = -1
+        w.made[m] = False
+        w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
     beyond = 0.0
     if a.tiered:
         beyond = share_out_host(a, action, out_seconds, in_seconds, w)
-        out_seconds, in_seconds = w.queues.out_seconds, w.queues.in_seconds
+        out_seconds, in_seconds = w.out_seconds, w.in_seconds
     peak, worst, now = leave_in_forward(a, action, limit, out_seconds, w)
     hasty, least = ceiling < np.inf, now + a.backward_seconds + beyond
     if hasty and (peak > limit or least * SURELY > ceiling):
@@ -105,23 +105,23 @@ def evaluate(
     # Loads that must be there: each map over its own uses.
     for m in range(n_maps):
         first = b0 if action[m] == KEEP else a.first_use[m]
-        positions.needed[m] = -1 if action[m] == KEEP else first
-        positions.drop[m] = a.last_use[m] + 1
+        w.needed[m] = -1 if action[m] == KEEP else first
+        w.drop[m] = a.last_use[m] + 1
         load[first] += a.size[m]
-        load[positions.drop[m]] -= a.size[m]
-        if action[m] == RECOMPUTE and positions.release[m] < 0:
-            positions.release[m] = b0
+        load[w.drop[m]] -= a.size[m]
+        if action[m] == RECOMPUTE and w.release[m] < 0:
+            w.release[m] = b0
     entries = lay_out_replays(a, action, limit, collective, w)
     if entries < 0:
         return Outcome(np.inf, limit + 1, -1 - entries, 0, collective)
-    if hasty and (least + positions.replay_seconds[b0:].sum()) * SURELY > ceiling:
+    if hasty and (least + w.replay_seconds[b0:].sum()) * SURELY > ceiling:
         return Outcome(np.inf, peak, worst, entries, collective)
-    heads, following = lists.heads[NEED], lists.following[NEED]
-    list_by(positions.needed, positions.swap_out, heads, following)
+    heads, following = w.heads[NEED], w.following[NEED]
+    list_by(w.needed, w.swap_out, heads, following)
     if barrier:
         for m in range(n_maps):
-            if action[m] == SWAP and positions.release[m] < 0:
-                positions.release[m] = b0
+            if action[m] == SWAP and w.release[m] < 0:
+                w.release[m] = b0
     else:
         leave_in_backward(a, action, limit, now, w)
     high, where = place_swap_ins(a, limit, lead, w)

@@ -29,11 +29,11 @@ def list_by(
 @compiled(inline=True, counted=False, uses=(work,))
 def _list_swap_ins(w: Work) -> None:
     """Lists of swapped maps per start of their swap-in, in order of need."""
-    heads, following, tails = w.lists.heads[IN], w.lists.following[IN], w.lists.tails
-    swap_in = w.positions.swap_in
-    need_heads, need_following = w.lists.heads[NEED], w.lists.following[NEED]
+    heads, following, tails = w.heads[IN], w.following[IN], w.tails
+    swap_in = w.swap_in
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
     heads[:] = -1
-    for k in range(len(w.positions.replay_seconds)):
+    for k in range(len(w.replay_seconds)):
         m = need_heads[k]
         while m >= 0:
             at = swap_in[m]
@@ -57,20 +57,19 @@ def time_lanes(
     waited for, replays run. Time passes in one place, from the end of one copy to
     the next, because copies slow each other and compute down.
     """
-    positions, times, queues = w.positions, w.times, w.queues
-    heads, following = w.lists.heads, w.lists.following
-    swap_out = positions.swap_out
+    heads, following = w.heads, w.following
+    swap_out = w.swap_out
     list_by(swap_out, swap_out, heads[OUT], following[OUT])
-    list_by(positions.release, swap_out, heads[LEAVE], following[LEAVE])
-    list_by(positions.needed, swap_out, heads[NEED], following[NEED])
+    list_by(w.release, swap_out, heads[LEAVE], following[LEAVE])
+    list_by(w.needed, swap_out, heads[NEED], following[NEED])
     _list_swap_ins(w)
-    began, ended, stalls = times.began, times.ended, times.stalls
-    host_stall, start, stop = times.host_stall, times.start, times.stop
-    alone, copies = queues.alone, queues.copies
-    head, tail, ends_at = queues.head, queues.tail, queues.ends_at
+    began, ended, stalls = w.began, w.ended, w.stalls
+    host_stall, start, stop = w.host_stall, w.start, w.stop
+    alone, copies = w.alone, w.copies
+    head, tail, ends_at = w.head, w.tail, w.ends_at
     seconds, host_seconds = a.seconds, a.host_seconds
-    replay_seconds = positions.replay_seconds
-    replay_host = positions.replay_host_seconds
+    replay_seconds = w.replay_seconds
+    replay_host = w.replay_host_seconds
     duplex, shares = a.duplex_share, (a.out_compute_share, a.in_compute_share)
     alike = shares[0] == 1.0 and shares[1] == 1.0
     stalls[:] = 0.0

@@ -29,15 +29,15 @@ def share_out_host(
     room, total, beyond = a.host_limit, 0, 0
     for i in range(len(action)):
         m = a.by_host[i]
-        w.positions.on_disk[m] = action[m] == SWAP and a.size[m] > room
-        w.queues.out_seconds[m], w.queues.in_seconds[m] = out_seconds[m], in_seconds[m]
+        w.on_disk[m] = action[m] == SWAP and a.size[m] > room
+        w.out_seconds[m], w.in_seconds[m] = out_seconds[m], in_seconds[m]
         total += a.size[m]
-        if w.positions.on_disk[m]:
+        if w.on_disk[m]:
             beyond += a.size[m]
             if out_seconds[m] > 0:  # a copy for nothing is for nothing anywhere
-                w.queues.out_seconds[m] = a.disk_out_seconds[m]
+                w.out_seconds[m] = a.disk_out_seconds[m]
             if in_seconds[m] > 0:
-                w.queues.in_seconds[m] = a.disk_in_seconds[m]
+                w.in_seconds[m] = a.disk_in_seconds[m]
         elif action[m] == SWAP:
             room -= a.size[m]
     return a.beyond_seconds * (1.0 + beyond / total) if beyond > 0 else 0.0
@@ -51,7 +51,7 @@ def leave_in_forward(
 
     A finished swap-out is released only when memory is asked for, oldest first.
     """
-    release, out_end = w.positions.release, w.times.ended[0]
+    release, out_end = w.release, w.ended[0]
     size, release_from, copy_from = a.size, a.release_from, a.copy_from
     by_copy, by_release, by_producer = a.by_copy, a.by_release, a.by_producer
     fixed_peak, seconds, producer = a.fixed_peak, a.seconds, a.producer
@@ -112,10 +112,10 @@ def leave_in_backward(
     Without a barrier, backward begins while copies are still under way.
     ``load`` gets what they hold until then.
     """
-    release = w.positions.release
-    out_end = w.times.ended[0]
-    load, extra = w.loads.load, w.loads.extra
-    need_heads, need_following = w.lists.heads[NEED], w.lists.following[NEED]
+    release = w.release
+    out_end = w.ended[0]
+    load, extra = w.load, w.extra
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
     by_copy, size, fixed_peak = a.by_copy, a.size, a.fixed_peak
     n_maps = len(action)
     held, head = 0, 0
@@ -143,4 +143,4 @@ def leave_in_backward(
                 now = max(now, out_end[m])
             head += 1
         load[k] += held
-        now += w.positions.replay_seconds[k] + a.seconds[k]
+        now += w.replay_seconds[k] + a.seconds[k]

@@ -38,9 +38,8 @@ def _make_chain(
     without which residual networks cost exponential time. Returns the new
     length, or -1 if an operation on the way has no recipe.
     """
-    chains = w.chains
-    stack, mark, chain, made = chains.stack, chains.mark, chains.chain, chains.made
-    drop = w.positions.drop
+    stack, mark, chain, made = w.stack, w.mark, w.chain, w.made
+    drop = w.drop
     present, inputs, input_ptr, producer = a.present, a.inputs, a.input_ptr, a.producer
     recipe_seconds, n_maps = a.recipe_seconds, len(action)
     stack[0] = producer[target]
@@ -77,9 +76,9 @@ def _make_chain(
 @compiled(inline=True, counted=False, uses=(work,))
 def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
     """Sources must be there at k: bring swapped ones early, keep all longer."""
-    load = w.loads.load
-    needed, drop = w.positions.needed, w.positions.drop
-    made, chain = w.chains.made, w.chains.chain
+    load = w.load
+    needed, drop = w.needed, w.drop
+    made, chain = w.made, w.chain
     inputs, input_ptr, size, present = a.inputs, a.input_ptr, a.size, a.present
     n_maps = len(action)
     for i in range(length):
@@ -117,10 +116,9 @@ def choose_stays(
     them, as far as a product has asked, and ``rise`` by how much. What stays lifts all
     before its use: the records behind that rise by less, or are none any more.
     """
-    load = w.loads.load
-    chains = w.chains
-    made, chain, uses, stays = chains.made, chains.chain, chains.uses, chains.stays
-    record, rise = w.loads.record, w.loads.rise
+    load = w.load
+    made, chain, uses, stays = w.made, w.chain, w.uses, w.stays
+    record, rise = w.record, w.rise
     products, product_ptr, size = a.products, a.product_ptr, a.size
     inputs, input_ptr = a.inputs, a.input_ptr
     fixed_peak, first_use, n_maps = a.fixed_peak, a.first_use, len(action)
@@ -172,8 +170,8 @@ def choose_stays(
 
 @compiled(inline=True, counted=False, uses=(work,))
 def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
-    load = w.loads.load
-    chain, uses, stays = w.chains.chain, w.chains.uses, w.chains.stays
+    load = w.load
+    chain, uses, stays = w.chain, w.uses, w.stays
     for i in range(length):
         for j in range(a.product_ptr[chain[i]], a.product_ptr[chain[i] + 1]):
             item = a.products[j]
@@ -198,13 +196,12 @@ def _run_chain(
     a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
 ) -> Any:
     """The replays of one chain in order; highest load on the way."""
-    chains = w.chains
-    chain, uses, stays, made = chains.chain, chains.uses, chains.stays, chains.made
-    drop = w.positions.drop
+    chain, uses, stays, made = w.chain, w.uses, w.stays, w.made
+    drop = w.drop
     products, product_ptr, size = a.products, a.product_ptr, a.size
     inputs, input_ptr, present = a.inputs, a.input_ptr, a.present
-    recipe_peak, program, n_maps = a.recipe_peak, w.positions.program, len(action)
-    now = a.fixed_start[k] + w.loads.load[k]
+    recipe_peak, program, n_maps = a.recipe_peak, w.program, len(action)
+    now = a.fixed_start[k] + w.load[k]
     for i in range(length):
         for j in range(product_ptr[chain[i]], product_ptr[chain[i] + 1]):
             if stays[products[j]]:
@@ -248,15 +245,14 @@ def lay_out_replays(
     somewhere.
     """
     by_use, first_use, producer = a.by_use, a.first_use, a.producer
-    chains = w.chains
     made, mark, chain, stays, uses = (
-        chains.made,
-        chains.mark,
-        chains.chain,
-        chains.stays,
-        chains.uses,
+        w.made,
+        w.mark,
+        w.chain,
+        w.stays,
+        w.uses,
     )
-    products, product_ptr, load = a.products, a.product_ptr, w.loads.load
+    products, product_ptr, load = a.products, a.product_ptr, w.load
     n_maps = len(action)
     entries = 0
     t = 0
@@ -285,7 +281,7 @@ def lay_out_replays(
             choose_stays(a, action, limit, k, length, False, w)
             high, written = _run_chain(a, action, k, length, entries, w)
         entries = written
-        w.loads.extra[k] = high - w.loads.load[k]
+        w.extra[k] = high - w.load[k]
         spent, host = 0.0, 0.0
         for i in range(length):
             op = chain[i]
@@ -295,11 +291,11 @@ def lay_out_replays(
                 item = products[j]
                 if item < n_maps and stays[item]:
                     made[item] = True
-                    w.positions.needed[item] = k
+                    w.needed[item] = k
                 stays[item] = False
                 uses[item] = 0
-        w.positions.replay_seconds[k] = spent
-        w.positions.replay_host_seconds[k] = host
+        w.replay_seconds[k] = spent
+        w.replay_host_seconds[k] = host
     for q in range(summed, len(a.seconds)):
         load[q + 1] += load[q]
     return entries

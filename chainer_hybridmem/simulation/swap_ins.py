@@ -20,10 +20,10 @@ def place_swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
     ``record`` lists, among the positions after that, those with no higher load behind
     them: only these can stop a swap-in, and a swap-in adds to all of them (``added``).
     """
-    load, extra = w.loads.load, w.loads.extra
-    release, swap_in = w.positions.release, w.positions.swap_in
-    need_heads, need_following = w.lists.heads[NEED], w.lists.following[NEED]
-    record = w.loads.record
+    load, extra = w.load, w.extra
+    release, swap_in = w.release, w.swap_in
+    need_heads, need_following = w.heads[NEED], w.following[NEED]
+    record = w.record
     size, fixed_peak = a.size, a.fixed_peak
     n, b0 = len(a.seconds), a.first_backward
     peak, worst = 0, 0

@@ -17,11 +17,11 @@ from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
-from chainer_hybridmem.simulation.work import RUN, STAY, Positions, Work, make_work
+from chainer_hybridmem.simulation.work import RUN, STAY, Work, make_work
 
 
 def plan_from_positions(
-    problem: Problem, action: np.ndarray, positions: Positions
+    problem: Problem, action: np.ndarray, positions: Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
     """The kernel's flat arrays as plan entries."""
     actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
@@ -60,8 +60,8 @@ def positions_from_plan(problem: Problem, plan: Plan) -> Work:
     """
     _check_profile(problem, plan)
     work = make_work(problem.arrays)
-    _write_maps(problem, plan, work.positions)
-    _write_replays(problem, plan, work.positions)
+    _write_maps(problem, plan, work)
+    _write_replays(problem, plan, work)
     return work
 
 
@@ -79,7 +79,7 @@ def _check_profile(problem: Problem, plan: Plan) -> None:
         )
 
 
-def _write_maps(problem: Problem, plan: Plan, positions: Positions) -> None:
+def _write_maps(problem: Problem, plan: Plan, positions: Work) -> None:
     n = len(problem.profile.operations)
     positions.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
     if positions.on_disk.any() and problem.profile.disk_link is None:
@@ -100,7 +100,7 @@ def _write_maps(problem: Problem, plan: Plan, positions: Positions) -> None:
         column[:] = values
 
 
-def _write_replays(problem: Problem, plan: Plan, positions: Positions) -> None:
+def _write_replays(problem: Problem, plan: Plan, positions: Work) -> None:
     n, a = len(problem.profile.operations), problem.arrays
     for replay in plan.replays:
         if not (0 <= replay.before < n and 0 <= replay.operation < n):
@@ -121,7 +121,7 @@ def run_lanes(problem: Problem, work: Work) -> float:
 
     When it all happens stands in ``work`` afterwards.
     """
-    out_seconds, in_seconds = copy_seconds(problem, work.positions.on_disk)
+    out_seconds, in_seconds = copy_seconds(problem, work.on_disk)
     return time_lanes(problem.arrays, out_seconds, in_seconds, work)
 
 
@@ -146,15 +146,13 @@ def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     work = positions_from_plan(problem, plan)
     loads = check_plan(problem.profile, plan)
     total = run_lanes(problem, work)
-    stall = float(work.times.release_stall.sum() + work.times.need_stall.sum())
+    stall = float(work.release_stall.sum() + work.need_stall.sum())
     return Timeline(
         total_seconds=total,
         peak_bytes=max(loads),
         stall_seconds=stall,
-        host_stall_seconds=total
-        - float(work.times.stop[-1])
-        + float(work.times.host_stall.sum()),
-        recompute_seconds=float(work.positions.replay_seconds.sum()),
+        host_stall_seconds=total - float(work.stop[-1]) + float(work.host_stall.sum()),
+        recompute_seconds=float(work.replay_seconds.sum()),
         load_bytes=tuple(loads),
         intervals=tuple(_intervals(problem, plan, work)),
     )
@@ -176,39 +174,33 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         return list(a.seconds.tolist())
     work = positions_from_plan(problem, plan)
     as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
-    time_lanes(as_measured, *copy_seconds(problem, work.positions.on_disk), work)
-    swapped = work.positions.swap_out >= 0
+    time_lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
+    swapped = work.swap_out >= 0
     moments = np.concatenate(
-        [work.times.began[:, swapped], work.times.ended[:, swapped]], axis=None
+        [work.began[:, swapped], work.ended[:, swapped]], axis=None
     )
-    moments = np.unique(np.append(moments, [0.0, work.times.stop[-1]]))
+    moments = np.unique(np.append(moments, [0.0, work.stop[-1]]))
     speed = np.ones(len(moments) - 1)
     for lane, share in enumerate((a.out_compute_share, a.in_compute_share)):
         # Copies of one lane do not overlap: some are under way where more have
         # begun than ended.
-        began = np.searchsorted(
-            np.sort(work.times.began[lane, swapped]), moments, 'right'
-        )
-        ended = np.searchsorted(
-            np.sort(work.times.ended[lane, swapped]), moments, 'right'
-        )
+        began = np.searchsorted(np.sort(work.began[lane, swapped]), moments, 'right')
+        ended = np.searchsorted(np.sort(work.ended[lane, swapped]), moments, 'right')
         speed[(began > ended)[:-1]] *= share
     done = np.append(0.0, np.cumsum(speed * np.diff(moments)))
-    first = work.times.start + work.positions.replay_seconds
-    work_done = np.interp(work.times.stop, moments, done) - np.interp(
-        first, moments, done
-    )
+    first = work.start + work.replay_seconds
+    work_done = np.interp(work.stop, moments, done) - np.interp(first, moments, done)
     return list(work_done.tolist())
 
 
 def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
     result = []
     recipe = problem.arrays.recipe_seconds
-    clock = work.times.start.copy()
+    clock = work.start.copy()
     # Beside copies, compute may be slower than it is alone.
-    alone = work.positions.replay_seconds + problem.arrays.seconds
+    alone = work.replay_seconds + problem.arrays.seconds
     slower = np.ones_like(alone)
-    np.divide(work.times.stop - work.times.start, alone, out=slower, where=alone > 0)
+    np.divide(work.stop - work.start, alone, out=slower, where=alone > 0)
     operations = problem.profile.operations
     for replay in plan.replays:
         k = replay.before
@@ -221,32 +213,32 @@ def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
         start = float(clock[k])
         end = start + float(op.device_seconds * slower[k])
         result.append(Interval('compute', op.phase.value, op.label, start, end))
-        if work.times.host_stall[k] > 0:
+        if work.host_stall[k] > 0:
             # Before anything else that happens in front of operation k.
-            last = float(work.times.stop[k - 1] + work.times.host_stall[k])
+            last = float(work.stop[k - 1] + work.host_stall[k])
             result.append(
                 Interval(
                     'compute',
                     'stall',
                     'waits for the host',
-                    last - float(work.times.host_stall[k]),
+                    last - float(work.host_stall[k]),
                     last,
                 )
             )
     for m, storage in enumerate(problem.maps):
-        if work.positions.swap_out[m] < 0:
+        if work.swap_out[m] < 0:
             continue
         label, copies = storage.label, (
-            ('d2h', 'swap-out', work.times.out_start[m], work.times.out_end[m]),
-            ('h2d', 'swap-in', work.times.in_start[m], work.times.in_end[m]),
+            ('d2h', 'swap-out', work.out_start[m], work.out_end[m]),
+            ('h2d', 'swap-in', work.in_start[m], work.in_end[m]),
         )  # fmt: skip
         for lane, kind, first, last in copies:
             result.append(
                 Interval(lane, kind, label, float(first), float(last), storage.id)
             )
         for verb, last, stall in (
-            ('swap-out', work.times.out_end[m], work.times.release_stall[m]),
-            ('swap-in', work.times.in_end[m], work.times.need_stall[m]),
+            ('swap-out', work.out_end[m], work.release_stall[m]),
+            ('swap-in', work.in_end[m], work.need_stall[m]),
         ):
             if stall > 0:
                 cause = f'waits for {verb} of {label}'

@@ -19,9 +19,17 @@ RUN, STAY, FREE = 0, 1, 2
 OUT, LEAVE, IN, NEED = 0, 1, 2, 3
 
 
-class Positions(NamedTuple):
-    """Where everything happens; shapes: n operations, M maps, P entries."""
+class Work(NamedTuple):
+    """The results of one evaluation, and its scratch space.
 
+    A table of arrays. It is flat because every call of a kernel from Python takes it
+    apart: nested tuples make an evaluation a tenth slower.
+
+    Shapes: n operations, M maps, T other items, P entries of a program. Copies
+    have two rows: outward, then back.
+    """
+
+    # Where everything happens.
     swap_out: np.ndarray  # (M,) int64
     release: np.ndarray  # (M,) int64
     swap_in: np.ndarray  # (M,) int64
@@ -31,17 +39,37 @@ class Positions(NamedTuple):
     program: np.ndarray  # (P, 3): position, RUN/STAY/FREE, operation or item
     replay_seconds: np.ndarray  # (n,)
     replay_host_seconds: np.ndarray  # (n,) to issue the replays
-
-
-class Times(NamedTuple):
-    """When everything happens, in seconds; lanes of both directions, outward first."""
-
+    # When it happens, in seconds.
     start: np.ndarray  # (n,) compute start, replays included
     stop: np.ndarray  # (n,) compute end
     host_stall: np.ndarray  # (n,) compute waited for the host
     began: np.ndarray  # (2, M) each copy's start
     ended: np.ndarray  # (2, M) each copy's end
     stalls: np.ndarray  # (2, M) compute waited for this copy
+    # Copies that are under way or wait for their lane.
+    alone: np.ndarray  # (2, M) float64, seconds on an idle link
+    copies: np.ndarray  # (2, M) int64, in order of submission
+    head: np.ndarray  # (2,) int64, the copy under way
+    tail: np.ndarray  # (2,) int64, the end of the queue
+    ends_at: np.ndarray  # (2,) float64, of the copy under way; infinite: idle
+    out_seconds: np.ndarray  # (M,) float64, of each map's copy in its tier
+    in_seconds: np.ndarray  # (M,) float64
+    # Lists of maps per position: OUT, LEAVE, IN and NEED.
+    heads: np.ndarray  # (4, n+1) int64, first map per position
+    tails: np.ndarray  # (n+1,) int64, last map per position
+    following: np.ndarray  # (4, M) int64, next map of the same position
+    # Bytes per position.
+    load: np.ndarray  # (n+1,) int64
+    extra: np.ndarray  # (n+1,) int64, replays above what is loaded
+    record: np.ndarray  # (n,) int64, positions whose load stands out
+    rise: np.ndarray  # (n,) int64, by how much
+    # Replays of the position that is laid out.
+    mark: np.ndarray  # (n,) int64, position for which an operation is in the chain
+    chain: np.ndarray  # (n,) int64, operations in order
+    stack: np.ndarray  # (2n+2,) int64
+    uses: np.ndarray  # (M+T,) int64, readers left in a chain
+    stays: np.ndarray  # (M+T,) bool
+    made: np.ndarray  # (M,) bool
 
     @property
     def out_start(self) -> np.ndarray:
@@ -74,57 +102,6 @@ class Times(NamedTuple):
         return self.stalls[1]
 
 
-class Queues(NamedTuple):
-    """Copies of both directions, outward first."""
-
-    alone: np.ndarray  # (2, M) float64, seconds on an idle link
-    copies: np.ndarray  # (2, M) int64, in order of submission
-    head: np.ndarray  # (2,) int64, the copy under way
-    tail: np.ndarray  # (2,) int64, the end of the queue
-    ends_at: np.ndarray  # (2,) float64, of the copy under way; infinite: idle
-    out_seconds: np.ndarray  # (M,) float64, of each map's copy in its tier
-    in_seconds: np.ndarray  # (M,) float64
-
-
-class Lists(NamedTuple):
-    """Maps per position; of the kinds OUT, LEAVE, IN and NEED."""
-
-    heads: np.ndarray  # (4, n+1) int64, first map per position
-    tails: np.ndarray  # (n+1,) int64, last map per position
-    following: np.ndarray  # (4, M) int64, next map of the same position
-
-
-class Loads(NamedTuple):
-    """Bytes per position."""
-
-    load: np.ndarray  # (n+1,) int64
-    extra: np.ndarray  # (n+1,) int64, replays above what is loaded
-    record: np.ndarray  # (n,) int64, positions whose load stands out
-    rise: np.ndarray  # (n,) int64, by how much
-
-
-class Chains(NamedTuple):
-    """Replays of the position that is laid out; T items are no maps."""
-
-    mark: np.ndarray  # (n,) int64, position for which an operation is in the chain
-    chain: np.ndarray  # (n,) int64, operations in order
-    stack: np.ndarray  # (2n+2,) int64
-    uses: np.ndarray  # (M+T,) int64, readers left in a chain
-    stays: np.ndarray  # (M+T,) bool
-    made: np.ndarray  # (M,) bool
-
-
-class Work(NamedTuple):
-    """The results of one evaluation, and its scratch space."""
-
-    positions: Positions
-    times: Times
-    queues: Queues
-    lists: Lists
-    loads: Loads
-    chains: Chains
-
-
 class Outcome(NamedTuple):
     """What an evaluation says about one assignment of actions."""
 
@@ -143,53 +120,40 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         program: Entries of the replay program to store.
     """
     n, n_maps, n_items = len(arrays.seconds), len(arrays.first_use), len(arrays.size)
-    whole = np.int64
     return Work(
-        positions=Positions(
-            swap_out=np.zeros(n_maps, whole),
-            release=np.zeros(n_maps, whole),
-            swap_in=np.zeros(n_maps, whole),
-            needed=np.zeros(n_maps, whole),
-            drop=np.zeros(n_maps, whole),
-            on_disk=np.zeros(n_maps, bool),
-            program=np.zeros((program, 3), whole),
-            replay_seconds=np.zeros(n),
-            replay_host_seconds=np.zeros(n),
-        ),
-        times=Times(
-            start=np.zeros(n),
-            stop=np.zeros(n),
-            host_stall=np.zeros(n),
-            began=np.zeros((2, n_maps)),
-            ended=np.zeros((2, n_maps)),
-            stalls=np.zeros((2, n_maps)),
-        ),
-        queues=Queues(
-            alone=np.zeros((2, n_maps)),
-            copies=np.zeros((2, n_maps), whole),
-            head=np.zeros(2, whole),
-            tail=np.zeros(2, whole),
-            ends_at=np.zeros(2),
-            out_seconds=np.zeros(n_maps),
-            in_seconds=np.zeros(n_maps),
-        ),
-        lists=Lists(
-            heads=np.zeros((4, n + 1), whole),
-            tails=np.zeros(n + 1, whole),
-            following=np.zeros((4, n_maps), whole),
-        ),
-        loads=Loads(
-            load=np.zeros(n + 1, whole),
-            extra=np.zeros(n + 1, whole),
-            record=np.zeros(n, whole),
-            rise=np.zeros(n, whole),
-        ),
-        chains=Chains(
-            mark=np.zeros(n, whole),
-            chain=np.zeros(n, whole),
-            stack=np.zeros(2 * n + 2, whole),
-            uses=np.zeros(n_items, whole),
-            stays=np.zeros(n_items, bool),
-            made=np.zeros(n_maps, bool),
-        ),
+        swap_out=np.zeros(n_maps, np.int64),
+        release=np.zeros(n_maps, np.int64),
+        swap_in=np.zeros(n_maps, np.int64),
+        needed=np.zeros(n_maps, np.int64),
+        drop=np.zeros(n_maps, np.int64),
+        on_disk=np.zeros(n_maps, bool),
+        program=np.zeros((program, 3), np.int64),
+        replay_seconds=np.zeros(n),
+        replay_host_seconds=np.zeros(n),
+        start=np.zeros(n),
+        stop=np.zeros(n),
+        host_stall=np.zeros(n),
+        began=np.zeros((2, n_maps)),
+        ended=np.zeros((2, n_maps)),
+        stalls=np.zeros((2, n_maps)),
+        alone=np.zeros((2, n_maps)),
+        copies=np.zeros((2, n_maps), np.int64),
+        head=np.zeros(2, np.int64),
+        tail=np.zeros(2, np.int64),
+        ends_at=np.zeros(2),
+        out_seconds=np.zeros(n_maps),
+        in_seconds=np.zeros(n_maps),
+        heads=np.zeros((4, n + 1), np.int64),
+        tails=np.zeros(n + 1, np.int64),
+        following=np.zeros((4, n_maps), np.int64),
+        load=np.zeros(n + 1, np.int64),
+        extra=np.zeros(n + 1, np.int64),
+        record=np.zeros(n, np.int64),
+        rise=np.zeros(n, np.int64),
+        mark=np.zeros(n, np.int64),
+        chain=np.zeros(n, np.int64),
+        stack=np.zeros(2 * n + 2, np.int64),
+        uses=np.zeros(n_items, np.int64),
+        stays=np.zeros(n_items, bool),
+        made=np.zeros(n_maps, bool),
     )

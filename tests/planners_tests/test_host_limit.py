@@ -112,7 +112,7 @@ def test_no_valid_plan_is_faster_than_the_bound(seed: int, disk: bool) -> None:
             if not candidate.fits:
                 continue
             work = search.positions(candidate)
-            on_disk = work.positions.on_disk
+            on_disk = work.on_disk
             if not disk and on_disk.any():
                 assert candidate.seconds > 10 * problem.in_core_seconds
                 continue

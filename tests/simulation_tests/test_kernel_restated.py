@@ -55,9 +55,9 @@ def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
     loads = np.array([rng.randint(0, 200) * toys.MIB for _ in range(n + 1)])
     chain = sorted(rng.sample(range(b0), rng.randint(1, b0)))
     w = make_work(a)
-    w.chains.chain[: len(chain)] = chain
-    w.loads.load[:] = loads
-    w.loads.load[k + 1 :] -= loads[k:-1]
+    w.chain[: len(chain)] = chain
+    w.load[:] = loads
+    w.load[k + 1 :] -= loads[k:-1]
     choose_stays(a, action, limit, k, len(chain), True, w)
 
     stays = set()
@@ -71,8 +71,8 @@ def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
             elif use > k and (loads[k:use] + a.fixed_peak[k:use] <= limit - size).all():
                 stays.add(item)
                 loads[k:use] += size
-    assert set(np.nonzero(w.chains.stays)[0]) == stays
-    assert (sums_from(k, w.loads.load) == loads).all()
+    assert set(np.nonzero(w.stays)[0]) == stays
+    assert (sums_from(k, w.load) == loads).all()
 
 
 @many
@@ -86,27 +86,25 @@ def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     lead = np.maximum(np.arange(n) - ahead, b0)
     w = make_work(a)
     swapped = np.nonzero(action == SWAP)[0]
-    positions, load, extra = w.positions, w.loads.load, w.loads.extra
-    positions.swap_out[:] = np.where(action == SWAP, a.copy_from, -1)
-    positions.needed[:] = a.first_use
-    positions.release[:] = [
-        rng.choice([-1, rng.randint(0, use)]) for use in a.first_use
-    ]
+    load, extra = w.load, w.extra
+    w.swap_out[:] = np.where(action == SWAP, a.copy_from, -1)
+    w.needed[:] = a.first_use
+    w.release[:] = [rng.choice([-1, rng.randint(0, use)]) for use in a.first_use]
     load[:] = [rng.randint(0, 300) * toys.MIB for _ in range(n + 1)]
     extra[:] = [rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in extra]
     loads = load[:n] + np.maximum(a.fixed_peak, extra[:n])
-    heads, following = w.lists.heads[NEED], w.lists.following[NEED]
-    list_by(positions.needed, positions.swap_out, heads, following)
+    heads, following = w.heads[NEED], w.following[NEED]
+    list_by(w.needed, w.swap_out, heads, following)
     outcome = place_swap_ins(a, limit, lead, w)
 
     previous = b0
-    for m in sorted(swapped, key=lambda m: (w.positions.needed[m], m)):
-        k = w.positions.needed[m]
-        earliest = max(previous, lead[k], w.positions.release[m])
+    for m in sorted(swapped, key=lambda m: (w.needed[m], m)):
+        k = w.needed[m]
+        earliest = max(previous, lead[k], w.release[m])
         while k > earliest and loads[k - 1] + a.size[m] <= limit:
             k -= 1
             loads[k] += a.size[m]
-        assert w.positions.swap_in[m] == k
+        assert w.swap_in[m] == k
         previous = k
     worst = b0 + int(np.argmax(loads[b0:]))
     assert tuple(outcome) == (loads[worst], worst)

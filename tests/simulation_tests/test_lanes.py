@@ -190,12 +190,12 @@ def check_rates(
     work = positions_from_plan(problem, plan)
     time_lanes(problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work)
     for k, seconds in enumerate(problem.arrays.seconds):
-        start, end = float(work.times.start[k]), float(work.times.stop[k])
+        start, end = float(work.start[k]), float(work.stop[k])
         by_out, by_in = overlap(start, end, outs), overlap(start, end, ins)
         by_both = sum(overlap(max(start, a), min(end, b), ins) for a, b, _ in outs)
         lost = (by_out - by_both) * (1 - out) + (by_in - by_both) * (1 - back)
         lost += by_both * (1 - out * back)
-        expected = seconds + work.positions.replay_seconds[k]
+        expected = seconds + work.replay_seconds[k]
         assert end - start - lost == pytest.approx(expected, abs=1e-9)
 
 
@@ -219,7 +219,7 @@ def test_times_beside_copies_tell_those_without(
         operations=tuple(
             dataclasses.replace(op, device_seconds=float(seconds))
             for op, seconds in zip(
-                profile.operations, work.times.stop - work.times.start, strict=True
+                profile.operations, work.stop - work.start, strict=True
             )
         ),
     )
