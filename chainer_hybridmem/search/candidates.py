@@ -76,6 +76,7 @@ class Search:
         self.lead = earliest if lead is None else np.maximum(lead, earliest)
         self.barrier = barrier
         self.work = make_work(problem.arrays)
+        self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
         self.started = time.perf_counter()
         with self.uncounted():  # compiles on a fresh installation
@@ -124,15 +125,14 @@ class Search:
             np.inf,
             self.work,
         )
-        release_stall, need_stall = self.work.stalls.copy()
         return Candidate(
             action=action.copy(),
             seconds=outcome.seconds,
             peak_bytes=outcome.peak_bytes,
             worst=outcome.worst,
             collective=outcome.collective,
-            release_stall=release_stall,
-            need_stall=need_stall,
+            release_stall=self._release_stall.copy(),
+            need_stall=self._need_stall.copy(),
         )
 
     def positions(self, candidate: Candidate) -> Work:
