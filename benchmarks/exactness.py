@@ -28,7 +28,7 @@ from chainer_hybridmem.planners import PLANNERS
 
 LINK = 150e6  # bytes per second, each way
 OPTIONS: dict[str, dict[str, Any]] = {
-    'exact': {'time_limit': 5.0},
+    'exact': {'time_budget': 5.0},
     'manual': {'actions': {'*': 'swap'}},
 }
 # Static rules, which need what they need.

@@ -22,7 +22,7 @@ import common
 from chainer_hybridmem.commands import inference, make_parser
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.pools import Lifetimes, check_layout, exact, forward_trace
-from chainer_hybridmem.pools.models import replay
+from chainer_hybridmem.pools.replay import replay
 from chainer_hybridmem.records.profile import Profile
 
 Row = dict[str, Any]

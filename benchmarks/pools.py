@@ -34,7 +34,7 @@ from chainer_hybridmem.pools import (
     planned_trace,
 )
 from chainer_hybridmem.pools.fitting import fit
-from chainer_hybridmem.pools.models import compare, replay
+from chainer_hybridmem.pools.replay import compare, replay
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate

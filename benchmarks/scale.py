@@ -24,7 +24,8 @@ import ito  # noqa: E402
 
 from chainer_hybridmem.commands import figures  # noqa: E402
 from chainer_hybridmem.estimation import Estimator, load_device_model  # noqa: E402
-from chainer_hybridmem.planners import lower_bound, make_plan  # noqa: E402
+from chainer_hybridmem.planners import make_plan  # noqa: E402
+from chainer_hybridmem.search.bound import lower_bound  # noqa: E402
 from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
 
 Row = dict[str, Any]

@@ -61,16 +61,13 @@ def read_bounded(file: BinaryIO | gzip.GzipFile) -> bytes:
     return bytes(data)
 
 
-def parse(
-    text: str, format_name: str, version: int, oldest: int | None = None
-) -> dict[str, Any]:
+def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
     """Parses versioned JSON and checks its header.
 
     Args:
         text: The file.
         format_name: What it should be.
-        version: The newest one that can be read.
-        oldest: The oldest one; by default the newest.
+        version: The one version that can be read.
 
     Raises:
         FormatError: With the expected and the found value.
@@ -87,16 +84,10 @@ def parse(
         raise FormatError(
             f'The file has format {found!r}; {format_name!r} was expected.'
         )
-    first = version if oldest is None else oldest
-    if body.get('version') not in range(first, version + 1):
-        known = (
-            f'version {version}'
-            if first == version
-            else f'versions {first} to {version}'
-        )
+    if type(body.get('version')) is not int or body['version'] != version:
         raise FormatError(
             f'The file has version {body.get("version")!r} of {format_name}; this '
-            f'release reads {known}. Record or plan it again.'
+            f'release reads version {version}. Record or plan it again.'
         )
     return body
 

@@ -95,7 +95,7 @@ def _options() -> Iterator[str]:
 
 
 def _planner_options(name: str) -> list[inspect.Parameter]:
-    signature = inspect.signature(planners.function_of(name))
+    signature = inspect.signature(planners.find_planner(name).function)
     return list(signature.parameters.values())[2:]
 
 

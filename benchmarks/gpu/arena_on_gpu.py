@@ -4,7 +4,7 @@ Footprint: the least memory that the driver has called free during each iteratio
 against what was free before the model was made; CUDA's own context and libraries are
 loaded before. Allocation: an iteration's mallocs and frees, replayed with CuPy's pool,
 with ours and with the arena; the pool's real size is set beside the model of
-``pools/models.py``. Losses are compared with those of in-core training, with
+``pools/replay.py``. Losses are compared with those of in-core training, with
 ``cudnn_deterministic``.
 
     python benchmarks/gpu/arena_on_gpu.py [--arch resnet50] [--part 0.5]
@@ -32,7 +32,7 @@ import saving
 
 from chainer_hybridmem.devices.cuda.device import CudaDevice
 from chainer_hybridmem.pools import IterationLog, from_log, lay_out
-from chainer_hybridmem.pools.models import replay as replay_model
+from chainer_hybridmem.pools.replay import replay as replay_model
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 
 ITERATIONS = 14

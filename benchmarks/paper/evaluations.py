@@ -24,8 +24,8 @@ from gap import common, planning
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.hybrid import RIVAL_MAPS
 from chainer_hybridmem.search import local_search
+from chainer_hybridmem.search.alike import number_kinds as kinds_of
 from chainer_hybridmem.search.annealing import COLD, NO_GROUPS, WARMEST, actions_of
-from chainer_hybridmem.search.annealing import kinds as kinds_of
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, make_problem
 

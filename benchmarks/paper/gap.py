@@ -29,9 +29,10 @@ import planning
 
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.planners import lower_bound, make_plan
+from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.library import write_text
 from chainer_hybridmem.search.annealing import actions_of
+from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
@@ -40,7 +41,6 @@ from chainer_hybridmem.search.candidates import (
     least_memory,
 )
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
-from chainer_hybridmem.simulation import problem as problem_module
 
 Row = dict[str, Any]
 
@@ -111,7 +111,7 @@ def tight(problem: Problem) -> int:
 # -- evaluations -------------------------------------------------------------------
 
 
-@compiled(uses=(kernel, problem_module))
+@compiled(uses=(kernel, *kernel.PARTS))
 def evaluate_all(
     a: Any,
     candidates: Any,

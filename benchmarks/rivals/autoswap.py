@@ -36,8 +36,8 @@ import common
 import pools
 
 from chainer_hybridmem import InfeasibleError, make_plan
-from chainer_hybridmem.planners import lower_bound
 from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 

@@ -36,6 +36,7 @@ from chainer_hybridmem import architectures, profiles
 from chainer_hybridmem.commands import recording, samples
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 
 HOST_BANDWIDTH = 72e6
 DIGITS = 6
@@ -162,7 +163,7 @@ def estimate(source: Source, folder: str | None) -> Profile:
 
 def write(profile: Profile, source: Source, path: str) -> int:
     """Writes it small, with what was recorded when; returns the bytes it takes."""
-    body = rounded(json.loads(profile.to_json()))
+    body = rounded(json.loads(serialise_profile(profile)))
     environment = common.environment()
     body['device'] |= {
         'date': datetime.date.today().isoformat(),
@@ -175,7 +176,7 @@ def write(profile: Profile, source: Source, path: str) -> int:
         'commit': environment['commit'],
     }
     text = json.dumps(body, separators=(',', ':'))
-    Profile.from_json(text)  # or it would be of no use to anybody
+    parse_profile(text)  # or it would be of no use to anybody
     contents = gzip.compress(text.encode(), 9, mtime=0)
     pathlib.Path(path).write_bytes(contents)
     return len(contents)

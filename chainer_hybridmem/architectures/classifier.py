@@ -11,7 +11,7 @@ class PictureClassifier(chainer.Chain):
 
     A subclass defines :meth:`logits`. Nothing computed is kept on ``self`` and no
     local outlives its use: a Variable that is still referenced keeps its feature
-    map in memory, and nobody could swap it out.
+    map in memory, which no plan could swap out.
 
     Attributes:
         insize: Height and width of the pictures the architecture was designed for.

@@ -18,10 +18,8 @@ from chainer_hybridmem.terminal import printable
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
-# These need to be told something; they are compared where they are named.
-NOT_BY_DEFAULT = ('manual',)
 FEWEST_LIMITS = 2
-EXACT_SECONDS = 5.0  # for each limit; by itself it may take a minute
+SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search longer
 NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
@@ -133,11 +131,11 @@ def choose_planners(named: Sequence[str] | None) -> list[str]:
     Raises:
         UnknownNameError: If there is no such planner.
     """
-    from chainer_hybridmem.planners import check_name, names
+    from chainer_hybridmem.planners import check_name, names, needs_options
 
     if named:
         return [check_name(name) for name in dict.fromkeys(named)]
-    return [name for name in names() if name not in NOT_BY_DEFAULT]
+    return [name for name in names() if not needs_options(name)]
 
 
 def read_problems(
@@ -186,23 +184,21 @@ def budgets(
 ) -> dict[str, dict[str, Any]]:
     """Options for ``--time-budget``, for the planners that have one.
 
-    ``exact`` has a time limit instead, and here always a short one.
+    Those that by themselves search for some time get a short one.
 
     Raises:
-        OptionError: If none of them has.
+        OptionError: If none of them has one, but ``--time-budget`` is given.
     """
     from chainer_hybridmem.planners import check_options
 
-    result: dict[str, dict[str, Any]] = {}
-    if 'exact' in planners:
-        result['exact'] = {'time_limit': seconds or EXACT_SECONDS}
-    if seconds is None:
-        return result
-    options: dict[str, Any] = {'time_budget': seconds}
-    having = [name for name in planners if _has_budget(name)]
-    if not having and not result:
-        check_options(planners[0], options)
-    return {**result, **dict.fromkeys(having, options)}
+    found = {name: _own_budget(name) for name in planners if _has_budget(name)}
+    if seconds is not None and not found:
+        check_options(planners[0], {'time_budget': seconds})
+    wanted = {
+        name: seconds or (own and min(own, SEARCH_SECONDS))
+        for name, own in found.items()
+    }
+    return {name: {'time_budget': s} for name, s in wanted.items() if s is not None}
 
 
 def _has_budget(planner: str) -> bool:
@@ -212,6 +208,14 @@ def _has_budget(planner: str) -> bool:
         return 'time_budget' in options_of(planner)
     except OptionError:  # it cannot be imported, which its rows will say
         return False
+
+
+def _own_budget(planner: str) -> float | None:
+    """Seconds that it searches for by itself; None if steps end its search."""
+    from chainer_hybridmem.planners import find_planner
+
+    own = find_planner(planner).defaults['time_budget']
+    return own if isinstance(own, int | float) else None
 
 
 def compare_all(

@@ -15,7 +15,7 @@ from chainer_hybridmem.units import format_bytes
 if TYPE_CHECKING:
     from chainer_hybridmem.estimation import SamplePair
     from chainer_hybridmem.pools import Trace
-    from chainer_hybridmem.pools.models import Replay
+    from chainer_hybridmem.pools.replay import Replay
     from chainer_hybridmem.records.profile import Profile
 
 LIFETIMES = ('run', 'last-use', 'in-place')
@@ -59,20 +59,26 @@ class InferenceCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import check_batchsize
-        from chainer_hybridmem.pools import Lifetimes, forward_trace, minimalloc, models
+        from chainer_hybridmem.pools import (
+            Lifetimes,
+            catalogue,
+            forward_trace,
+            minimalloc,
+        )
         from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, check_alignment
+        from chainer_hybridmem.pools.replay import compare, recommend
 
         base.check_outputs(args.output, args.json)
         check_batchsize(args.batchsize)
         alignment = args.alignment or CUDA_ALIGNMENT
         check_alignment(alignment)
-        names = list(dict.fromkeys(args.pool or models.POOLS))
-        models.check_names(names)
+        names = list(dict.fromkeys(args.pool or catalogue.POOLS))
+        catalogue.check_names(names)
         insize, pair = record(args, sys.stderr)
         profile = at(pair, args.batchsize, args.convolution)
         trace = forward_trace(profile, Lifetimes(args.lifetimes))
-        replays = models.compare(trace, alignment, names, args.iterations)
-        best = models.recommend(replays)
+        replays = compare(trace, alignment, names, args.iterations)
+        best = recommend(replays)
         figures = {
             'arch': args.arch,
             'batchsize': args.batchsize,
@@ -143,7 +149,7 @@ def summarise(profile: Profile) -> dict[str, Any]:
         forward_trace,
         parameter_bytes,
     )
-    from chainer_hybridmem.pools.models import replay
+    from chainer_hybridmem.pools.replay import replay
 
     total = blob_bytes(profile)
     rows = []

@@ -16,7 +16,7 @@ from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools import Layout, Trace
-    from chainer_hybridmem.pools.models import Replay
+    from chainer_hybridmem.pools.replay import Replay
     from chainer_hybridmem.records.profile import Profile
 
 
@@ -44,18 +44,19 @@ class LayoutCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        from chainer_hybridmem.pools import minimalloc, models
+        from chainer_hybridmem.pools import catalogue, minimalloc
         from chainer_hybridmem.pools.layout import check_alignment
+        from chainer_hybridmem.pools.replay import compare, recommend
 
         inputs = [path for path in (args.iteration, args.plan) if path is not None]
         base.check_outputs(args.output, args.json, inputs=inputs)
         if args.alignment is not None:
             check_alignment(args.alignment)
-        names = list(dict.fromkeys(args.pool or models.POOLS))
+        names = list(dict.fromkeys(args.pool or catalogue.POOLS))
         trace, default = load_trace(args.iteration, args.plan)
         alignment = default if args.alignment is None else args.alignment
-        replays = models.compare(trace, alignment, names, args.iterations)
-        best = models.recommend(replays)
+        replays = compare(trace, alignment, names, args.iterations)
+        best = recommend(replays)
         if args.output is not None:
             layout = smallest_layout(trace, replays, alignment)
             library.write_text(args.output, minimalloc.dumps(trace, layout))
@@ -140,7 +141,7 @@ def load_csv(path: str) -> Trace:
         FormatError: If it cannot be read, or buffers overlap.
     """
     from chainer_hybridmem.pools import check_layout, minimalloc
-    from chainer_hybridmem.pools.layout import given
+    from chainer_hybridmem.pools.offline import given
 
     text = files.read_text(path)
     with files.named(path):
@@ -210,7 +211,7 @@ def comparison(
 
 
 def _advice(best: Replay, replays: Sequence[Replay]) -> str:
-    from chainer_hybridmem.pools.models import recommend
+    from chainer_hybridmem.pools.replay import recommend
 
     calls = best.warm_device_calls
     advice = (

@@ -14,6 +14,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1
@@ -126,7 +127,9 @@ def save(samples: Samples, path: str) -> None:
         'insize': samples.insize,
         'n_class': samples.n_class,
         'batchsizes': list(pair.batchsizes),
-        'profiles': [json.loads(p.to_json()) for p in (pair.small, pair.large)],
+        'profiles': [
+            json.loads(serialise_profile(p)) for p in (pair.small, pair.large)
+        ],
     }
     library.write_text(path, json.dumps(body))
 
@@ -142,7 +145,7 @@ def load(path: str) -> Samples:
     with files.named(path), files.reading('file of samples'):
         body = files.parse(text, FORMAT, VERSION)
         small, large = (
-            Profile.from_json(json.dumps(profile)) for profile in body['profiles']
+            parse_profile(json.dumps(profile)) for profile in body['profiles']
         )
         first, second = (int(b) for b in body['batchsizes'])
         values: dict[str, Any] = {

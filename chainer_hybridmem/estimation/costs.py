@@ -317,7 +317,7 @@ class _Counter:
                 count += 1
             elif storage.category is Category.OPTIMIZER_STATE:
                 state += storage.nbytes
-        # Nobody lists a state that no operation touches: momentum is the rule.
+        # No operation lists a state that it does not touch: momentum is the rule.
         state = state or parameters
         return Cost('elementwise', 0.0, 3 * parameters + 2 * state, count)
 

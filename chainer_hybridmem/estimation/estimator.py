@@ -77,7 +77,7 @@ def ways(
 
 @dataclasses.dataclass(frozen=True)
 class Estimator:
-    """Makes profiles that nobody has recorded.
+    """Makes profiles of batch sizes and devices that were not recorded.
 
     Attributes:
         samples (SamplePair): Two recorded iterations.
@@ -225,7 +225,7 @@ def largest_batchsize(
     if need > limit_bytes:
         return 0
     low, low_need = 1, need
-    high, high_need = most + 1, 0  # 0: nobody has looked
+    high, high_need = most + 1, 0  # 0: not known yet
     guess, steps = 2, 0
     while high - low > 1:
         middle = min(max(guess, low + 1), high - 1)

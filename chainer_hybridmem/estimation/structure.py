@@ -1,6 +1,6 @@
 """Taking a profile apart into the events of each operation, and back together.
 
-Whoever adds or removes storages and events works on lists per operation; the
+What adds or removes storages and events works on lists per operation; the
 numbers that depend on positions (event indexes, storage ids, workspaces) are
 computed once, by :func:`assemble`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Storage
+from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Split, Storage
 
 GRAPH_END = 0
 """Stands in a list of events where the graph dies; no event is 0."""
@@ -19,11 +19,11 @@ GRAPH_END = 0
 def events_by_operation(profile: Profile) -> list[list[int]]:
     """Events of every operation, with :data:`GRAPH_END` where the graph dies."""
     groups = []
-    for index, op in enumerate(profile.operations):
+    for index in range(len(profile.operations)):
         last = index + 1 == len(profile.operations)
-        end = len(profile.events) if last else profile.operations[index + 1].first_event
-        events = list(profile.events[op.first_event : end])
-        offset = profile.graph_end_event - op.first_event
+        first, end = profile.span_of(index)
+        events = list(profile.events[first:end])
+        offset = profile.graph_end_event - first
         if 0 <= offset < len(events) or (last and offset == len(events)):
             events.insert(offset, GRAPH_END)
         groups.append(events)
@@ -57,6 +57,30 @@ def assemble(
     """
     remaining = [i for i, storage in enumerate(storages) if storage is not None]
     number = {old: new for new, old in enumerate(remaining)}
+    events, first_events, graph_end = _join(groups, number)
+    kept = _renumber([s for s in storages if s is not None], events)
+    ends = [*first_events[1:], len(events)]
+    operations = tuple(
+        _operation(op, first, events[first:end], kept, number)
+        for op, first, end in zip(profile.operations, first_events, ends, strict=True)
+    )
+    splits = (_split(split, number) for split in profile.splits)
+    return dataclasses.replace(
+        profile,
+        operations=operations,
+        storages=tuple(kept),
+        events=tuple(events),
+        recipes=tuple(_recipe(recipe, number) for recipe in recipes),
+        initial_bytes=initial_bytes,
+        graph_end_event=graph_end,
+        splits=tuple(split for split in splits if split is not None),
+    )
+
+
+def _join(
+    groups: Sequence[Sequence[int]], number: dict[int, int]
+) -> tuple[list[int], list[int], int]:
+    """All events renumbered, the first one of each group, and where the graph dies."""
     events: list[int] = []
     first_events: list[int] = []
     graph_end = -1
@@ -68,39 +92,32 @@ def assemble(
                 continue
             new = number[abs(event) - 1] + 1
             events.append(new if event > 0 else -new)
+    return events, first_events, len(events) if graph_end < 0 else graph_end
+
+
+def _renumber(storages: Sequence[Storage], events: Sequence[int]) -> list[Storage]:
+    """Storages with their place as id, and the positions of their events."""
     malloc = {e - 1: p for p, e in enumerate(events) if e > 0}
     free = {-e - 1: p for p, e in enumerate(events) if e < 0}
-    kept = [
+    return [
         dataclasses.replace(
             storage,
             id=new,
             allocated_at=malloc.get(new, -1),
             freed_at=free.get(new, -1),
         )
-        for new, storage in enumerate(s for s in storages if s is not None)
+        for new, storage in enumerate(storages)
     ]
-    ends = [*first_events[1:], len(events)]
-    operations = tuple(
-        _operation(op, first, events[first:end], kept, number)
-        for op, first, end in zip(profile.operations, first_events, ends, strict=True)
-    )
+
+
+def _split(split: Split, number: dict[int, int]) -> Split | None:
+    """The split with new ids; None if a storage of it is gone."""
+    if not all(s in number for s in (split.first, *split.temporaries)):
+        return None
     return dataclasses.replace(
-        profile,
-        operations=operations,
-        storages=tuple(kept),
-        events=tuple(events),
-        recipes=tuple(_recipe(recipe, number) for recipe in recipes),
-        initial_bytes=initial_bytes,
-        graph_end_event=len(events) if graph_end < 0 else graph_end,
-        splits=tuple(
-            dataclasses.replace(
-                split,
-                first=number[split.first],
-                temporaries=tuple(number[s] for s in split.temporaries),
-            )
-            for split in profile.splits
-            if all(s in number for s in (split.first, *split.temporaries))
-        ),
+        split,
+        first=number[split.first],
+        temporaries=tuple(number[s] for s in split.temporaries),
     )
 
 

@@ -17,11 +17,11 @@ Note: [written meanwhile]
     The program may write into an array after a function has read it, and plain
     Chainer's backward reads what that function has made of it. So the recorded trial
     compares what functions have read once more when a map leaves or backward begins:
-    nothing is recomputed from what has changed. In later iterations every map that a replay makes
-    again is compared with what was dropped (fingerprints, [checked replays]).
-    A function that did not draw random numbers when it was recorded may do so later:
-    what it makes then is copied out instead of dropped. A replay runs under Chainer's
-    configuration of its forward.
+    nothing is recomputed from what has changed. In later iterations every map that a
+    replay makes again is compared with what was dropped (fingerprints, [checked
+    replays]). A function that did not draw random numbers when it was recorded may do
+    so later: what it makes then is copied out instead of dropped. A replay runs under
+    Chainer's configuration of its forward.
 """
 
 from __future__ import annotations

@@ -28,15 +28,16 @@ a Gaussian process.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
-from chainer_hybridmem.search.options import checked
+from chainer_hybridmem.search.gaussian import Guess, import_guess
+from chainer_hybridmem.search.options import COUNT, POSITIVE
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -44,9 +45,6 @@ SMALLEST_BYTES = 2**20
 EVALUATIONS = 34  # the four scores, then about 30 as in the paper
 RANDOM_STARTS = 4
 GUESSES = 2000  # weights among which the expected improvement is maximised
-
-# Of weights tried, their times and others: the best of the others.
-Guess = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def autoswap_doa(
@@ -95,14 +93,14 @@ def autoswap_bo(
 
     Raises:
         InfeasibleError: If nothing fits.
-        OptionError: If an option is out of range or scikit-learn is missing.
+        OptionError: If scikit-learn is missing.
     """
-    options = {
-        'smallest_bytes': checked('smallest_bytes', smallest_bytes),
-        'evaluations': checked('evaluations', evaluations),
-        'seed': checked('seed', seed),
+    options: dict[str, Any] = {
+        'smallest_bytes': smallest_bytes,
+        'evaluations': evaluations,
+        'seed': seed,
     }
-    guess = _import_guess()
+    guess = import_guess()
     selection = _Selection(problem, limit_bytes, smallest_bytes)
     if selection.search.in_core_fits():  # every combination swaps nothing
         return selection.search.finish_in_core('autoswap-bo', **options)
@@ -116,7 +114,6 @@ def autoswap_bo(
 def _by_score(
     planner: str, problem: Problem, limit_bytes: int, smallest_bytes: int
 ) -> Plan:
-    checked('smallest_bytes', smallest_bytes)
     selection = _Selection(problem, limit_bytes, smallest_bytes)
     score = SCORES[planner.removeprefix('autoswap-')]
     best = selection.schedule(score(selection))
@@ -279,35 +276,17 @@ def _finite(seconds: list[float]) -> np.ndarray:
     return np.where(fits, times, 2 * worst)
 
 
-def _import_guess() -> Guess:
-    """A function of the weights tried, their times and others: the best of those.
-
-    Raises:
-        OptionError: If scikit-learn is missing.
-    """
-    try:
-        from scipy.stats import norm
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.gaussian_process import GaussianProcessRegressor
-        from sklearn.gaussian_process.kernels import Matern
-    except ImportError:
-        raise OptionError(
-            "Planner 'autoswap-bo' needs scikit-learn: pip install "
-            "'chainer_hybridmem[autoswap]'."
-        ) from None
-
-    def guess(tried: np.ndarray, times: np.ndarray, others: np.ndarray) -> np.ndarray:
-        process = GaussianProcessRegressor(
-            Matern(nu=2.5), alpha=1e-6, normalize_y=True, random_state=0
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', ConvergenceWarning)  # all times are equal
-            process.fit(tried, times)
-        mean, spread = process.predict(others, return_std=True)
-        spread = np.maximum(spread, 1e-12)
-        better = times.min() - mean
-        improvement = better * norm.cdf(better / spread)
-        improvement += spread * norm.pdf(better / spread)
-        return others[int(np.argmax(improvement))]
-
-    return guess
+_SOURCE = 'Zhang et al. 2019, section IV'
+_OPTIONS = {'smallest_bytes': COUNT}
+PLANNERS = (
+    Planner('autoswap-doa', autoswap_doa, _SOURCE, _OPTIONS),
+    Planner('autoswap-aoa', autoswap_aoa, _SOURCE, _OPTIONS),
+    Planner('autoswap-wdoa', autoswap_wdoa, _SOURCE, _OPTIONS),
+    Planner('autoswap-swdoa', autoswap_swdoa, _SOURCE, _OPTIONS),
+    Planner(
+        'autoswap-bo',
+        autoswap_bo,
+        _SOURCE,
+        {**_OPTIONS, 'evaluations': POSITIVE._replace(end=10_000), 'seed': COUNT},
+    ),
+)

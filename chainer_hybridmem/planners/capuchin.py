@@ -14,7 +14,7 @@ out and in.
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
 - Run-time feedback: :mod:`chainer_hybridmem.search.feedback`.
-- Swaps are decoupled: nobody waits until memory is asked for. Recomputes are
+- Swaps are decoupled: compute waits only when memory is asked for. Recomputes are
   collective. Both are the simulator's.
 
 What is interpreted:
@@ -54,13 +54,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.planners.superneurons import give_up_recomputes
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search, kept_load
 from chainer_hybridmem.search.feedback import reachable, rehearsed, with_swap_ins
-from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import Arrays, Problem
+from chainer_hybridmem.search.options import COUNT
+from chainer_hybridmem.search.repairs import give_up_recomputes
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import run_lanes
+from chainer_hybridmem.simulation.work import make_work
 
 REHEARSALS = 20
 
@@ -120,7 +123,7 @@ def capuchin(problem: Problem, limit_bytes: int, rehearsals: int = REHEARSALS) -
 def in_core_usage(problem: Problem, limit_bytes: int) -> Usage:
     """Times and loads of the iteration without swap and recompute."""
     a = problem.arrays
-    work = kernel.make_work(a)
+    work = make_work(a)
     work.swap_out[:] = -1
     run_lanes(problem, work)
     load = kept_load(problem)
@@ -276,7 +279,7 @@ class Chains:
         return math.fsum(self._arrays.recipe_seconds[list(operations)])
 
     def recompute(self, m: int) -> None:
-        """Map m is recomputed from here on: whoever reads it makes it again."""
+        """Map m is recomputed from here on: what reads it makes it again."""
         self._recomputed.append(m)
         readers = [r for r, sources in enumerate(self._sources) if m in sources]
         for reader in readers:
@@ -286,3 +289,14 @@ class Chains:
         for other in (m, *readers):  # and whose chains these make again
             for changed in (other, *self._sources[other]):
                 self._known.pop(changed, None)
+
+
+PLANNERS = (
+    Planner(
+        'capuchin',
+        capuchin,
+        source='Peng et al. 2020',
+        options={'rehearsals': COUNT},
+        feeds_back=True,
+    ),
+)

@@ -9,7 +9,7 @@ else again in backward, the last segment too. Search budgets around the square r
 Interpreted, because a graph is no chain and recorded recipes are not layers:
 
 - A cut lies after an operation. Kept is every map made before it that a replay behind
-  it reads. No cut lies where a transient crosses, because nobody can keep that.
+  it reads. No cut lies where a transient crosses, because forward drops it.
 - Of the cuts since the sum has passed half the budget, the one with the fewest crossing
   bytes is taken, of equal ones the last. They take the next allowed node.
 - The sum counts maps that can be recomputed. What cannot stays in any case.
@@ -32,8 +32,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.options import POSITIVE
 from chainer_hybridmem.search.replay_graph import replay_reads
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -217,5 +219,23 @@ def _least_memory(
     candidates = [search.evaluate(_actions(cuts, ends)) for ends in choices]
     ranks = [rank(candidate) for candidate in candidates]
     best = ranks.index(min(ranks))
-    search.simulations += unlimited.simulations
+    search.count(unlimited.simulations)
     return candidates[best], len(choices[best]) + 1
+
+
+PLANNERS = (
+    Planner(
+        'checkpoint-sqrt',
+        checkpoint_sqrt,
+        source='Chen et al. 2016; memonger',
+        options={'segments': POSITIVE._replace(optional=True)},
+        acts_always=True,
+    ),
+    Planner(
+        'checkpoint-speed',
+        checkpoint_speed,
+        source='gradient-checkpointing',
+        acts_always=True,
+        quick=True,
+    ),
+)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import (
     KEEP,
@@ -138,3 +139,7 @@ class Evictions:
         reads = self._graph.reads
         self._above[reads[:, readers].any(axis=1)] |= sources
         self._below[reads[sources].any(axis=0)] |= readers
+
+
+DTR = Planner('dtr', dtr, 'Kirisame et al. 2021', quick=True)
+PLANNERS = (DTR,)

@@ -28,7 +28,7 @@ Interpreted:
 - Theirs are small whole seconds by kind of layer. Ours are measured: of the strategies
   whose sums round to the same level the one that keeps least goes on, with its exact
   sum. Everything together is 400 levels, less for families of more than 625 sets.
-- Maps that cannot be recomputed stay and are in nobody's budget.
+- Maps that cannot be recomputed stay; no budget counts them.
 - Their memory is not our simulator's, so budgets are searched for: none at all, even
   steps from the least possible to where the cheapest strategy needs no more, then even
   steps around the best. Of each, up to 24 strategies are simulated, from the cheapest
@@ -45,8 +45,10 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
+from chainer_hybridmem.search.options import POSITIVE
 from chainer_hybridmem.search.replay_graph import ReplayGraph, make_replay_graph
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -375,3 +377,15 @@ class _Trials:
 
 def _rank(candidate: Candidate) -> tuple[float, int]:
     return candidate.seconds, candidate.peak_bytes
+
+
+_SOURCE = 'Kusumoto et al. 2019'
+PLANNERS = (
+    Planner('checkpoint-dp', checkpoint_dp, _SOURCE),
+    Planner(
+        'checkpoint-dp-exact',
+        checkpoint_dp_exact,
+        _SOURCE,
+        {'most_lower_sets': POSITIVE},
+    ),
+)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, NUMBERS, Search
 from chainer_hybridmem.simulation.problem import Problem
@@ -50,6 +51,14 @@ def manual(
         action[named] = NUMBERS[what]
     options = {'actions': {name: what.value for name, what in chosen.items()}}
     return search.finish('manual', search.evaluate(action), **options)
+
+
+class Actions:
+    """The option of planner ``manual``."""
+
+    def check(self, name: str, value: Any) -> dict[str, str]:
+        """See :class:`.search.options.Option`."""
+        return {pattern: what.value for pattern, what in check_actions(value).items()}
 
 
 def check_actions(actions: Any) -> dict[str, Action]:
@@ -102,3 +111,15 @@ def _check_recomputable(problem: Problem, pattern: str, named: np.ndarray) -> No
             f'{pattern!r} is to be recomputed, but {storage.label} ({storage.nbytes} '
             f'bytes) cannot be made again exactly; swap or keep it.'
         )
+
+
+PLANNERS = (
+    Planner(
+        'manual',
+        manual,
+        source='in the manner of GeePS, Cui et al. 2016',
+        options={'actions': Actions()},
+        acts_always=True,
+        needs_options=True,
+    ),
+)

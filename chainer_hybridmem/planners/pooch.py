@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.search.options import POSITIVE
 from chainer_hybridmem.simulation.problem import Problem
 
 NODE_BUDGET = 20_000
@@ -178,3 +180,12 @@ def _ratio(search: Search, current: Candidate, m: int) -> float:
         return float(np.inf)
     action[m] = RECOMPUTE
     return (search.evaluate(action).seconds - without) / swap_overhead
+
+
+_SOURCE = 'Ito et al., section 4.4'
+_OPTIONS = {'node_budget': POSITIVE}
+FASTER_STAGE = Planner('faster-stage', faster_stage, _SOURCE)
+PLANNERS = (
+    Planner('swap-opt', swap_opt, _SOURCE, _OPTIONS),
+    Planner('pooch', pooch, _SOURCE, _OPTIONS),
+)

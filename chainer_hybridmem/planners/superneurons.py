@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.search.alike import is_convolution
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.search.repairs import give_up_recomputes
 from chainer_hybridmem.simulation.problem import Problem
 
 
@@ -36,26 +39,6 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
     return search.finish('superneurons', best, given_up_recomputes=given_up)
 
 
-def give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, int]:
-    """Swaps recomputed maps until the assignment fits.
-
-    Returns:
-        tuple: The last candidate evaluated, and how many maps were given up. It
-        does not fit only if no assignment of swaps does.
-    """
-    arrays = search.problem.arrays
-    current, given_up = search.evaluate(action), 0
-    while not current.fits and current.worst >= arrays.first_backward:
-        recomputed = np.nonzero(current.action == RECOMPUTE)[0]
-        if len(recomputed) == 0:
-            break
-        distance = np.abs(arrays.first_use[recomputed] - current.worst)
-        action = current.action.copy()
-        action[recomputed[np.argmin(distance)]] = SWAP
-        current, given_up = search.evaluate(action), given_up + 1
-    return current, given_up
-
-
 def _static_actions(problem: Problem) -> np.ndarray:
     operations = problem.profile.operations
     return np.array(
@@ -69,11 +52,6 @@ def _static_actions(problem: Problem) -> np.ndarray:
     )
 
 
-def is_convolution(function: str) -> bool:
-    """Whether a function name is that of a convolution."""
-    return 'convolution' in function.lower()
-
-
 def _preceding_convolution(profile: Profile) -> np.ndarray:
     """For each operation the last backward convolution before it."""
     lead, last = [], 0
@@ -82,3 +60,7 @@ def _preceding_convolution(profile: Profile) -> np.ndarray:
         if op.forward >= 0 and is_convolution(op.function):
             last = op.index
     return np.array(lead, np.int64)
+
+
+SUPERNEURONS = Planner('superneurons', superneurons, 'Wang et al. 2018', quick=True)
+PLANNERS = (SUPERNEURONS,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import SWAP, Search
 from chainer_hybridmem.simulation.problem import Problem
@@ -24,3 +25,20 @@ def swap_all_unscheduled(problem: Problem, limit_bytes: int) -> Plan:
     previous = np.arange(len(problem.arrays.seconds), dtype=np.int64) - 1
     search = Search(problem, limit_bytes, lead=previous)
     return search.finish('swap-all-unscheduled', search.evaluate(search.fill(SWAP)))
+
+
+UNSCHEDULED = Planner(
+    'swap-all-unscheduled',
+    swap_all_unscheduled,
+    source='Ito et al., section 5.1',
+    acts_always=True,
+    quick=True,
+)
+SWAP_ALL = Planner(
+    'swap-all',
+    swap_all,
+    source='Ito et al., section 5.1',
+    acts_always=True,
+    quick=True,
+)
+PLANNERS = (UNSCHEDULED, SWAP_ALL)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from importlib import metadata
 
 from chainer_hybridmem.errors import (
@@ -12,6 +12,7 @@ from chainer_hybridmem.errors import (
     PlanError,
     PlannerError,
 )
+from chainer_hybridmem.planners.planner import Planner, PlannerFunction
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation.problem import Problem
@@ -33,29 +34,39 @@ def _order(entry: metadata.EntryPoint) -> tuple[str, str]:
 
 
 @functools.cache
-def load(name: str) -> Callable[..., Plan]:
+def load(name: str) -> Planner:
     """The planner behind an entry point, with what it returns checked.
+
+    The entry point is a plain function or a :class:`.planner.Planner`.
 
     Raises:
         OptionError: If it cannot be imported or is no function.
     """
     entry = found()[name]
     try:
-        function = entry.load()
+        loaded = entry.load()
     except Exception as error:
         raise OptionError(
             f'Planner {name!r} is an entry point to {entry.value}, which cannot be '
             f'imported: {type(error).__name__}: {error}.'
         ) from error
-    if not callable(function):
+    if not callable(loaded):
         raise OptionError(
             f'Planner {name!r} is an entry point to {entry.value}, which is no '
             f'function of (problem, limit_bytes, **options).'
         )
+    planner = loaded if isinstance(loaded, Planner) else Planner(name, loaded)
+    who = f'Planner {name!r} ({entry.value})'
+    return dataclasses.replace(
+        planner, name=name, function=_with_checks(planner.function, who)
+    )
+
+
+def _with_checks(function: PlannerFunction, who: str) -> PlannerFunction:
+    """The function, refusing plans that break a rule; errors say who made them."""
 
     @functools.wraps(function)
     def checked(problem: Problem, limit_bytes: int, **options: object) -> Plan:
-        who = f'Planner {name!r} ({entry.value})'
         try:
             plan = function(problem, limit_bytes, **options)
         except HybridMemoryError:

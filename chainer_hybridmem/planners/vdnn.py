@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainer_hybridmem.planners.superneurons import is_convolution
+from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
-from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.work import Work
 
 
 def vdnn_all(problem: Problem, limit_bytes: int) -> Plan:
@@ -47,15 +48,13 @@ def _offload(
 ) -> Plan:
     search = Search(problem, limit_bytes)
     action = np.where(leaves, SWAP, KEEP)
-    positions = search.positions(search.evaluate(action))
-    _meet_after_offload(problem, leaves, positions)
-    _prefetch(problem, leaves, positions)
-    return search.finish_at(planner, action, positions)
+    work = search.positions(search.evaluate(action))
+    _meet_after_offload(problem, leaves, work)
+    _prefetch(problem, leaves, work)
+    return search.finish_at(planner, action, work)
 
 
-def _meet_after_offload(
-    problem: Problem, leaves: np.ndarray, positions: kernel.Work
-) -> None:
+def _meet_after_offload(problem: Problem, leaves: np.ndarray, positions: Work) -> None:
     """Memory is free when the operation beside the copy has ended."""
     a = problem.arrays
     meet = np.minimum(a.copy_from + 1, a.first_backward)
@@ -63,14 +62,14 @@ def _meet_after_offload(
     positions.release[leaves] = np.minimum(release, a.first_use)[leaves]
 
 
-def _prefetch(problem: Problem, leaves: np.ndarray, positions: kernel.Work) -> None:
+def _prefetch(problem: Problem, leaves: np.ndarray, positions: Work) -> None:
     """Each operation fetches what the next one that lacks something needs."""
     a, convolution = problem.arrays, _convolutions(problem.profile)
     needs: dict[int, list[int]] = {}
     for m in np.flatnonzero(leaves).tolist():
         needs.setdefault(int(a.first_use[m]), []).append(m)
     for k in range(a.first_backward, len(a.seconds)):
-        _bring(needs.pop(k, []), k, k, positions)  # nobody has fetched it
+        _bring(needs.pop(k, []), k, k, positions)  # not fetched earlier
         for other in range(k + 1, len(a.seconds)):
             if other in needs:
                 _bring(needs.pop(other), k, k + 1, positions)
@@ -79,7 +78,7 @@ def _prefetch(problem: Problem, leaves: np.ndarray, positions: kernel.Work) -> N
                 break
 
 
-def _bring(maps: list[int], start: int, meet: int, positions: kernel.Work) -> None:
+def _bring(maps: list[int], start: int, meet: int, positions: Work) -> None:
     for m in maps:
         positions.swap_in[m] = max(start, positions.release[m])
         positions.needed[m] = max(meet, positions.swap_in[m])
@@ -90,3 +89,10 @@ def _convolutions(profile: Profile) -> list[bool]:
     return [
         op.forward >= 0 and is_convolution(op.function) for op in profile.operations
     ]
+
+
+_SOURCE = 'Rhu et al. 2016'
+PLANNERS = (
+    Planner('vdnn-all', vdnn_all, _SOURCE, acts_always=True, quick=True),
+    Planner('vdnn-conv', vdnn_conv, _SOURCE, acts_always=True, quick=True),
+)

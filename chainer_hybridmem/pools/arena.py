@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from chainer_hybridmem.pools.layout import Layout, exact
+from chainer_hybridmem.pools.layout import Layout
+from chainer_hybridmem.pools.offline import exact
 from chainer_hybridmem.pools.trace import Trace
 
 MOST_BUFFERS_EACH = 1 << 32  # more than an operation allocates
@@ -176,7 +177,7 @@ def logs_of(trace: Trace) -> tuple[IterationLog, IterationLog]:
             return iteration * n + buffer + 1
         if buffer in left:
             return (iteration - 1) * n + left[buffer] + 1
-        return 4 * n + buffer + 1  # nobody has allocated it
+        return 4 * n + buffer + 1  # there before the log
 
     def log(iteration: int) -> IterationLog:
         events = [

@@ -41,7 +41,7 @@ class Lifetimes(enum.Enum):
     ``RUN``: as the program has held it: until its last reference is gone.
     ``LAST_USE``: until the last function has read it.
     ``IN_PLACE``: likewise, and functions of :data:`IN_PLACE` write over an input that
-    nobody reads later.
+    no function reads later.
 
     What the program has still held at the end lives until then in any case.
     """
@@ -157,7 +157,7 @@ class _Forward:
         if not made or not is_blob(source) or source.producer < 0:
             return
         if source.freed_at < 0 or self.end[blob] != op.index:
-            return  # somebody needs the input later
+            return  # a function reads the input later
         if made[0].nbytes == source.nbytes:
             self.sets.union(blob, made[0].id)
             self.end[blob] = self.last_use[made[0].id]

@@ -27,11 +27,28 @@ def loads(text: str) -> tuple[Trace, tuple[int, ...] | None]:
     Raises:
         FormatError: Naming the line and what is wrong with it.
     """
+    header, rows = _read_rows(text)
+    if not rows:
+        raise FormatError('There is a header, but no buffer below it.')
+    names = [name for name, _ in rows]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise FormatError(f'Buffer {twice} is there twice.')
+    numbers = [row for _, row in rows]
+    lower, upper, sizes = ([row[i] for row in numbers] for i in range(3))
+    trace = from_lifetimes(sizes, lower, upper, names)
+    if OFFSET not in header:
+        return trace, None
+    return trace, tuple(row[3] for row in numbers)
+
+
+def _read_rows(text: str) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    """Names of the columns, and of each row that is not empty its id and numbers."""
     lines = csv.reader(io.StringIO(text))
+    rows: list[tuple[str, list[int]]] = []
     try:
         header = [name.strip().lower() for name in next(lines, [])]
         columns = _columns(header)
-        rows: list[tuple[str, list[int]]] = []
         for cells in lines:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -40,18 +57,7 @@ def loads(text: str) -> tuple[Trace, tuple[int, ...] | None]:
             rows.append(_row(cells, header, columns, lines.line_num))
     except csv.Error as error:
         raise FormatError(f'Line {lines.line_num}: {error}.') from error
-    if not rows:
-        raise FormatError('There is a header, but no buffer below it.')
-    names = [row[0] for row in rows]
-    if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise FormatError(f'Buffer {twice} is there twice.')
-    numbers = [row[1] for row in rows]
-    lower, upper, sizes = ([row[i] for row in numbers] for i in range(3))
-    trace = from_lifetimes(sizes, lower, upper, names)
-    if OFFSET not in header:
-        return trace, None
-    return trace, tuple(row[3] for row in numbers)
+    return header, rows
 
 
 def dumps(trace: Trace, layout: Layout | None = None) -> str:

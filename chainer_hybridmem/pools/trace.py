@@ -114,6 +114,12 @@ def check_trace(trace: Trace) -> None:
     check_sizes(trace.sizes)
     if trace.names and len(trace.names) != n:
         raise FormatError(f'The trace has {n} buffers and {len(trace.names)} names.')
+    _check_events(trace)
+    _check_carried(trace)
+
+
+def _check_events(trace: Trace) -> None:
+    n = len(trace.sizes)
     state = [0] * n  # 1 alive by its malloc, 2 freed
     for position, event in enumerate(trace.events):
         if not 0 < abs(event) <= n:
@@ -126,6 +132,10 @@ def check_trace(trace: Trace) -> None:
                 f'time, or after its free.'
             )
         state[buffer] = 1 if event > 0 else 2
+
+
+def _check_carried(trace: Trace) -> None:
+    n = len(trace.sizes)
     lower, upper = trace.lifetimes()
     for left, taken in trace.carried:
         fits = 0 <= left < n and 0 <= taken < n

@@ -53,6 +53,40 @@ def recorded_trace(profile: Profile) -> Trace:
     return _Walk(profile, None, as_recorded=True).run()
 
 
+class _Writer:
+    """Buffers and events of the trace.
+
+    Attributes:
+        sizes (list of int): Bytes of each buffer.
+        names (list of str): What each is called; those of one name are numbered.
+        events (list of int): As in :class:`.trace.Trace`.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.names: list[str] = []
+        self.events: list[int] = []
+        self._copies: Counter[str] = Counter()  # buffers of one name
+
+    def add(self, nbytes: int, name: str) -> int:
+        """A new buffer that is there already."""
+        copies = self._copies[name]
+        self.sizes.append(nbytes)
+        self.names.append(f'{name}.{copies}' if copies else name)
+        self._copies[name] += 1
+        return len(self.sizes) - 1
+
+    def malloc(self, nbytes: int, name: str) -> int:
+        """A new buffer that is allocated now."""
+        buffer = self.add(nbytes, name)
+        self.events.append(buffer + 1)
+        return buffer
+
+    def free(self, buffer: int) -> None:
+        """Frees a buffer."""
+        self.events.append(-(buffer + 1))
+
+
 class _Walk:
     """Writes events while walking through the iteration once."""
 
@@ -64,10 +98,7 @@ class _Walk:
         self.entries = {e.storage: e for e in plan.maps} if plan is not None else {}
         self.recipes = {recipe.operation: recipe for recipe in profile.recipes}
         self.first_backward = profile.first_backward
-        self.sizes: list[int] = []
-        self.names: list[str] = []
-        self.copies: Counter[str] = Counter()  # buffers of one name
-        self.events: list[int] = []
+        self.writer = _Writer()
         self.starts: list[int] = []
         self.alive: dict[int, int] = {}  # storage to buffer
         self.passing: dict[int, int] = {}  # likewise, made by a replay for a while
@@ -89,9 +120,9 @@ class _Walk:
             self._before(op.index)
             self._during(op.index)
         trace = Trace(
-            tuple(self.sizes),
-            tuple(self.events),
-            tuple(self.names),
+            tuple(self.writer.sizes),
+            tuple(self.writer.events),
+            tuple(self.writer.names),
             self._carried(),
             tuple(self.starts),
         )
@@ -100,19 +131,12 @@ class _Walk:
 
     # -- buffers -------------------------------------------------------------------
 
-    def _new(self, nbytes: int, name: str) -> int:
-        self.sizes.append(nbytes)
-        self.names.append(f'{name}.{self.copies[name]}' if self.copies[name] else name)
-        self.copies[name] += 1
-        return len(self.sizes) - 1
-
     def _malloc(self, storage: int, what: str = 's') -> int:
-        buffer = self._new(self.profile.storages[storage].nbytes, f'{what}{storage}')
-        self.events.append(buffer + 1)
-        return buffer
+        nbytes = self.profile.storages[storage].nbytes
+        return self.writer.malloc(nbytes, f'{what}{storage}')
 
     def _free(self, storage: int) -> None:
-        self.events.append(-(self.alive.pop(storage) + 1))
+        self.writer.free(self.alive.pop(storage))
 
     def _start(self) -> None:
         """What is there before the iteration: what it frees, and the rest."""
@@ -127,12 +151,12 @@ class _Walk:
                 f'the {self.profile.initial_bytes} it starts with. Record it again.'
             )
         for storage in there:
-            self.alive[storage.id] = self._new(storage.nbytes, f's{storage.id}')
+            self.alive[storage.id] = self.writer.add(storage.nbytes, f's{storage.id}')
             if storage.id in self.entries:
                 self.present.add(storage.id)
                 self.crossing[storage.id] = self.alive[storage.id]
         if rest:
-            self._new(rest, 'initial')
+            self.writer.add(rest, 'initial')
 
     def _there_before(self, item: Storage) -> bool:
         """Whether it is a buffer of its own; states that stay are one with the rest."""
@@ -148,19 +172,20 @@ class _Walk:
         Of several with one size it is not known which is which; they are taken in
         order, and their lifetimes made to cover each other by the layout.
         """
-        born = {e - 1 for e in self.events if e > 0}
-        freed = [-e - 1 for e in self.events if e < 0]
+        sizes, events = self.writer.sizes, self.writer.events
+        born = {e - 1 for e in events if e > 0}
+        freed = [-e - 1 for e in events if e < 0]
         pairs = self._returned(set(freed))
         known = {buffer for pair in pairs for buffer in pair}
         taken: dict[int, list[int]] = defaultdict(list)
         for buffer in freed:
             if buffer not in born and buffer not in known:
-                taken[self.sizes[buffer]].append(buffer)
+                taken[sizes[buffer]].append(buffer)
         gone = known.union(freed)
-        for event in self.events:
+        for event in events:
             buffer = event - 1
-            if event > 0 and buffer not in gone and taken[self.sizes[buffer]]:
-                pairs.append((buffer, taken[self.sizes[buffer]].pop(0)))
+            if event > 0 and buffer not in gone and taken[sizes[buffer]]:
+                pairs.append((buffer, taken[sizes[buffer]].pop(0)))
         return tuple(pairs)
 
     def _returned(self, freed: set[int]) -> list[tuple[int, int]]:
@@ -180,7 +205,7 @@ class _Walk:
                 self._leave(entry.storage)
             if entry.drop_before == k:
                 self._leave(entry.storage)
-        self.starts.append(len(self.events))
+        self.starts.append(len(self.writer.events))
         for entry in changing:
             if entry.swap_in_before == k and entry.action is Action.SWAP:
                 self.alive[entry.storage] = self._malloc(entry.storage, 'in')
@@ -205,17 +230,14 @@ class _Walk:
         products = sum(self.profile.storages[s].nbytes for s in made)
         workspace = recipe.peak_bytes - products
         if workspace > 0:
-            buffer = self._new(workspace, f'ws{replay.before}.{replay.operation}')
-            self.events += [buffer + 1, -(buffer + 1)]
+            name = f'ws{replay.before}.{replay.operation}'
+            self.writer.free(self.writer.malloc(workspace, name))
         for storage in replay.frees:
-            self.events.append(-(self.passing.pop(storage) + 1))
+            self.writer.free(self.passing.pop(storage))
 
     def _during(self, k: int) -> None:
-        operations, events = self.profile.operations, self.profile.events
-        end = len(events)
-        if k + 1 < len(operations):
-            end = operations[k + 1].first_event
-        for position in range(operations[k].first_event, end):
+        events = self.profile.events
+        for position in range(*self.profile.span_of(k)):
             if position == self.profile.graph_end_event:
                 self._graph_dies()
             event = events[position]

@@ -10,8 +10,14 @@ from typing import TypeVar
 from chainer_hybridmem import files, profiles
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records.measured_timeline import Measured
+from chainer_hybridmem.records.measured_timeline_file import (
+    parse_timeline,
+    serialise_timeline,
+)
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 
 Item = TypeVar('Item', Profile, Plan, Measured)
 
@@ -27,11 +33,11 @@ def load_profile(path: str) -> Profile:
         UnknownNameError: If no profile is shipped with this name.
     """
     if profiles.is_shipped(path):
-        return _parsed(path, profiles.read_text(path), Profile.from_json)
+        return _parsed(path, profiles.read_text(path), parse_profile)
     shipped = f'shipped:{path}'
     if not os.path.exists(path) and shipped in profiles.shipped_profiles():
         raise FormatError(f'There is no file {path}; did you mean {shipped}?')
-    return _read(path, Profile.from_json)
+    return _read(path, parse_profile)
 
 
 def load_plan(path: str) -> Plan:
@@ -40,7 +46,7 @@ def load_plan(path: str) -> Plan:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    return _read(path, Plan.from_json)
+    return _read(path, parse_plan)
 
 
 def load_timeline(path: str) -> Measured:
@@ -49,7 +55,7 @@ def load_timeline(path: str) -> Measured:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    return _read(path, Measured.from_json)
+    return _read(path, parse_timeline)
 
 
 def _read(path: str, parse: Callable[[str], Item]) -> Item:
@@ -68,7 +74,13 @@ def save(item: Profile | Plan | Measured, path: str) -> None:
     Raises:
         FormatError: If the file cannot be written.
     """
-    write_text(path, item.to_json())
+    if isinstance(item, Profile):
+        text = serialise_profile(item)
+    elif isinstance(item, Plan):
+        text = serialise_plan(item)
+    else:
+        text = serialise_timeline(item)
+    write_text(path, text)
 
 
 def write_text(path: str, text: str) -> None:

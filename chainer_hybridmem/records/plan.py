@@ -1,4 +1,4 @@
-"""Types only: what happens to each feature map, and its JSON form.
+"""Types only: what happens to each feature map.
 
 A plan is static: every action stands at a position of the operation order, so
 that the memory load at every moment follows from the plan alone, whatever the
@@ -19,25 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from typing import Any
 
-from chainer_hybridmem import files
 from chainer_hybridmem.records.profile import Profile
-
-FORMAT = 'chainer_hybridmem/plan'
-VERSION = 3
-VERSION_WITHOUT_PARTS = 2  # still written where nothing runs in parts
-VERSION_WITHOUT_TIERS = 1  # still written where there is nothing else to say
-_FIGURES = (
-    'memory_limit_bytes',
-    'predicted_seconds',
-    'predicted_peak_bytes',
-    'in_core_seconds',
-    'lower_bound_seconds',
-    'planning_seconds',
-    'simulations',
-)
 
 
 class Action(enum.Enum):
@@ -193,62 +177,3 @@ class Plan:
             for m in self.maps
             if m.action is Action.SWAP and m.tier is tier
         )
-
-    def to_json(self) -> str:
-        """Serialises to versioned JSON; without tiers as releases before them did."""
-        tiered = self.host_limit_bytes is not None or any(
-            m.tier is not Tier.RAM for m in self.maps
-        )
-        tiered = tiered or bool(self.parts)
-        body = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ('maps', 'replays', 'host_limit_bytes', 'parts')
-        }
-        if tiered:
-            body['host_limit_bytes'] = self.host_limit_bytes
-        columns = None if tiered else -1  # the tier is the last one
-        body['maps'] = [files.row(m)[:columns] for m in self.maps]
-        body['replays'] = [files.row(r) for r in self.replays]
-        version = VERSION_WITHOUT_PARTS if tiered else VERSION_WITHOUT_TIERS
-        if self.parts:
-            version = VERSION
-            body['parts'] = [files.row(p) for p in self.parts]
-        return json.dumps({'format': FORMAT, 'version': version, **body})
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-            FormatError: If the text is not such a file.
-        """
-        body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_TIERS)
-        tiered = body['version'] >= VERSION_WITHOUT_PARTS
-        with files.reading('plan'):
-            host_limit = body['host_limit_bytes'] if tiered else None
-            rest = [] if tiered else [Tier.RAM.value]
-            plan = cls(
-                planner=str(body['planner']),
-                options=dict(body['options']),
-                profile_fingerprint=str(body['profile_fingerprint']),
-                memory_limit_bytes=int(body['memory_limit_bytes']),
-                maps=tuple(files.unrow(MapPlan, [*row, *rest]) for row in body['maps']),
-                replays=tuple(files.unrow(Replay, row) for row in body['replays']),
-                predicted_seconds=float(body['predicted_seconds']),
-                predicted_peak_bytes=int(body['predicted_peak_bytes']),
-                in_core_seconds=float(body['in_core_seconds']),
-                lower_bound_seconds=float(body['lower_bound_seconds']),
-                planning_seconds=float(body['planning_seconds']),
-                simulations=int(body['simulations']),
-                host_limit_bytes=None if host_limit is None else int(host_limit),
-                parts=tuple(
-                    files.unrow(Part, row)
-                    for row in (body['parts'] if body['version'] == VERSION else ())
-                ),
-            )
-        limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
-        for name in (*_FIGURES, *limited):
-            if not 0 <= getattr(plan, name) < 2**62:
-                raise files.broken('plan', f'{name} is {getattr(plan, name)}')
-        return plan

@@ -1,4 +1,4 @@
-"""Types only: one recorded training iteration, and its JSON form.
+"""Types only: one recorded training iteration.
 
 =============  =====================================================
 word           meaning
@@ -24,17 +24,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import itertools
-import json
-import math
 from typing import Any, NamedTuple
-
-from chainer_hybridmem import files
-
-FORMAT = 'chainer_hybridmem/profile'
-VERSION = 5
-VERSION_WITHOUT_SPLITS = 4  # still written where no function can run in parts
-VERSION_WITHOUT_DISK = 3  # likewise, where there is no disk link either
 
 
 class Phase(enum.Enum):
@@ -325,6 +315,13 @@ class Profile:
         """Seconds of all operations without any stall: the in-core time."""
         return sum(op.device_seconds for op in self.operations)
 
+    def span_of(self, operation: int) -> tuple[int, int]:
+        """Positions of an operation's events: the first, and the one after the last."""
+        end = len(self.events)
+        if operation + 1 < len(self.operations):
+            end = self.operations[operation + 1].first_event
+        return self.operations[operation].first_event, end
+
     def feature_maps(self) -> list[Storage]:
         """Storages a plan decides about, in order of their production."""
         return [s for s in self.storages if s.plannable]
@@ -340,269 +337,3 @@ class Profile:
         ]
         parts.extend((s.id, s.nbytes, s.backward_uses) for s in self.feature_maps())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-    def to_json(self) -> str:
-        """Serialises to versioned JSON."""
-        body = {
-            'initial_bytes': self.initial_bytes,
-            'graph_end_event': self.graph_end_event,
-            'link': dataclasses.asdict(self.link),
-            'device': self.device,
-            'operations': [files.row(op) for op in self.operations],
-            'storages': [files.row(s) for s in self.storages],
-            'recipes': [files.row(r) for r in self.recipes],
-            'events': list(self.events),
-        }
-        version = VERSION_WITHOUT_DISK
-        if self.disk_link is not None:
-            version = VERSION_WITHOUT_SPLITS
-            body['disk_link'] = dataclasses.asdict(self.disk_link)
-        if self.splits:
-            version = VERSION
-            body['splits'] = [files.row(split) for split in self.splits]
-        return json.dumps({'format': FORMAT, 'version': version, **body})
-
-    @classmethod
-    def from_json(cls, text: str) -> Profile:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-            FormatError: If the text is not such a file.
-        """
-        body = files.parse(text, FORMAT, VERSION, VERSION_WITHOUT_DISK)
-        with files.reading('profile'):
-            with_splits = body['version'] == VERSION
-            with_disk = body['version'] == VERSION_WITHOUT_SPLITS
-            if with_splits:
-                with_disk = 'disk_link' in body
-            disk = body['disk_link'] if with_disk else None
-            profile = cls(
-                operations=tuple(
-                    files.unrow(Operation, row) for row in body['operations']
-                ),
-                storages=tuple(files.unrow(Storage, row) for row in body['storages']),
-                events=tuple(int(event) for event in body['events']),
-                recipes=tuple(files.unrow(Recipe, row) for row in body['recipes']),
-                initial_bytes=int(body['initial_bytes']),
-                graph_end_event=int(body['graph_end_event']),
-                link=_read_link(body['link']),
-                device=dict(body['device']),
-                disk_link=None if disk is None else _read_link(disk),
-                splits=tuple(
-                    files.unrow(Split, row)
-                    for row in (body['splits'] if with_splits else ())
-                ),
-            )
-        check_profile(profile)
-        return profile
-
-
-def _read_link(body: Any) -> Link:
-    names = [field.name for field in dataclasses.fields(Link)]
-    for name in names:
-        if not isinstance(body, dict) or name not in body:
-            raise files.broken('profile', f'its link lacks {name}')
-    for name in body:
-        if name not in names:
-            raise files.broken('profile', f'its link has an unknown figure {name!r}')
-    return Link(**{name: float(body[name]) for name in names})
-
-
-def check_profile(profile: Profile) -> None:
-    """Refuses a profile whose parts contradict each other.
-
-    Raises:
-        FormatError: Naming the first contradiction found.
-    """
-    if not profile.operations:
-        raise files.broken('profile', 'it has no operation')
-    if not isinstance(profile.device, dict):
-        raise files.broken('profile', f'its device is {profile.device!r}')
-    total = profile.initial_bytes + sum(s.nbytes for s in profile.storages)
-    if not 0 <= profile.initial_bytes <= total < 2**62:
-        raise files.broken('profile', f'its storages have {total} bytes in all')
-    _check_operations(profile)
-    _check_storages(profile)
-    _check_events(profile)
-    _check_recipes(profile)
-    _check_splits(profile)
-    _check_link(profile.link)
-    if profile.disk_link is not None:
-        _check_link(profile.disk_link)
-
-
-def _check_operations(profile: Profile) -> None:
-    n_storages = len(profile.storages)
-    previous = 0
-    for index, op in enumerate(profile.operations):
-        if not previous <= op.first_event <= len(profile.events):
-            raise files.broken(
-                'profile',
-                f'operation {index} starts at event {op.first_event} of '
-                f'{len(profile.events)}',
-            )
-        previous = op.first_event
-        if op.index != index:
-            raise files.broken('profile', f'operation {index} says it is {op.index}')
-        if not (0 <= op.device_seconds < 1e9):
-            raise files.broken(
-                'profile', f'operation {index} takes {op.device_seconds} seconds'
-            )
-        if not (0 <= op.host_seconds < 1e9):
-            raise files.broken(
-                'profile', f'operation {index} is issued in {op.host_seconds} seconds'
-            )
-        if not 0 <= op.workspace_bytes < files.LARGEST_SIZE:
-            raise files.broken(
-                'profile', f'operation {index} has {op.workspace_bytes} bytes workspace'
-            )
-        if not -1 <= op.forward < index:
-            raise files.broken(
-                'profile', f'operation {index} differentiates operation {op.forward}'
-            )
-        if not all(0 <= s < n_storages for s in (*op.reads, *op.writes)):
-            raise files.broken(
-                'profile',
-                f'operation {index} touches storages {op.reads} and {op.writes} of '
-                f'{n_storages}',
-            )
-
-
-def _check_storages(profile: Profile) -> None:
-    n_ops = len(profile.operations)
-    for index, storage in enumerate(profile.storages):
-        if storage.id != index or not 0 <= storage.nbytes < files.LARGEST_SIZE:
-            raise files.broken('profile', f'storage {index} is {storage}')
-        if list(storage.backward_uses) != sorted(set(storage.backward_uses)):
-            raise files.broken(
-                'profile', f'storage {index} is used at {storage.backward_uses}'
-            )
-        uses = (storage.producer, *storage.forward_uses, *storage.backward_uses)
-        if not all(-1 <= use < n_ops for use in uses):
-            raise files.broken('profile', f'storage {index} is used by {uses}')
-        if not -1 <= storage.releasable_from <= n_ops:
-            raise files.broken('profile', f'storage {index} is {storage}')
-        if not all(0 <= slot.operation < n_ops for slot in storage.slots):
-            raise files.broken('profile', f'storage {index} has slots {storage.slots}')
-        if storage.persistent and storage.backward_uses[-1] != n_ops - 1:
-            raise files.broken(
-                'profile',
-                f'storage {index} ({storage.category.value}) is used last by operation '
-                f'{storage.backward_uses[-1]}, the update is operation {n_ops - 1}',
-            )
-    persistent_bytes = sum(s.nbytes for s in profile.persistent_storages())
-    if persistent_bytes > profile.initial_bytes:
-        raise files.broken(
-            'profile',
-            f'it starts with {profile.initial_bytes} bytes, its parameters and '
-            f'optimizer states alone have {persistent_bytes}',
-        )
-
-
-def _check_events(profile: Profile) -> None:
-    """Each storage is allocated once at most, and freed once while it is there."""
-    events = profile.events
-    if not 0 <= profile.graph_end_event <= len(events):
-        raise files.broken(
-            'profile',
-            f'its graph ends at event {profile.graph_end_event} of {len(events)}',
-        )
-    allocated = [-1] * len(profile.storages)
-    freed = [-1] * len(profile.storages)
-    for position, event in enumerate(events):
-        if type(event) is not int or not 0 < abs(event) <= len(allocated):
-            raise files.broken(
-                'profile', f'event {position} is {event!r}: there is no such storage'
-            )
-        moments = allocated if event > 0 else freed
-        if moments[abs(event) - 1] >= 0:
-            raise files.broken('profile', f'event {position} ({event}) comes twice')
-        moments[abs(event) - 1] = position
-    for storage, begin, end in zip(profile.storages, allocated, freed, strict=True):
-        if (storage.allocated_at, storage.freed_at) != (begin, end):
-            raise files.broken(
-                'profile',
-                f'storage {storage.id} lives from event {storage.allocated_at} to '
-                f'{storage.freed_at}, its events are {begin} and {end}',
-            )
-        if 0 <= end < begin:
-            raise files.broken(
-                'profile', f'storage {storage.id} is freed before it is allocated'
-            )
-
-
-def _check_recipes(profile: Profile) -> None:
-    n_ops, n_storages = len(profile.operations), len(profile.storages)
-    seen = set()
-    for recipe in profile.recipes:
-        if recipe.operation in seen:
-            raise files.broken(
-                'profile', f'operation {recipe.operation} has two recipes'
-            )
-        seen.add(recipe.operation)
-        touched = (*recipe.inputs, *recipe.products)
-        if not all(0 <= s < n_storages for s in touched):
-            raise files.broken('profile', f'recipe {recipe} names unknown storages')
-        possible = 0 <= recipe.seconds < 1e9
-        possible = possible and 0 <= recipe.peak_bytes < files.LARGEST_SIZE
-        if not (possible and 0 <= recipe.operation < n_ops):
-            raise files.broken('profile', f'recipe {recipe} is out of range')
-        covers = recipe.covers
-        if covers and not (
-            covers[0] >= 0
-            and covers[-1] == recipe.operation
-            and all(a < b for a, b in itertools.pairwise(covers))
-        ):
-            raise files.broken('profile', f'recipe {recipe} covers {covers}')
-        for source in recipe.inputs:
-            if profile.storages[source].producer > recipe.operation:
-                raise files.broken(
-                    'profile',
-                    f'operation {recipe.operation} needs storage {source}, which '
-                    f'is produced later: the dependencies have a cycle',
-                )
-
-
-def _check_splits(profile: Profile) -> None:
-    """What a function runs with is allocated in its operation, and freed there."""
-    n_ops, n_storages = len(profile.operations), len(profile.storages)
-    for split in profile.splits:
-        made = (split.first, *split.temporaries)
-        possible = 0 <= split.operation < n_ops and split.function >= 0
-        possible = possible and split.parts > 1 and bool(split.temporaries)
-        possible = possible and 0 <= split.peak_bytes < files.LARGEST_SIZE
-        if not possible or not all(0 <= s < n_storages for s in made):
-            raise files.broken('profile', f'{split} is out of range')
-        begin, end = span_of(profile, split.operation)
-        for s in made:
-            storage = profile.storages[s]
-            gone = s not in split.temporaries or begin <= storage.freed_at < end
-            if not (begin <= storage.allocated_at < end and gone):
-                raise files.broken(
-                    'profile',
-                    f'storage {s} lives from event {storage.allocated_at} to '
-                    f'{storage.freed_at}, but {split} is about events {begin} to {end}',
-                )
-
-
-def span_of(profile: Profile, operation: int) -> tuple[int, int]:
-    """Positions of an operation's events: the first, and the one after the last."""
-    operations = profile.operations
-    end = len(profile.events)
-    if operation + 1 < len(operations):
-        end = operations[operation + 1].first_event
-    return operations[operation].first_event, end
-
-
-def _check_link(link: Link) -> None:
-    for name, value in dataclasses.asdict(link).items():
-        if name.endswith('_share'):
-            fits, rule = 0 < value <= 1, 'above zero and at most one'
-        elif name.endswith('_per_second'):
-            fits, rule = 0 < value < math.inf, 'above zero'
-        else:
-            fits, rule = 0 <= value < math.inf, 'zero or more'
-        if not fits:
-            raise files.broken(
-                'profile', f'its link has {name} {value}; it must be {rule}'
-            )

@@ -16,7 +16,6 @@ from chainer_hybridmem.records.profile import (
     Profile,
     Split,
     Storage,
-    span_of,
 )
 
 Splitting = bool | str
@@ -52,7 +51,7 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
     """The profile with some functions in parts.
 
     One temporary of each function is as large as the function's highest load in parts
-    wants, the others are empty. Times stay: nobody has measured them in parts.
+    wants, the others are empty. Times stay: they are not measured in parts.
 
     Args:
         profile: A recorded iteration; some of the parts may be in it already.
@@ -100,7 +99,7 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
 def _sizes(profile: Profile, split: Split) -> dict[int, int]:
     """Bytes of each of the function's temporaries, if it runs in parts."""
     begin = profile.storages[split.first].allocated_at
-    _, end = span_of(profile, split.operation)
+    _, end = profile.span_of(split.operation)
     sizes = dict.fromkeys(split.temporaries, 0)
     alive: dict[int, int] = {}  # what else there is above the function's beginning
     most: dict[int, int] = {}
@@ -125,7 +124,7 @@ def _sizes(profile: Profile, split: Split) -> dict[int, int]:
 def _with_workspace(
     profile: Profile, storages: list[Storage], op: Operation
 ) -> Operation:
-    begin, end = span_of(profile, op.index)
+    begin, end = profile.span_of(op.index)
     load = peak = 0
     for event in profile.events[begin:end]:
         nbytes = storages[abs(event) - 1].nbytes

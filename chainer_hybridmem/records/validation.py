@@ -10,7 +10,7 @@ import itertools
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
-from chainer_hybridmem.records.profile import Category, Phase, Profile, Recipe
+from chainer_hybridmem.records.profile import Category, Phase, Profile, Recipe, Storage
 from chainer_hybridmem.records.splits import in_parts
 
 
@@ -65,40 +65,49 @@ def _check_order(profile: Profile, plan: Plan) -> None:
         if entry.storage in decided:
             raise PlanError(f'The plan decides twice about storage {entry.storage}.')
         decided.add(entry.storage)
-        if entry.tier is Tier.DISK and entry.action is not Action.SWAP:
+        _check_fields(entry, n)
+        if entry.action is not Action.KEEP:
+            _check_steps(entry, storage)
+
+
+def _check_fields(entry: MapPlan, n: int) -> None:
+    """Only an action's own fields are set."""
+    if entry.tier is Tier.DISK and entry.action is not Action.SWAP:
+        raise PlanError(
+            f'Feature map {entry.storage}: its tier is {entry.tier.value!r}, but '
+            f'action {entry.action.value!r} copies nothing.'
+        )
+    for name in _unused_fields(entry.action):
+        if getattr(entry, name) != -1:
             raise PlanError(
-                f'Feature map {entry.storage}: its tier is {entry.tier.value!r}, but '
-                f'action {entry.action.value!r} copies nothing.'
+                f'Feature map {entry.storage}: {name} is {getattr(entry, name)}, '
+                f'but action {entry.action.value!r} has none; -1 was expected.'
             )
-        for name in _unused_fields(entry.action):
-            if getattr(entry, name) != -1:
-                raise PlanError(
-                    f'Feature map {entry.storage}: {name} is {getattr(entry, name)}, '
-                    f'but action {entry.action.value!r} has none; -1 was expected.'
-                )
-        if not -1 <= entry.drop_before <= n:
+    if not -1 <= entry.drop_before <= n:
+        raise PlanError(
+            f'Feature map {entry.storage}: drop_before ({entry.drop_before}) lies '
+            f'outside the {n} operations.'
+        )
+
+
+def _check_steps(entry: MapPlan, storage: Storage) -> None:
+    """What happens to a map that leaves happens in order."""
+    steps: list[tuple[str, int]] = [
+        ('last forward use', max((storage.producer, *storage.forward_uses))),
+        ('release_before', entry.release_before - 1),
+        ('needed_before', entry.needed_before - 1),
+        ('first backward use', min(storage.backward_uses) - 1),
+        ('drop_before', entry.drop_before - 1),
+    ]
+    if entry.action is Action.SWAP:
+        steps[1:1] = [('swap_out_before', entry.swap_out_before - 1)]
+        steps[3:3] = [('swap_in_before', entry.swap_in_before - 1)]
+    for (left, a), (right, b) in itertools.pairwise(steps):
+        if a > b:
             raise PlanError(
-                f'Feature map {entry.storage}: drop_before ({entry.drop_before}) lies '
-                f'outside the {n} operations.'
+                f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
+                f'after {right} ({b + 1}).'
             )
-        if entry.action is Action.KEEP:
-            continue
-        steps: list[tuple[str, int]] = [
-            ('last forward use', max((storage.producer, *storage.forward_uses))),
-            ('release_before', entry.release_before - 1),
-            ('needed_before', entry.needed_before - 1),
-            ('first backward use', min(storage.backward_uses) - 1),
-            ('drop_before', entry.drop_before - 1),
-        ]
-        if entry.action is Action.SWAP:
-            steps[1:1] = [('swap_out_before', entry.swap_out_before - 1)]
-            steps[3:3] = [('swap_in_before', entry.swap_in_before - 1)]
-        for (left, a), (right, b) in itertools.pairwise(steps):
-            if a > b:
-                raise PlanError(
-                    f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
-                    f'after {right} ({b + 1}).'
-                )
 
 
 def _check_host(profile: Profile, plan: Plan, limit_bytes: int | None) -> None:
@@ -314,13 +323,8 @@ class _Walk:
 
     def _during(self, k: int) -> int:
         """The operation's own events; the highest load on the way."""
-        operations = self.profile.operations
-        first = operations[k].first_event
-        end = len(self.profile.events)
-        if k + 1 < len(operations):
-            end = operations[k + 1].first_event
         highest = self.load
-        for position in range(first, end):
+        for position in range(*self.profile.span_of(k)):
             if position == self.profile.graph_end_event:
                 self._graph_dies()
             event = self.profile.events[position]

@@ -8,8 +8,8 @@ import numpy as np
 
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
-from chainer_hybridmem.search.candidates import NUMBERS, Candidate, Search
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.search.alike import number_kinds
+from chainer_hybridmem.search.candidates import NUMBERS, SWAP, Candidate, Search
 
 LEAST_STEPS, MOST_STEPS = 50_000, 100_000
 STEPS_TIMES_OPERATIONS = 32_000_000  # less than a second of today's processors
@@ -62,10 +62,10 @@ class Budget:
             steps = min(steps, int(left / self.seconds_per_step))
         return max(steps, 0)
 
-    def used(self, steps: int, seconds: float) -> None:
+    def count(self, steps: int, seconds: float) -> None:
         """Counts a round."""
         self.left = max(self.left - steps, 0)
-        self.search.simulations += steps
+        self.search.count(steps)
         if steps:
             self.seconds_per_step = seconds / steps
 
@@ -82,56 +82,74 @@ def actions_of(plan: Plan) -> np.ndarray:
     return np.array([NUMBERS[entry.action] for entry in plan.maps], np.int64)
 
 
-def anneal_round(
-    search: Search,
-    start: Candidate,
-    steps: int,
-    warm: float,
-    goal: float,
-    budget: Budget,
-    seed: int,
-    groups: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Candidate:
-    """One round of annealing; its best candidate.
+class Annealer:
+    """Rounds of annealing of one search, within a budget.
 
-    With ``groups`` it changes maps that are alike together.
+    Args:
+        search (Search): Judges the candidates.
+        budget (Budget): Counts their number and time.
+
+    Attributes:
+        search (Search): Likewise.
+        budget (Budget): Likewise.
     """
-    problem = search.problem
-    # Where no time at all was measured, one temperature is as good as another.
-    cold = COLD * problem.in_core_seconds or COLD
-    if steps == 0 or start.seconds <= goal:
-        return start
-    began = time.perf_counter()
-    pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
-    action, _, done = local_search.anneal(
-        problem.arrays,
-        start.action,
-        search.limit_bytes,
-        search.lead,
-        problem.swap_out_seconds,
-        problem.swap_in_seconds,
-        search.barrier,
-        problem.recomputable,
-        kinds(problem),
-        pointers,
-        alike,
-        steps,
-        max(warm, 2 * cold),
-        cold,
-        goal,
-        seed,
-        search.work,
-    )
-    budget.used(done, time.perf_counter() - began)
-    found = search.evaluate(action)
-    return found if found.seconds < start.seconds else start
 
+    def __init__(self, search: Search, budget: Budget) -> None:
+        self.search = search
+        self.budget = budget
+        self._kinds = number_kinds(search.problem)
 
-def kinds(problem: Problem) -> np.ndarray:
-    """(M,) number of the function that makes each map; states are one kind, too."""
-    operations = problem.profile.operations
-    names = [
-        s.category.value if s.persistent else operations[s.producer].function
-        for s in problem.maps
-    ]
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+    def run_round(
+        self,
+        start: Candidate,
+        steps: int,
+        warm: float,
+        goal: float,
+        seed: int,
+        groups: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Candidate:
+        """One round; its best candidate.
+
+        Args:
+            start: Where it begins.
+            steps: Candidates to judge.
+            warm: First temperature in seconds.
+            goal: Seconds that are good enough.
+            seed: Of the random moves.
+            groups: Maps that are alike, to be changed together; see
+                :func:`.alike.group_alike`.
+        """
+        search, problem = self.search, self.search.problem
+        # Where no time at all was measured, one temperature is as good as another.
+        cold = COLD * problem.in_core_seconds or COLD
+        if steps == 0 or start.seconds <= goal:
+            return start
+        began = time.perf_counter()
+        pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
+        action, _, done = local_search.anneal(
+            problem.arrays,
+            start.action,
+            search.limit_bytes,
+            search.lead,
+            problem.swap_out_seconds,
+            problem.swap_in_seconds,
+            search.barrier,
+            problem.recomputable,
+            self._kinds,
+            pointers,
+            alike,
+            steps,
+            max(warm, 2 * cold),
+            cold,
+            goal,
+            seed,
+            search.work,
+        )
+        self.budget.count(done, time.perf_counter() - began)
+        found = search.evaluate(action)
+        return found if found.seconds < start.seconds else start
+
+    def warm_up(self, groups: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+        """Compiles on a fresh installation; the search must not count this."""
+        start = self.search.evaluate(self.search.fill(SWAP))
+        self.run_round(start, 1, 0.0, 0.0, 0, groups)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,9 @@ from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
+from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work, make_work
 from chainer_hybridmem.units import format_bytes
 
-KEEP, SWAP, RECOMPUTE = kernel.KEEP, kernel.SWAP, kernel.RECOMPUTE
 NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
 
 
@@ -73,12 +75,26 @@ class Search:
         earliest = np.full(n, problem.arrays.first_backward, np.int64)
         self.lead = earliest if lead is None else np.maximum(lead, earliest)
         self.barrier = barrier
-        self.work = kernel.make_work(problem.arrays)
-        self.simulations = 0
-        # On a fresh installation this compiles, which is not planning.
-        self.evaluate(self.fill(SWAP))
+        self.work = make_work(problem.arrays)
+        self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
         self.started = time.perf_counter()
+        with self.uncounted():  # compiles on a fresh installation
+            self.evaluate(self.fill(SWAP))
+
+    def count(self, simulations: int) -> None:
+        """Counts simulations that were made elsewhere."""
+        self.simulations += simulations
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What runs inside is no planning: neither its time nor its simulations."""
+        began, simulations = time.perf_counter(), self.simulations
+        try:
+            yield
+        finally:
+            self.started += time.perf_counter() - began
+            self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
         """An assignment with the same action for every map."""
@@ -115,15 +131,15 @@ class Search:
             peak_bytes=outcome.peak_bytes,
             worst=outcome.worst,
             collective=outcome.collective,
-            release_stall=self.work.release_stall.copy(),
-            need_stall=self.work.need_stall.copy(),
+            release_stall=self._release_stall.copy(),
+            need_stall=self._need_stall.copy(),
         )
 
-    def positions(self, candidate: Candidate) -> kernel.Work:
+    def positions(self, candidate: Candidate) -> Work:
         """Where everything of a candidate happens, replays included."""
         entries = 0
         for _ in range(2):  # the second time, the program has the room it needs
-            work = kernel.make_work(self.problem.arrays, entries)
+            work = make_work(self.problem.arrays, entries)
             entries = kernel.evaluate(
                 self.problem.arrays,
                 candidate.action,
@@ -142,10 +158,10 @@ class Search:
         """Whether plain Chainer stays inside the limit."""
         return self.problem.in_core_peak_bytes <= self.limit_bytes
 
-    def seconds(self, positions: kernel.Work) -> float:
+    def seconds(self, work: Work) -> float:
         """Simulated time with everything at the given positions."""
         self.simulations += 1
-        return run_lanes(self.problem, positions)
+        return run_lanes(self.problem, work)
 
     def finish(self, planner: str, candidate: Candidate, **options: Any) -> Plan:
         """Turns the chosen candidate into a checked plan.
@@ -155,39 +171,37 @@ class Search:
         """
         if not candidate.fits:
             raise infeasible(self.problem, self.limit_bytes, planner, candidate)
-        positions = self.positions(candidate)
-        return self._plan(
-            planner, candidate.action, positions, candidate.seconds, options
-        )
+        work = self.positions(candidate)
+        return self._plan(planner, candidate.action, work, candidate.seconds, options)
 
     def finish_at(
-        self, planner: str, action: np.ndarray, positions: kernel.Work, **options: Any
+        self, planner: str, action: np.ndarray, work: Work, **options: Any
     ) -> Plan:
         """Like :meth:`finish`, for positions of the planner's own.
 
         Args:
             planner: Name of the planner.
             action: (M,) KEEP, SWAP or RECOMPUTE.
-            positions: Those of :meth:`positions`, with releases and swap-ins moved.
+            work: That of :meth:`positions`, with releases and swap-ins moved.
             options: What the planner ran with.
 
         Raises:
             InfeasibleError: If it does not fit.
         """
-        seconds = self.seconds(positions)
-        return self._plan(planner, action, positions, seconds, options)
+        seconds = self.seconds(work)
+        return self._plan(planner, action, work, seconds, options)
 
     def _plan(
         self,
         planner: str,
         action: np.ndarray,
-        positions: kernel.Work,
+        work: Work,
         seconds: float,
         options: dict[str, Any],
     ) -> Plan:
         if self.problem.profile.disk_link is None:
-            positions.on_disk[:] = False  # what has no room is beyond the limit
-        maps, replays = plan_from_positions(self.problem, action, positions)
+            work.on_disk[:] = False  # what has no room is beyond the limit
+        maps, replays = plan_from_positions(self.problem, action, work)
         plan = Plan(
             planner=planner,
             options=options,

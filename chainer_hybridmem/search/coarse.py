@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.simulation.kernel import RECOMPUTE
+from chainer_hybridmem.simulation.work import RECOMPUTE
 
 SPARSEST = 16  # of so many maps one changes
 

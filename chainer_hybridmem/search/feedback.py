@@ -5,8 +5,8 @@ a session moves those that were late (Peng et al. 2020: the trigger of a copy th
 compute has waited for moves earlier). Actions, replays and everything else stay, so
 that the numbers of training and the limit do not change.
 
-One link is one queue: copies keep their order. Whoever moves takes those along that
-are in front of it and would begin later, and stops behind one that cannot move.
+One link is one queue: copies keep their order. A swap-in that moves takes those along
+that are in front of it and would begin later. It stops behind one that cannot move.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
+from chainer_hybridmem.simulation.work import Work
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
-LEAST = 0.01  # of a copy's time: who is late by less is not late
+LEAST = 0.01  # of a copy's time: smaller delays are ignored
 LINK_CHANGE = 0.1  # of its speed: by less, a link is as fast as it was
 
 
@@ -78,7 +78,10 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
         PlanError: If the plan is for another profile or cannot be executed.
     """
     work = _simulated(problem, plan)[1]
-    start, in_seconds = work.start, copy_seconds(problem, work.on_disk)[1]
+    start, in_seconds = (
+        work.start,
+        copy_seconds(problem, work.on_disk)[1],
+    )
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
         if entry.storage in late and entry.action is Action.SWAP:
@@ -115,7 +118,7 @@ def rehearsed(problem: Problem, plan: Plan, iterations: int) -> Plan:
 
 
 def noticeable(problem: Problem, late: Mapping[int, float]) -> dict[int, float]:
-    """Who was late by more than :data:`LEAST` of its copy; the others were not."""
+    """Swap-ins late by more than :data:`LEAST` of their copy."""
     copy_seconds = {
         s.id: problem.swap_in_seconds[m] for m, s in enumerate(problem.maps)
     }
@@ -255,7 +258,7 @@ def with_swap_ins(problem: Problem, plan: Plan, positions: Mapping[int, int]) ->
     )
 
 
-def _simulated(problem: Problem, plan: Plan) -> tuple[float, kernel.Work]:
+def _simulated(problem: Problem, plan: Plan) -> tuple[float, Work]:
     """Seconds of a plan's iteration, and when everything happens in it."""
     work = positions_from_plan(problem, plan)
     return run_lanes(problem, work), work

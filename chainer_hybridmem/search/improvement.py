@@ -19,9 +19,9 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.annealing import (
     TOLERANCE,
     WARMEST,
+    Annealer,
     Budget,
     actions_of,
-    anneal_round,
 )
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import Candidate, Search
@@ -100,7 +100,7 @@ class Improvement:
         if best is None or best.seconds >= plan.predicted_seconds * (1 - LEAST_GAIN):
             return None
         search = Search(self.problem, self._limit_bytes, barrier=False)
-        found = search.finish('hybrid', best, **{**plan.options, 'improved': True})
+        found = search.finish(plan.planner, best, **{**plan.options, 'improved': True})
         return dataclasses.replace(
             found,
             lower_bound_seconds=plan.lower_bound_seconds,
@@ -114,10 +114,11 @@ class Improvement:
         _lower_priority()
         search = Search(self.problem, self._limit_bytes, barrier=False)
         best = search.evaluate(actions_of(self._plan))
-        if not best.fits:  # somebody else's plan, with another schedule
+        if not best.fits:  # a plan with another schedule
             return
         bound = lower_bound(self.problem, self._limit_bytes).seconds
         goal = bound * (1 + TOLERANCE)
+        annealer = Annealer(search, Budget(search, 0, None))
         number, stuck = 0, 0
         while best.seconds > goal and stuck < self._patience:
             if self._stop.is_set():
@@ -125,15 +126,7 @@ class Improvement:
             warm = 0.1 * (best.seconds - bound)
             if number % 5 == 4:  # now and then from far away
                 warm = WARMEST * self.problem.in_core_seconds
-            found = anneal_round(
-                search,
-                best,
-                STEPS,
-                warm,
-                goal,
-                Budget(search, 0, None),
-                FIRST_SEED + number,
-            )
+            found = annealer.run_round(best, STEPS, warm, goal, FIRST_SEED + number)
             stuck = 0 if found.seconds < best.seconds else stuck + 1
             self._simulations = search.simulations
             self._best = best = found

@@ -17,9 +17,9 @@ import numpy as np
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.search import coarse
-from chainer_hybridmem.simulation import kernel, problem
-from chainer_hybridmem.simulation.kernel import KEEP, RECOMPUTE, SWAP, Work
-from chainer_hybridmem.simulation.problem import Arrays
+from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work
 
 
 @compiled()
@@ -96,7 +96,7 @@ def _move(
     return changed
 
 
-@compiled(uses=(kernel, problem, coarse), nogil=True)
+@compiled(uses=(kernel, *kernel.PARTS, coarse), nogil=True)
 def anneal(
     a: Arrays,
     start: np.ndarray,

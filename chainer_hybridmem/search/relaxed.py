@@ -3,9 +3,9 @@
 Planners bring maps back as early as memory allows and give memory back when it is
 asked for, so that the load touches the limit again and again. Nothing waits for most
 of that. Here every swap-in of a finished plan moves as far back as it can without
-making anybody wait, and every swap-out's memory is free once its copy has finished.
-The load falls everywhere but where it cannot, which leaves room to whoever lays out
-the memory (:mod:`chainer_hybridmem.pools.layout`).
+making compute wait, and every swap-out's memory is free once its copy has finished.
+The load falls everywhere but where it cannot, which leaves room for the layout of
+the memory (:mod:`chainer_hybridmem.pools.offline`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.options import checked
-from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.search.options import SHARE
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
+from chainer_hybridmem.simulation.work import Work
 
 MARGIN = 0.5
 # Tried one after the other where copies slow each other or compute down.
@@ -52,7 +52,7 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
         OptionError: If the margin is below zero.
         PlanError: If the plan is for another profile or cannot be executed.
     """
-    checked('margin', margin)
+    SHARE.check('margin', margin)
     before = positions_from_plan(problem, plan)
     seconds = run_lanes(problem, before)
     most = seconds * (1 + ROUNDING)
@@ -82,7 +82,7 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
     return dataclasses.replace(result, predicted_peak_bytes=peak_bytes)
 
 
-def _moved(problem: Problem, work: kernel.Work, margin: float) -> _Moved:
+def _moved(problem: Problem, work: Work, margin: float) -> _Moved:
     """Positions of a schedule in which every copy ends when it does now.
 
     Operations of forward are as late, and copies back begin as late, as lets everything
@@ -94,7 +94,9 @@ def _moved(problem: Problem, work: kernel.Work, margin: float) -> _Moved:
     np.add.at(waits[0], work.release[swapped], work.release_stall[swapped])
     np.add.at(waits[1], work.needed[swapped], work.need_stall[swapped])
     issued = work.start - waits[1]  # swap-ins before each operation
-    free = issued - waits[0]  # releases before each operation, if nobody is to wait
+    free = (
+        issued - waits[0]
+    )  # releases before each operation, if compute is not to wait
 
     # Forward waits for swap-outs anyway. It may do so sooner as long as every
     # copy can begin when it does now.

@@ -2,7 +2,7 @@
 
 Nodes are forward operations that make a map which can be recomputed, or a transient on
 the way to one. Edges are what their recipes read of each other. What always stays (maps
-without an exact recipe, masks, parameters) is no edge: nobody has to make it again.
+without an exact recipe, masks, parameters) is no edge: it is never made again.
 
 A transient cannot be kept: forward drops it. So no cut may lie between the operation
 that makes it and one that reads it, and these are one node here, together with all that

@@ -31,12 +31,11 @@ from chainer_hybridmem.records.profile import (
     Phase,
     Profile,
     Storage,
-    span_of,
 )
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.session.first_update import Coming
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.simulation.problem import in_core_peak_bytes
+from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
 from chainer_hybridmem.units import format_bytes
 
 
@@ -202,7 +201,7 @@ def _first_gradients(profile: Profile, stays: set[int]) -> Iterator[int]:
         parameter = profile.storages[s]
         if parameter.category is not Category.PARAMETER:
             continue
-        _, end = span_of(profile, parameter.producer)
+        _, end = profile.span_of(parameter.producer)
         for event in profile.events[parameter.allocated_at + 1 : end]:
             other = profile.storages[abs(event) - 1]
             outlives = other.freed_at >= end
@@ -259,7 +258,7 @@ def _walk(profile: Profile) -> Iterator[_Run]:
     for op in profile.operations:
         start = peak = load
         born = read = 0
-        for event in profile.events[slice(*span_of(profile, op.index))]:
+        for event in profile.events[slice(*profile.span_of(op.index))]:
             storage = profile.storages[abs(event) - 1]
             change = storage.nbytes if event > 0 else -storage.nbytes
             if storage.id not in maps:

@@ -30,7 +30,8 @@ from chainer_hybridmem.session.profiling_plan import (
     with_median_times,
 )
 from chainer_hybridmem.session.program_habits import ProgramHabits
-from chainer_hybridmem.simulation.problem import CrossIteration, Problem, with_parts
+from chainer_hybridmem.simulation.crossing import CrossIteration
+from chainer_hybridmem.simulation.problem import Problem, with_parts
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
 

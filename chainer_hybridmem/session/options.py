@@ -12,14 +12,18 @@ from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution.verifier import iterations_of
-from chainer_hybridmem.planners import DEFAULT, check_name, check_options
+from chainer_hybridmem.planners import (
+    DEFAULT,
+    check_name,
+    check_options,
+    find_planner,
+    improvable_names,
+)
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.cache_folder import open_folder
-from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
-IMPROVABLE = 'hybrid'
-FED_BACK = 'capuchin'  # its swap-ins move by default
 _PLACE = '{options}'  # of the options in a docstring
 
 Documented = TypeVar('Documented', bound=Callable[..., Any])
@@ -102,10 +106,10 @@ class Options:
             DEFAULT if self.planner is None else self.planner, self.planner_options
         )
         self._check_switches()
-        if self.improve and self.planner != IMPROVABLE:
+        if self.improve and not find_planner(self.planner).improvable:
             raise OptionError(
-                f'improve needs planner {IMPROVABLE!r}; the planner is '
-                f'{self.planner!r}.'
+                f'improve needs planner {" or ".join(map(repr, improvable_names()))}; '
+                f'the planner is {self.planner!r}.'
             )
         crossing_of(self.cross_iteration)
         check_splitting(self.splitting)
@@ -144,7 +148,9 @@ class Options:
     @property
     def feeds_back(self) -> bool:
         """Whether late swap-ins are looked for."""
-        return self.planner == FED_BACK if self.feedback is None else self.feedback
+        if self.feedback is not None:
+            return self.feedback
+        return find_planner(self.planner).feeds_back
 
     def _check_switches(self) -> None:
         for name in ('improve', 'arena'):

@@ -32,8 +32,9 @@ from chainer_hybridmem import files
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Profile, Slot
+from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.records.profile import Slot
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.session.cache_folder import read_private, replace_private
 from chainer_hybridmem.session.foreign_memory import ForeignMemory
@@ -229,10 +230,10 @@ class PlanCache:
         keys = [read_key(row) for row in body['keys']]
         if os.path.basename(path) != self._name(keys):
             raise files.broken('guide', 'its name belongs to other operations')
-        profile = Profile.from_json(body['profile'])
+        profile = parse_profile(body['profile'])
         check_profile(keys, profile)
         options = self._options
-        plan = Plan.from_json(body['plan'])
+        plan = parse_plan(body['plan'])
         if plan.profile_fingerprint != profile.fingerprint():
             raise files.broken('guide', 'its plan was made for another profile')
         check_plan(profile, plan, options.limit_bytes, options.host_limit_bytes)
@@ -283,8 +284,8 @@ class PlanCache:
                 'sources': self._sources.stamps,
                 'keys': guide.signature,
                 'findings': files.row(_Findings.of(guide)),
-                'profile': guide.problem.profile.to_json(),
-                'plan': guide.plan.to_json(),
+                'profile': serialise_profile(guide.problem.profile),
+                'plan': serialise_plan(guide.plan),
             }
         )
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import DEFAULT
+from chainer_hybridmem.planners import DEFAULT, find_planner
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.search.bound import lower_bound
@@ -23,7 +23,7 @@ from chainer_hybridmem.search.feedback import (
 )
 from chainer_hybridmem.session.background_search import BackgroundSearch
 from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import IMPROVABLE, Options
+from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.plan_maker import TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.planning_time import count_time
 from chainer_hybridmem.session.runtime import Runtime
@@ -138,7 +138,7 @@ class Planning:
         assert problem is not None and plan is not None
         current = self.search.find(problem)
         if current is None:
-            if self._options.planner == IMPROVABLE:
+            if find_planner(self._options.planner).improvable:
                 self.search.start(problem, plan)
             return
         better = current.better(plan) if guide.pace.may_change else None

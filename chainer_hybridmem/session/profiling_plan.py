@@ -11,10 +11,10 @@ from chainer_hybridmem.recording.verification import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import Operation, Profile, Recipe
 from chainer_hybridmem.records.splits import Splitting
+from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
-    decided_by,
     make_problem,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds

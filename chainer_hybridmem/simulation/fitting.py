@@ -7,7 +7,8 @@ import numpy as np
 from chainer_hybridmem.records.plan import Part
 from chainer_hybridmem.records.profile import Profile, Split
 from chainer_hybridmem.records.splits import in_parts, part_of
-from chainer_hybridmem.simulation.problem import Problem, fixed_load, with_parts
+from chainer_hybridmem.simulation.in_core import fixed_load
+from chainer_hybridmem.simulation.problem import Problem, with_parts
 
 _Function = tuple[int, int]  # operation, which of its functions
 

@@ -14,17 +14,14 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import kernel
-from chainer_hybridmem.simulation.problem import (
-    Problem,
-    copy_seconds,
-    decided_by,
-    make_problem,
-)
+from chainer_hybridmem.simulation.crossing import decided_by
+from chainer_hybridmem.simulation.lanes import time_lanes
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
+from chainer_hybridmem.simulation.work import RUN, STAY, Work, make_work
 
 
 def plan_from_positions(
-    problem: Problem, action: np.ndarray, positions: kernel.Work
+    problem: Problem, action: np.ndarray, positions: Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
     """The kernel's flat arrays as plan entries."""
     actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
@@ -43,11 +40,11 @@ def plan_from_positions(
     )
     replays: list[Replay] = []
     for before, kind, what in positions.program.tolist():
-        if kind == kernel.RUN:
+        if kind == RUN:
             replays.append(Replay(before, what))
             continue
         last, storage_id = replays[-1], problem.items[what]
-        if kind == kernel.STAY:
+        if kind == STAY:
             last = dataclasses.replace(last, keeps=(*last.keeps, storage_id))
         else:
             last = dataclasses.replace(last, frees=(*last.frees, storage_id))
@@ -55,12 +52,20 @@ def plan_from_positions(
     return maps, tuple(replays)
 
 
-def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
+def positions_from_plan(problem: Problem, plan: Plan) -> Work:
     """Plan entries as the kernel's flat arrays.
 
     Raises:
         PlanError: If the plan is for another profile.
     """
+    _check_profile(problem, plan)
+    work = make_work(problem.arrays)
+    _write_maps(problem, plan, work)
+    _write_replays(problem, plan, work)
+    return work
+
+
+def _check_profile(problem: Problem, plan: Plan) -> None:
     fingerprint = problem.profile.fingerprint()
     if plan.profile_fingerprint != fingerprint:
         raise PlanError(
@@ -72,47 +77,52 @@ def positions_from_plan(problem: Problem, plan: Plan) -> kernel.Work:
             f'The plan decides about {len(plan.maps)} feature maps, the profile has '
             f'{len(problem.maps)}; plan again with `hybridmem plan`.'
         )
+
+
+def _write_maps(problem: Problem, plan: Plan, positions: Work) -> None:
     n = len(problem.profile.operations)
-    work = kernel.make_work(problem.arrays)
-    work.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
-    if work.on_disk.any() and problem.profile.disk_link is None:
+    positions.on_disk[:] = [m.tier is Tier.DISK for m in plan.maps]
+    if positions.on_disk.any() and problem.profile.disk_link is None:
         raise PlanError(
-            f'The plan swaps {int(work.on_disk.sum())} maps to the disk, but the '
+            f'The plan swaps {int(positions.on_disk.sum())} maps to the disk, but the '
             'profile has no disk link; record it with swap_dir and host_limit.'
         )
-    for replay in plan.replays:
-        if not (0 <= replay.before < n and 0 <= replay.operation < n):
-            raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
-        seconds = problem.arrays.recipe_seconds[replay.operation]
-        if seconds < 0:
-            raise PlanError(
-                f'The plan replays operation {replay.operation}, which the profile '
-                f'has not shown to be repeatable.'
-            )
-        work.replay_seconds[replay.before] += seconds
-        host = problem.arrays.host_seconds[replay.operation]
-        work.replay_host_seconds[replay.before] += host
     for name, column in (
-        ('swap_out_before', work.swap_out),
-        ('release_before', work.release),
-        ('swap_in_before', work.swap_in),
-        ('needed_before', work.needed),
-        ('drop_before', work.drop),
+        ('swap_out_before', positions.swap_out),
+        ('release_before', positions.release),
+        ('swap_in_before', positions.swap_in),
+        ('needed_before', positions.needed),
+        ('drop_before', positions.drop),
     ):
         values = [getattr(m, name) for m in plan.maps]
         if not all(-1 <= value <= n for value in values):
             raise PlanError(f'A {name} lies outside the {n} operations of the profile.')
         column[:] = values
-    return work
 
 
-def run_lanes(problem: Problem, positions: kernel.Work) -> float:
+def _write_replays(problem: Problem, plan: Plan, positions: Work) -> None:
+    n, a = len(problem.profile.operations), problem.arrays
+    for replay in plan.replays:
+        if not (0 <= replay.before < n and 0 <= replay.operation < n):
+            raise PlanError(f'{replay} lies outside the {n} operations of the profile.')
+        seconds = a.recipe_seconds[replay.operation]
+        if seconds < 0:
+            raise PlanError(
+                f'The plan replays operation {replay.operation}, which the profile '
+                f'has not shown to be repeatable.'
+            )
+        positions.replay_seconds[replay.before] += seconds
+        host_seconds = a.host_seconds[replay.operation]
+        positions.replay_host_seconds[replay.before] += host_seconds
+
+
+def run_lanes(problem: Problem, work: Work) -> float:
     """Seconds of an iteration with everything at the given positions.
 
-    When it all happens stands in ``positions`` afterwards.
+    When it all happens stands in ``work`` afterwards.
     """
-    out_seconds, in_seconds = copy_seconds(problem, positions.on_disk)
-    return kernel.lanes(problem.arrays, out_seconds, in_seconds, positions)
+    out_seconds, in_seconds = copy_seconds(problem, work.on_disk)
+    return time_lanes(problem.arrays, out_seconds, in_seconds, work)
 
 
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
@@ -164,7 +174,7 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         return list(a.seconds.tolist())
     work = positions_from_plan(problem, plan)
     as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
-    kernel.lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
+    time_lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
     swapped = work.swap_out >= 0
     moments = np.concatenate(
         [work.began[:, swapped], work.ended[:, swapped]], axis=None
@@ -183,7 +193,7 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
     return list(work_done.tolist())
 
 
-def _intervals(problem: Problem, plan: Plan, work: kernel.Work) -> list[Interval]:
+def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
     result = []
     recipe = problem.arrays.recipe_seconds
     clock = work.start.copy()

@@ -1,5 +1,6 @@
 """``hybridmem compare``."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -212,7 +213,8 @@ def test_a_planner_that_fails_is_a_row(profile, hybridmem, monkeypatch):
 
 
 def test_what_must_be_told_something_is_left_out(profile, hybridmem, monkeypatch):
-    monkeypatch.setitem(PLANNERS, 'manual', PLANNERS['swap-all'])
+    lazy = dataclasses.replace(PLANNERS['swap-all'], needs_options=True)
+    monkeypatch.setitem(PLANNERS, 'manual', lazy)
     assert 'manual' not in {r['planner'] for r in compare(hybridmem, 'p.json', *LIMIT)}
     rows = compare(hybridmem, 'p.json', *LIMIT, '--planner', 'manual')
     assert len(rows) == 1

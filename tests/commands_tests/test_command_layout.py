@@ -7,7 +7,7 @@ import json
 from support import toys
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.pools.models import POOLS
+from chainer_hybridmem.pools.catalogue import POOLS
 from chainer_hybridmem.records import library
 
 CSV = 'id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n'

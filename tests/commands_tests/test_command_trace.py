@@ -6,6 +6,7 @@ from support import toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan_file import serialise_plan
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.units import format_bound
@@ -43,7 +44,7 @@ def test_plan_of_another_profile(profile, refused):
 
 
 def test_a_damaged_plan(profile, refused):
-    plan = json.loads(save_plan(profile).to_json())
+    plan = json.loads(serialise_plan(save_plan(profile)))
     plan['maps'][0][2] = 10**6  # swap_out_before
     with open('plan.json', 'w') as file:
         json.dump(plan, file)

@@ -11,7 +11,8 @@ from chainer_hybridmem.estimation import (
     largest_planned,
     load_device_model,
 )
-from chainer_hybridmem.records.profile import check_profile
+from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.simulation import make_problem
 
 
@@ -32,7 +33,7 @@ def test_on_a_device_model(pair, model):
     assert profile.device['sample_batchsizes'] == [4, 6]
     assert profile.device['recorded_on']['kind'] == 'host'
     assert profile.device['calibration'] is None
-    assert type(profile).from_json(profile.to_json()) == profile
+    assert parse_profile(serialise_profile(profile)) == profile
 
 
 def test_on_the_recorded_device(pair, profiles):

@@ -9,7 +9,9 @@ from chainer_hybridmem.estimation.lowering import CONVOLUTIONS, SERVED
 from chainer_hybridmem.estimation.specs import spec_bytes
 from chainer_hybridmem.estimation.structure import events_by_operation, passing
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.profile import Category, Phase, SlotKind, check_profile
+from chainer_hybridmem.records.profile import Category, Phase, SlotKind
+from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
@@ -45,7 +47,7 @@ def slots_of(profile, function):
 
 def test_is_a_profile_that_needs_less(recorded, lowered):
     check_profile(lowered)
-    assert type(lowered).from_json(lowered.to_json()).events == lowered.events
+    assert parse_profile(serialise_profile(lowered)).events == lowered.events
     assert [op.label for op in lowered.operations] == [
         op.label for op in recorded.operations
     ]
@@ -169,7 +171,7 @@ def test_every_planner_can_plan_it(planner, share, lowered):
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = least + int(share * (most - least))
     try:
-        options = {'time_limit': 5.0} if planner == 'exact' else {}
+        options = {'time_budget': 5.0} if planner == 'exact' else {}
         plan = make_plan(problem, limit, planner, **options)
     except InfeasibleError:
         assert share < 1

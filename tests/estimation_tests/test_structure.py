@@ -12,7 +12,8 @@ from chainer_hybridmem.estimation.structure import (
     assemble,
     events_by_operation,
 )
-from chainer_hybridmem.records.profile import Category, Storage, check_profile
+from chainer_hybridmem.records.profile import Category, Storage
+from chainer_hybridmem.records.profile_checks import check_profile
 
 
 def again(profile, groups=None, storages=None):

@@ -307,7 +307,7 @@ class TestTrain:
         ('options', 'message'),
         [
             ('--time-budget 0', '0.0 is not above zero'),
-            ('--time-budget 5 --planner pooch', 'Planners with it: hybrid'),
+            ('--time-budget 5 --planner pooch', 'Planners with it: exact, hybrid'),
             ('--planner nobody', "no planner 'nobody'"),
         ],
     )

@@ -20,7 +20,7 @@ QUICK: dict[str, dict[str, Any]] = {
     'autoswap-aoa': {'smallest_bytes': 0},
     'autoswap-wdoa': {'smallest_bytes': 0},
     'autoswap-swdoa': {'smallest_bytes': 0},
-    'exact': {'time_limit': 0.1},
+    'exact': {'time_budget': 0.1},
     'hybrid': {'steps': 300},
 }
 RANDOM = 'random'  # see training.random_plan

@@ -12,6 +12,7 @@ from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import autoswap, make_plan
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.gaussian import import_guess
 from chainer_hybridmem.simulation import make_problem
 
 MIB = toys.MIB
@@ -180,7 +181,7 @@ def test_the_guess_finds_the_bottom_of_a_bowl():
     rng = np.random.default_rng(0)
     tried = rng.uniform(-1, 1, (25, 4))
     bottom = np.array([0.4, -0.2, 0.1, 0.6])
-    guess = autoswap._import_guess()
+    guess = import_guess()
     for _ in range(15):
         times = ((tried - bottom) ** 2).sum(1)
         others = rng.uniform(-1, 1, (500, 4))

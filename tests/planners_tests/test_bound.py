@@ -21,9 +21,10 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
-from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.bound import chains, lower_bound
 from chainer_hybridmem.search.candidates import Search, least_memory
-from chainer_hybridmem.simulation import Problem, kernel, make_problem, simulate
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
@@ -94,7 +95,7 @@ every_profile = pytest.mark.parametrize('name', list(PROFILES))
 @pytest.fixture(autouse=True)
 def long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the bound knows about the sources of replays, not only what is cheap."""
-    monkeypatch.setattr(bound, 'CHAIN', 12)
+    monkeypatch.setattr(chains, 'LONGEST', 12)
 
 
 @functools.cache
@@ -290,7 +291,7 @@ def judged(problem: Problem, plan: Plan | None) -> tuple[int, float] | None:
         work = positions_from_plan(problem, plan)
     except PlanError:
         return None
-    seconds = kernel.lanes(
+    seconds = time_lanes(
         problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
     )
     return peak, seconds
@@ -320,7 +321,7 @@ class Front:
             assert proven <= best * (1 + 1e-9), (peak, proven, best)
             if whole > 0 and peak < problem.in_core_peak_bytes:
                 whole -= 1
-                tree = make_plan(problem, peak, 'exact', time_limit=2.0)
+                tree = make_plan(problem, peak, 'exact', time_budget=2.0)
                 assert tree.lower_bound_seconds <= best * (1 + 1e-9)
 
 
@@ -451,9 +452,9 @@ def test_rows_left_out_do_not_matter(name: str) -> None:
     problem = problem_of(name)
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = (least + most) // 2
-    few = bound.tightened(bound.Relaxation(problem, limit))
+    few = bound.tighten(bound.Relaxation(problem, limit))
     whole = bound.Relaxation(problem, limit)
     whole.positions = set(range(whole.n))
-    assert bound.tightened(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
-    bare = bound.tightened(bound.Relaxation(problem, limit, sources=False))
+    assert bound.tighten(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
+    bare = bound.tighten(bound.Relaxation(problem, limit, sources=False))
     assert bare.seconds <= few.seconds * (1 + 1e-6)

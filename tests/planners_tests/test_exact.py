@@ -108,7 +108,7 @@ def test_without_enumeration_it_says_what_it_knows(
     monkeypatch.setattr(module, 'ENUMERATED', 0)
     problem = make_problem(PROFILES[name])
     limit = limits(problem)[0]
-    plan = make_plan(problem, limit, 'exact', time_limit=0.5)
+    plan = make_plan(problem, limit, 'exact', time_budget=0.5)
     best = brute_force(problem, limit)
     assert plan.lower_bound_seconds <= best
     assert plan.predicted_seconds >= best * (1 - 1e-9)
@@ -160,13 +160,13 @@ def test_it_keeps_to_its_time() -> None:
     limit = (3 * least + most) // 4
     make_plan(problem, limit, 'hybrid')  # compiles
     started = time.process_time()  # of this process, not of others beside it
-    plan = make_plan(problem, limit, 'exact', time_limit=1e-3)
+    plan = make_plan(problem, limit, 'exact', time_budget=1e-3)
     assert time.process_time() - started < 10
     assert not plan.options['proved']
     assert plan.lower_bound_seconds <= plan.predicted_seconds
 
 
-@pytest.mark.parametrize('time_limit', [0, -1, float('nan')])
-def test_a_time_limit_that_is_none(time_limit: float) -> None:
-    with pytest.raises(OptionError, match='time_limit is in seconds'):
-        make_plan(toys.chain(2), '1GiB', 'exact', time_limit=time_limit)
+@pytest.mark.parametrize('time_budget', [0, -1, float('nan')])
+def test_a_time_budget_that_is_none(time_budget: float) -> None:
+    with pytest.raises(OptionError, match='time_budget is in seconds'):
+        make_plan(toys.chain(2), '1GiB', 'exact', time_budget=time_budget)

@@ -32,7 +32,7 @@ def test_finds_a_better_plan(seed: int) -> None:
     assert not search.running
     better = search.better(plan)
     assert better is not None
-    assert better.planner == 'hybrid' and better.options['improved']
+    assert better.planner == plan.planner and better.options['improved']
     assert better.predicted_seconds < plan.predicted_seconds * (1 - LEAST_GAIN)
     assert better.lower_bound_seconds <= better.predicted_seconds
     assert better.simulations > plan.simulations

@@ -10,14 +10,11 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.superneurons import (
-    give_up_recomputes,
-    is_convolution,
-    superneurons,
-)
+from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
@@ -26,6 +23,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
+from chainer_hybridmem.search.repairs import give_up_recomputes
 from chainer_hybridmem.simulation import Problem, make_problem
 
 MIB = toys.MIB

@@ -18,7 +18,7 @@ from chainer_hybridmem.errors import OptionError, PlanError, UnknownNameError
 from chainer_hybridmem.planners import (
     PLANNERS,
     check_name,
-    function_of,
+    find_planner,
     make_plan,
     names,
     options_of,
@@ -151,7 +151,7 @@ def test_a_broken_import_does_not_stop_a_time_budget(
 def test_what_is_no_function_is_refused(install: Install) -> None:
     install('lazy = 3', lazy='foo_planner:lazy')
     with pytest.raises(OptionError, match='foo_planner:lazy, which is no function'):
-        function_of('lazy')
+        find_planner('lazy')
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,32 @@ def test_its_bugs_cost_one_row(install: Install, tmp_path: pathlib.Path) -> None
     assert ours['fits'] and lazy['failed']
 
 
+DECLARED = (
+    """
+from chainer_hybridmem.planners import Planner
+from chainer_hybridmem.search.options import POSITIVE
+"""
+    + WORKING
+    + """
+LAZY = Planner('lazy', lazy, options={'patience': POSITIVE}, feeds_back=True)
+"""
+)
+
+
+def test_an_entry_point_may_declare_traits_and_options(install: Install) -> None:
+    install(DECLARED, lazy='foo_planner:LAZY')
+    planner = find_planner('lazy')
+    assert (planner.feeds_back, planner.improvable) == (True, False)
+    plan = make_plan(toys.chain(), LIMIT, 'lazy', patience=2)
+    assert plan.options == {'patience': 2}
+    with pytest.raises(OptionError, match='patience must be above zero; 0 was given'):
+        make_plan(toys.chain(), LIMIT, 'lazy', patience=0)
+
+
 def test_ours_stay_what_they_are(install: Install) -> None:
     install(NONSENSE, hybrid='foo_planner:lazy')
     assert names() == list(PLANNERS)
-    assert function_of('hybrid') is PLANNERS['hybrid']
+    assert find_planner('hybrid') is PLANNERS['hybrid']
 
 
 def test_of_two_with_one_name_the_first_is_taken(install: Install) -> None:

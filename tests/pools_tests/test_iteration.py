@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.pools import check_layout, exact
 from chainer_hybridmem.pools.iteration import find_iteration, iteration_trace
-from chainer_hybridmem.pools.models import replay
+from chainer_hybridmem.pools.replay import replay
 
 
 def training(iterations, warm_up=7, after=0, layers=9):

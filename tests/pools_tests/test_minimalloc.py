@@ -9,7 +9,7 @@ from support import toys
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.pools import check_layout, exact, in_core_trace, minimalloc
-from chainer_hybridmem.pools.layout import given as given_layout
+from chainer_hybridmem.pools.offline import given as given_layout
 
 EXAMPLE = """id,lower,upper,size
 b1,0,3,4

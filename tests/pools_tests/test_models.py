@@ -10,14 +10,8 @@ from support import toys
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.pools import Trace, from_log, in_core_trace
-from chainer_hybridmem.pools.models import (
-    POOLS,
-    compare,
-    recommend,
-    replay,
-    round_multiple,
-    round_power,
-)
+from chainer_hybridmem.pools.catalogue import POOLS, round_multiple, round_power
+from chainer_hybridmem.pools.replay import compare, recommend, replay
 
 MIB = 2**20
 

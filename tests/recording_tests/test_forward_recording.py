@@ -17,10 +17,10 @@ from chainer_hybridmem.estimation import SamplePair, lower_to_cudnn
 from chainer_hybridmem.records.profile import (
     Category,
     Phase,
-    Profile,
     SlotKind,
-    check_profile,
 )
+from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 
 
 def recorded(batchsize):
@@ -108,7 +108,7 @@ def test_on_a_gpu(profile):
 
 
 def test_it_can_be_saved(profile):
-    assert Profile.from_json(profile.to_json()) == profile
+    assert parse_profile(serialise_profile(profile)) == profile
 
 
 def test_nothing_but_memory_is_touched():

@@ -27,7 +27,9 @@ import chainer.links as L
 import chainer_hybridmem
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.records.plan_file import serialise_plan
 from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.session import plan_cache, recorded_signature, source_files
 from chainer_hybridmem.session.plan_cache import PlanCache
 from chainer_hybridmem.session.planning import Planning
@@ -602,14 +604,14 @@ def test_training_goes_on_beside_a_broken_file(folder, data, in_core):
 
 def test_a_plan_that_evicts_again_and_again_is_profiled_again(folder, data, in_core):
     def pretend(body: dict[str, Any]) -> None:
-        profile = chainer_hybridmem.records.profile.Profile.from_json(body['profile'])
+        profile = parse_profile(body['profile'])
         smaller = tuple(
             dataclasses.replace(s, nbytes=s.nbytes // 8 if s.plannable else s.nbytes)
             for s in profile.storages
         )
         profile = dataclasses.replace(profile, storages=smaller)
         plan = chainer_hybridmem.make_plan(profile, LIMIT, 'in-core')
-        body['profile'], body['plan'] = profile.to_json(), plan.to_json()
+        body['profile'], body['plan'] = serialise_profile(profile), serialise_plan(plan)
 
     rewrite(only_file(folder), pretend)
     trained = train(folder, data)

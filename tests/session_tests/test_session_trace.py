@@ -15,7 +15,11 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.commands import main
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records import library
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.records.measured_timeline import OPERATIONS
+from chainer_hybridmem.records.measured_timeline_file import (
+    parse_timeline,
+    serialise_timeline,
+)
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.reporting.memory_viz import measured_snapshot
@@ -219,7 +223,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize('what', DAMAGE)
 def test_damaged_files_are_refused(traced, what):
-    body = json.loads(traced.timeline.to_json())
+    body = json.loads(serialise_timeline(traced.timeline))
     DAMAGE[what](body)
     with pytest.raises(FormatError):
-        Measured.from_json(json.dumps(body))
+        parse_timeline(json.dumps(body))

@@ -19,7 +19,7 @@ from chainer_hybridmem.simulation import make_problem
 
 ITERATIONS = 3  # under each planner
 OPTIONS = {  # it is execution that is tried here, not the search
-    'exact': {'time_limit': 0.2},
+    'exact': {'time_budget': 0.2},
     'hybrid': {'steps': 1000},
     'pooch': {'node_budget': 300},
     'swap-opt': {'node_budget': 300},

@@ -11,7 +11,11 @@ from support import toys
 
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
-from chainer_hybridmem.simulation.problem import Arrays
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.lanes import list_by
+from chainer_hybridmem.simulation.replays import choose_stays
+from chainer_hybridmem.simulation.swap_ins import place_swap_ins
+from chainer_hybridmem.simulation.work import NEED, make_work
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**32)
@@ -50,11 +54,11 @@ def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
     limit = int(a.fixed_peak.max()) + rng.randint(0, 300) * toys.MIB
     loads = np.array([rng.randint(0, 200) * toys.MIB for _ in range(n + 1)])
     chain = sorted(rng.sample(range(b0), rng.randint(1, b0)))
-    w = kernel.make_work(a)
+    w = make_work(a)
     w.chain[: len(chain)] = chain
     w.load[:] = loads
     w.load[k + 1 :] -= loads[k:-1]
-    kernel._choose_stays(a, action, limit, k, len(chain), True, w)
+    choose_stays(a, action, limit, k, len(chain), True, w)
 
     stays = set()
     for op in reversed(chain):
@@ -80,18 +84,18 @@ def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     limit = rng.randint(50, 600) * toys.MIB
     ahead = rng.choice([n, n, 1, 3])
     lead = np.maximum(np.arange(n) - ahead, b0)
-    w = kernel.make_work(a)
+    w = make_work(a)
     swapped = np.nonzero(action == SWAP)[0]
+    load, extra = w.load, w.extra
     w.swap_out[:] = np.where(action == SWAP, a.copy_from, -1)
     w.needed[:] = a.first_use
     w.release[:] = [rng.choice([-1, rng.randint(0, use)]) for use in a.first_use]
-    w.load[:] = [rng.randint(0, 300) * toys.MIB for _ in range(n + 1)]
-    w.extra[:] = [rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in w.extra]
-    loads = w.load[:n] + np.maximum(a.fixed_peak, w.extra[:n])
-    kernel._list_by(
-        w.needed, w.swap_out, w.heads[kernel.NEED], w.following[kernel.NEED]
-    )
-    outcome = kernel._swap_ins(a, limit, lead, w)
+    load[:] = [rng.randint(0, 300) * toys.MIB for _ in range(n + 1)]
+    extra[:] = [rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in extra]
+    loads = load[:n] + np.maximum(a.fixed_peak, extra[:n])
+    heads, following = w.heads[NEED], w.following[NEED]
+    list_by(w.needed, w.swap_out, heads, following)
+    outcome = place_swap_ins(a, limit, lead, w)
 
     previous = b0
     for m in sorted(swapped, key=lambda m: (w.needed[m], m)):

@@ -16,7 +16,8 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import kernel, make_problem, simulate
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import (
     positions_from_plan,
@@ -187,9 +188,7 @@ def check_rates(
             done = end - start - overlap(start, end, others) * (1 - duplex)
             assert done == pytest.approx(alone(sizes[interval.storage]), abs=1e-9)
     work = positions_from_plan(problem, plan)
-    kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
+    time_lanes(problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work)
     for k, seconds in enumerate(problem.arrays.seconds):
         start, end = float(work.start[k]), float(work.stop[k])
         by_out, by_in = overlap(start, end, outs), overlap(start, end, ins)
@@ -213,9 +212,7 @@ def test_times_beside_copies_tell_those_without(
     """Measure (by simulation) under a plan, take its copies' cost out again."""
     problem, plan = disturbed_case(seed, out, back, duplex, actions=2)
     work = positions_from_plan(problem, plan)
-    kernel.lanes(
-        problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work
-    )
+    time_lanes(problem.arrays, problem.swap_out_seconds, problem.swap_in_seconds, work)
     profile = problem.profile
     measured = dataclasses.replace(
         profile,

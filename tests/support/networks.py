@@ -19,7 +19,7 @@ import numpy as np
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
 # What planners have to be told to act, and to be quick about it.
 OPTIONS: dict[str, dict[str, Any]] = {
-    'exact': {'time_limit': 5.0},
+    'exact': {'time_budget': 5.0},
     'autoswap-bo': {'evaluations': 10},  # the last two by regression
     'manual': {'actions': {'*': 'swap', '*MaxPoolingND': 'recompute'}},
 }

@@ -21,8 +21,9 @@ from chainer_hybridmem.records.profile import (
     Phase,
     Profile,
     Storage,
-    check_profile,
 )
+from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.simulation import make_problem
 
 NAMES: dict[str, list[str]] = {}
@@ -33,7 +34,7 @@ for name, kind in (
 ):
     NAMES[name] = [field.name for field in dataclasses.fields(kind)]
 
-BODY: dict[str, Any] = json.loads(toys.random_network(6, 7).to_json())
+BODY: dict[str, Any] = json.loads(serialise_profile(toys.random_network(6, 7)))
 
 
 def body() -> dict[str, Any]:
@@ -41,7 +42,7 @@ def body() -> dict[str, Any]:
 
 
 def read(damaged: dict[str, Any]) -> Profile:
-    return Profile.from_json(json.dumps(damaged))
+    return parse_profile(json.dumps(damaged))
 
 
 def put(what: str, index: int, field: str, value: Any) -> dict[str, Any]:
@@ -56,14 +57,14 @@ def put(what: str, index: int, field: str, value: Any) -> dict[str, Any]:
 def test_json_and_back(seed: int, nodes: int) -> None:
     profile = toys.random_network(seed, nodes)
     check_profile(profile)
-    again = Profile.from_json(profile.to_json())
+    again = parse_profile(serialise_profile(profile))
     assert again == profile
-    assert again.to_json() == profile.to_json()
+    assert serialise_profile(again) == serialise_profile(profile)
     assert again.fingerprint() == profile.fingerprint()
 
 
 def test_the_example_is_fine() -> None:
-    assert read(body()).to_json() == json.dumps(BODY)
+    assert serialise_profile(read(body())) == json.dumps(BODY)
 
 
 @pytest.mark.parametrize('key', [k for k in BODY if k not in ('format', 'version')])
@@ -79,7 +80,7 @@ def test_another_format_and_version_are_refused_with_both_values() -> None:
         FormatError, match=r"'other/thing'; 'chainer_hybridmem/profile'"
     ):
         read({**body(), 'format': 'other/thing'})
-    with pytest.raises(FormatError, match=r'has version 99 .* reads versions 3 to 5'):
+    with pytest.raises(FormatError, match=r'has version 99 .* reads version 1'):
         read({**body(), 'version': 99})
 
 
@@ -174,7 +175,7 @@ def test_dependencies_with_a_cycle_are_refused() -> None:
     recipe = dataclasses.replace(profile.recipes[0], inputs=(2,))
     looped = dataclasses.replace(profile, recipes=(recipe, *profile.recipes[1:]))
     with pytest.raises(FormatError, match=r'operation 0 needs storage 2.* a cycle'):
-        Profile.from_json(looped.to_json())
+        parse_profile(serialise_profile(looped))
 
 
 @pytest.mark.parametrize('event', [0, FAR, -FAR])
@@ -343,7 +344,7 @@ def test_whatever_stands_in_a_file_it_is_read_or_refused(data: st.DataObject) ->
 def test_what_crosses_iterations_survives_a_file() -> None:
     profile = toys.with_persistent(toys.chain(), 1)
     assert len(profile.persistent_storages()) > 1
-    assert Profile.from_json(profile.to_json()) == profile
+    assert parse_profile(serialise_profile(profile)) == profile
     assert profile.fingerprint() == toys.chain().fingerprint()
 
 

@@ -1,0 +1,89 @@
+"""Makes plans by the name of a planner, and checks them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.planners.registry import DEFAULT, check_options, find_planner
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.candidates import check_host
+from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.fitting import fitted
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    make_problem,
+    with_host_limit,
+)
+from chainer_hybridmem.units import parse_bytes
+
+
+def make_plan(
+    profile: Profile | Problem,
+    memory_limit: int | str,
+    planner: str = DEFAULT,
+    cross_iteration: CrossIteration = False,
+    host_limit: int | str | None = None,
+    splitting: Splitting = EXACT,
+    **options: Any,
+) -> Plan:
+    """Decides what happens to each feature map.
+
+    Args:
+        profile: A recorded iteration, or the problem made of it.
+        memory_limit: Bytes, or text such as ``'16GiB'``.
+        planner: Name of the planner.
+        cross_iteration: Whether parameters and optimizer states may leave, too:
+            ``'states'`` for the latter only, ``'all'`` or True for both. A problem
+            has been asked already.
+        host_limit: Most bytes of RAM for host copies of what is swapped; the rest goes
+            to the disk if the profile has a disk link, else it is kept or made
+            again. None is no limit, or the problem's own.
+        splitting: Which functions may run in parts where an operation alone exceeds
+            the limit, and its profile knows how: ``'exact'``, True or False as in
+            :func:`chainer_hybridmem.optimize`. A problem has been asked already.
+        options: Options of that planner.
+
+    Returns:
+        Plan: Checked against the profile and the limit, with the proven bound.
+
+    Raises:
+        InfeasibleError: If the planner finds no plan inside the limit.
+        UnknownNameError: If there is no such planner.
+        OptionError: If the planner has no such option, or not with this value, or if
+            a problem was made with less ``cross_iteration``.
+    """
+    chosen = find_planner(planner)
+    limit_bytes = parse_bytes(memory_limit, 'memory_limit')
+    options = check_options(planner, options)
+    problem = _problem_of(profile, cross_iteration, splitting)
+    if host_limit is not None:
+        host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
+        problem = with_host_limit(problem, host_limit_bytes)
+    problem = fitted(problem, limit_bytes)
+    plan = chosen(problem, limit_bytes, **options)
+    check_host(problem, plan)
+    bound = lower_bound(problem, limit_bytes).seconds
+    return dataclasses.replace(
+        plan,
+        options={**options, **plan.options},
+        parts=problem.parts,
+        lower_bound_seconds=max(plan.lower_bound_seconds, bound),
+    )
+
+
+def _problem_of(
+    profile: Profile | Problem, cross_iteration: CrossIteration, splitting: Splitting
+) -> Problem:
+    if not isinstance(profile, Problem):
+        return make_problem(profile, cross_iteration, splitting=splitting)
+    if not crossing_of(cross_iteration) <= crossing_of(profile.cross_iteration):
+        raise OptionError(
+            f'cross_iteration is {cross_iteration!r}, but the problem was made without '
+            'it; give it to make_problem.'
+        )
+    return profile

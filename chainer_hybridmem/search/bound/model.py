@@ -1,0 +1,246 @@
+"""The linear program of one problem under one limit, without what cuts add to it.
+
+Bytes are divided by the limit, so that all numbers are of one order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chainer_hybridmem.search.bound.chains import Chains
+from chainer_hybridmem.search.bound.columns import lay_out_columns, make_variables
+from chainer_hybridmem.search.bound.events import Row, make_row
+from chainer_hybridmem.simulation.problem import Problem
+
+
+class Scaled(NamedTuple):
+    """Bytes over the limit, and rates likewise.
+
+    Attributes:
+        scale (float): Bytes of one unit.
+        limit (float): The limit, 1 unless it is zero.
+        size (ndarray): (M,) of each map.
+        out_rate (float): A second, of swap-outs.
+        in_rate (float): A second, of swap-ins.
+    """
+
+    scale: float
+    limit: float
+    size: np.ndarray
+    out_rate: float
+    in_rate: float
+
+
+def scale_problem(problem: Problem, limit_bytes: int) -> Scaled:
+    """Sizes and rates over the limit; of two tiers the faster one counts."""
+    scale = float(max(limit_bytes, 1))
+    links = [problem.profile.link]
+    if problem.profile.disk_link is not None and problem.arrays.tiered:
+        links.append(problem.profile.disk_link)
+    return Scaled(
+        scale=scale,
+        limit=limit_bytes / scale,
+        size=problem.arrays.size[: len(problem.maps)] / scale,
+        out_rate=max(x.d2h_bytes_per_second for x in links) / scale,
+        in_rate=max(x.h2d_bytes_per_second for x in links) / scale,
+    )
+
+
+class Model:
+    """Variables, and the rows of choice, host, replays and sources.
+
+    Args:
+        problem (Problem): What is planned.
+        limit_bytes (int): Memory limit.
+        sources (bool): Whether to ask for the sources of replays.
+
+    Attributes:
+        problem (Problem): Likewise.
+        scaled (Scaled): Its bytes over the limit.
+        chains (Chains): What replays lead to.
+        columns (Columns): Where the variables are.
+        variables (Variables): Their ranges and costs.
+        base_seconds (float): Time of all operations.
+        longest (float): The longest wait in seconds.
+        rows (list): Those that are always there.
+    """
+
+    def __init__(self, problem: Problem, limit_bytes: int, sources: bool) -> None:
+        self.problem = problem
+        self.n, self.n_maps = len(problem.arrays.seconds), len(problem.maps)
+        self.scaled = scale_problem(problem, limit_bytes)
+        self.base_seconds = problem.compute_seconds
+        self.chains = Chains(problem, sources)
+        self.columns = lay_out_columns(problem, self.chains)
+        self.longest = _longest_wait(problem)
+        total = float(self.scaled.size.sum())
+        self.variables = make_variables(problem, self.columns, self.longest, total)
+        self.rows: list[Row] = []
+        self._add_choice()
+        self._add_host()
+        self._add_replays()
+        if sources:
+            self._add_sources()
+
+    def add_row(self, columns: Any, values: Any, right: float) -> None:
+        """Adds ``sum(values * x[columns]) <= right``."""
+        self.rows.append(make_row(columns, values, right))
+
+    def _add_choice(self) -> None:
+        for m in range(self.n_maps):
+            self.add_row([self.columns.swap + m, self.columns.recompute + m], [1, 1], 1)
+
+    def _add_host(self) -> None:
+        """RAM for host copies is limited; what goes to the disk takes longer."""
+        a, problem, disk = (
+            self.problem.arrays,
+            self.problem,
+            self.problem.profile.disk_link,
+        )
+        if not a.tiered:
+            return
+        maps = self.columns.swap + np.arange(self.n_maps)
+        room = a.host_limit / self.scaled.scale
+        if disk is None:
+            self.add_row(maps, self.scaled.size, room)
+            return
+        # All copies of one direction share a lane within the iteration.
+        link = problem.profile.link
+        ends = [self.columns.waited, self.columns.waited + self.n]
+        rates = (
+            (link.d2h_bytes_per_second, disk.d2h_bytes_per_second),
+            (link.h2d_bytes_per_second, disk.h2d_bytes_per_second),
+        )
+        for seconds, (fast, slow) in zip(
+            self._least_copy_seconds(), rates, strict=True
+        ):
+            # A byte on the disk takes so much longer, whatever the latencies.
+            longer = max(self.scaled.scale / slow - self.scaled.scale / fast, 0.0)
+            if disk.latency_seconds < link.latency_seconds:
+                longer = 0.0
+            self.add_row(
+                np.concatenate([maps, ends]),
+                np.concatenate([seconds + longer * self.scaled.size, [1.0, -1.0]]),
+                self.base_seconds + longer * room,
+            )
+
+    def _add_replays(self) -> None:
+        """What is made again needs replays; a replay with one reason equals it."""
+        a, b0 = self.problem.arrays, self.problem.arrays.first_backward
+        reasons: list[list[int]] = [[] for _ in range(b0)]
+        for m in range(self.n_maps):
+            if self.variables.upper[self.columns.recompute + m] > 0:
+                reasons[int(a.producer[m])].append(self.columns.recompute + m)
+        for op in range(b0):
+            if a.recipe_seconds[op] < 0:
+                self.variables.upper[self.columns.replay + op] = 0
+                continue
+            for source in sorted(set(self._dropped_sources(op))):
+                if self.variables.upper[self.columns.replay + source] == 0:
+                    self.variables.upper[self.columns.replay + op] = 0
+                reasons[source].append(self.columns.replay + op)
+        for op in reversed(range(b0)):
+            replay = self.columns.replay + op
+            asked = {int(self.variables.same_as[column]) for column in reasons[op]}
+            if len(asked) == 1:
+                column = asked.pop()
+                self.variables.same_as[replay] = column
+                self.variables.upper[column] = min(
+                    self.variables.upper[column], self.variables.upper[replay]
+                )
+                continue
+            for column in sorted(asked):
+                self.add_row([column, replay], [1, -1], 0)
+        used = np.nonzero(a.recipe_seconds[:b0] > 0)[0]
+        waited = [self.columns.waited + b0, self.columns.waited + self.n]
+        self.add_row(
+            np.concatenate([self.columns.replay + used, waited]),
+            np.concatenate([a.recipe_seconds[used], [1.0, -1.0]]),
+            0,
+        )
+        lost = self._lost_seconds()
+        if lost.any():
+            maps = self.columns.swap + np.arange(self.n_maps)
+            self.add_row(
+                np.concatenate([self.columns.replay + used, maps, waited[1:]]),
+                np.concatenate([a.recipe_seconds[used], lost, [-1.0]]),
+                0,
+            )
+
+    def _lost_seconds(self) -> np.ndarray:
+        """(M,) seconds by which each map's copies delay the iteration at least."""
+        a = self.problem.arrays
+        beside_both = a.out_compute_share * (1 - a.in_compute_share)
+        out_seconds, in_seconds = self._least_copy_seconds()
+        lost = (1 - a.out_compute_share) * out_seconds
+        return np.asarray(lost + beside_both * in_seconds)
+
+    def _least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(M,) seconds of each map's copies in the faster tier."""
+        a, problem = self.problem.arrays, self.problem
+        out_seconds, in_seconds = problem.swap_out_seconds, problem.swap_in_seconds
+        if not a.tiered:
+            return out_seconds, in_seconds
+        return (
+            np.minimum(out_seconds, a.disk_out_seconds),
+            np.minimum(in_seconds, a.disk_in_seconds),
+        )
+
+    def _dropped_sources(self, op: int) -> list[int]:
+        """Operations that make what a replay reads and forward drops."""
+        a = self.problem.arrays
+        items = a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist()
+        return [
+            int(a.producer[item])
+            for item in items
+            if item >= self.n_maps and not a.present[item]
+        ]
+
+    def column_back(self, m: int, k: int) -> int:
+        """Column that says that a map is known to be back before k; -1 for none."""
+        place = int(np.searchsorted(self.chains.breaks[m], k, side='right')) - 1
+        if place < 0:
+            return -1
+        return self.columns.back_of[m] + place
+
+    def _add_sources(self) -> None:
+        """What replays need is back or made again by the time they run."""
+        chains, at = self.chains, self.columns
+        counts = [len(positions) for positions in chains.breaks]
+        late_s, late_r = at.late, at.late + self.n_maps
+        for m in range(self.n_maps):
+            self.add_row([late_s + m, at.swap + m], [1, -1], 0)
+            self.add_row([late_r + m, at.recompute + m], [1, -1], 0)
+            for back in range(at.back_of[m], at.back_of[m] + counts[m]):
+                columns = [back, late_s + m, at.swap + m]
+                self.add_row(columns, [1, 1, -1], 0)
+                if back > at.back_of[m]:
+                    self.add_row([back - 1, back], [1, -1], 0)
+        for (x, op), place in chains.made.items():
+            made = at.made + place
+            self.add_row([made, at.replay + op], [1, -1], 0)
+            if op == self.problem.arrays.producer[x]:
+                self.add_row([at.recompute + x, made], [1, -1], 0)
+        for x, op, item, again in chains.edges:
+            columns = [at.made + chains.made[x, op]]
+            values = [1.0]
+            if again >= 0:
+                columns.append(at.made + chains.made[x, again])
+                values.append(-1.0)
+            if item < self.n_maps:
+                back = self.column_back(item, int(self.problem.arrays.first_use[x]))
+                columns += [at.swap + item, at.recompute + item]
+                columns += [late_s + item, late_r + item, back]
+                values += [1.0, 1.0, -1.0, -1.0, -1.0]
+            self.add_row(columns, values, float(item < self.n_maps))
+
+
+def _longest_wait(problem: Problem) -> float:
+    """As long as everything copied and replayed, nothing hidden, and a second."""
+    a = problem.arrays
+    copies = np.maximum(problem.swap_out_seconds, a.disk_out_seconds).sum()
+    copies += np.maximum(problem.swap_in_seconds, a.disk_in_seconds).sum()
+    recipes = np.maximum(problem.arrays.recipe_seconds, 0).sum()
+    return float(copies + recipes) + 1.0

@@ -1,0 +1,157 @@
+"""A proven lower bound: no executable plan is faster.
+
+The bound is the optimum of a linear program in which every plan that passes
+:mod:`chainer_hybridmem.records.validation` is feasible. Notation: before operation k
+compute waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is
+the time from the beginning of the wait before operation i to the beginning of operation
+j.
+
+Variables: per feature map the fractions ``s`` swapped and ``r`` recomputed (the rest
+is kept), per forward operation whether it is replayed at all (``R``), per operation k
+the wait ``w_k`` and the bytes ``N_k`` of swapped maps that are away while it runs.
+Minimise ``sum(c) + sum(w)`` subject to
+
+memory
+    fixed load + maps alive - recomputed maps not yet made again - ``N_k`` <= limit, at
+    every operation k.
+away
+    ``N_k`` <= bytes of swapped maps that may be away at k: released at the earliest
+    before k, not needed before k + 1.
+swap-out, for operations i <= k
+    of ``N_k``, what forward has finished with only before operation i or later has been
+    copied within ``W(i, k)``.
+swap-in, for operations k < j
+    of ``N_k``, what is needed before operation j at the latest is copied within
+    ``W(k + 1, j)``.
+replays
+    the waits of backward hold one run of all that is replayed; what needs an array
+    that forward has dropped needs a replay of its producer.
+host
+    if host copies in RAM are limited: without a disk, the swapped bytes are no more
+    than the limit; with one, the copies of each direction, those beyond the limit at
+    the disk's speed, fit one after the other into the iteration.
+contention
+    all waits hold one run of all that is replayed and what copies take from compute,
+    ``1 - share`` of their time, that of swap-ins as if all were beside swap-outs.
+sources
+    what a replay reads by the first use of map x is back, or made again, by then: a
+    swapped map so needed early leaves the sums and cuts above from there on
+    (``first_back``), unless it is released only after the first backward
+    operation (``first_late``; such a map is not away until then).
+
+What crosses iterations is a map like any other: it is there before operation 0, no copy
+of it begins before the iteration does, and it is back before its first use.
+
+Why every plan satisfies them. A map that is swapped is away during k only if it is
+released before k or earlier and its swap-in starts before k + 1 or later. The release
+waits for the copy, which starts no sooner than forward's last use of the map; all
+copies that have ended by the start of operation k and started no sooner than the
+wait before operation i share one link within ``W(i, k)``. The swap-in is waited
+for no later than before the first use, so the same holds on the way back. A map that
+is recomputed is absent only between its release and its replay, which comes no
+later than its first use; a map that is kept is there until its last use. Sources of
+a replay are there, or a replay in the same place has made them; forward's transients
+can only be made. Replays run in backward only: a source released by its first
+operation can be there without being made again only if its swap-in has been waited for,
+and from then on it stays until its last use; one released later is there all
+through forward. Where copies slow compute down, ``w_k`` holds what operation k - 1 has
+lost as well: a second of two copies beside compute loses ``1 - share_out * share_in``,
+a second of one of them no less than its part of that, and a second of a copy while
+compute waits costs a whole one. Copies may be issued in any order and anywhere, replays
+repeated, and maps kept for longer: none of this lowers a load or shortens a wait below
+what is asked for here. The graph may die within an operation; maps left to it then
+count at the operation's first moment only.
+
+The pairs (i, k) and (k, j) are added as they turn out to be violated. Leaving pairs
+out only lowers the optimum: each round's value is a bound. The reported value does
+not rely on the solver's tolerances: it is the Lagrangian bound of the
+solver's multipliers, evaluated over the variables' ranges (Neumaier and Shcherbina,
+"Safe bounds in linear and mixed-integer linear programming", 2004). The range of a
+wait ends at ``longest``: a plan that waits longer anywhere is slower than the in-core
+time and ``longest`` together, and the reported value is never above that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from chainer_hybridmem.search.bound import cuts
+from chainer_hybridmem.search.bound.relaxation import Relaxation
+from chainer_hybridmem.simulation.problem import Problem
+
+ROUNDS = 12
+# Rounds without progress after which the bound is left as it is: small programs may
+# take more of them.
+LEAST_PATIENCE, MOST_PATIENCE = 2, 12
+PATIENCE_TIMES_OPERATIONS = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A proven bound and the fractions at which the relaxation attains it.
+
+    Attributes:
+        seconds (float): No executable plan is faster; always finite.
+        swapped (ndarray): (M,) fraction of each map that is swapped.
+        recomputed (ndarray): (M,) fraction of each map that is recomputed.
+        rounds (int): Linear programs solved.
+    """
+
+    seconds: float
+    swapped: np.ndarray
+    recomputed: np.ndarray
+    rounds: int
+
+
+def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
+    """Seconds below which no executable plan under this limit can be.
+
+    The problem remembers the result.
+
+    Args:
+        problem: What is planned.
+        limit_bytes: Memory limit.
+    """
+    if limit_bytes not in problem.bounds:
+        problem.bounds[limit_bytes] = _lower_bound(problem, limit_bytes)
+    bound: Bound = problem.bounds[limit_bytes]
+    return bound
+
+
+def warm_up() -> None:
+    """Compiles and imports what a bound needs; that is not planning."""
+    cuts.warm_up()
+    from scipy import optimize, sparse  # noqa: F401
+
+
+def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
+    n_maps = len(problem.maps)
+    nothing = np.zeros(n_maps)
+    if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
+        return Bound(problem.in_core_seconds, nothing, nothing, 0)
+    bound = tighten(Relaxation(problem, limit_bytes))
+    # The relaxation does not know that the host has to issue everything.
+    seconds = max(bound.seconds, problem.in_core_seconds)
+    return dataclasses.replace(bound, seconds=seconds)
+
+
+def tighten(relaxation: Relaxation) -> Bound:
+    """Adds violated pairs until there are none, or until they do not help."""
+    best, stuck, done = relaxation.model.base_seconds, 0, 0
+    swapped = recomputed = np.zeros(relaxation.model.n_maps)
+    relaxation.cut(relaxation.everything_swapped())
+    patience = PATIENCE_TIMES_OPERATIONS // max(relaxation.model.n, 1)
+    patience = min(max(patience, LEAST_PATIENCE), MOST_PATIENCE)
+    while done < ROUNDS and stuck < patience:
+        done += 1
+        solution = relaxation.solve()
+        if solution is None:  # the solver gave up; what is proven stays proven
+            break
+        stuck = 0 if solution.seconds > best * (1 + 1e-6) or done == 1 else stuck + 1
+        best = max(best, solution.seconds)
+        swapped, recomputed = relaxation.fractions(solution.x)
+        if not relaxation.cut(solution.x):
+            break
+    return Bound(best, swapped, recomputed, done)

@@ -1,0 +1,108 @@
+"""The iteration without a plan, and the load that no plan decides about."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chainer_hybridmem.records.profile import Category, Profile, Storage
+
+
+def in_core_seconds(profile: Profile) -> float:
+    """Compute, where the host issues fast enough; see :func:`.lanes.time_lanes`."""
+    now = issued = 0.0
+    for op in profile.operations:
+        now = max(now, issued) + op.device_seconds
+        issued += op.host_seconds
+    return max(now, issued)
+
+
+def in_core_peak_bytes(profile: Profile) -> int:
+    """Highest load of plain Chainer: feature maps stay until the graph dies."""
+    held = held_by_graph(profile)
+    load = peak = profile.initial_bytes
+    waiting = 0
+    for position, event in enumerate(profile.events):
+        if position == profile.graph_end_event:
+            load -= waiting
+            waiting = 0
+        storage = profile.storages[abs(event) - 1]
+        if event > 0:
+            load += storage.nbytes
+        elif storage.id in held and position < profile.graph_end_event:
+            waiting += storage.nbytes
+        else:
+            load -= storage.nbytes
+        peak = max(peak, load)
+    return peak
+
+
+def fixed_load(
+    profile: Profile, planned: set[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Load of what a plan does not decide about, per operation.
+
+    A planned map counts as fixed from its malloc to the end of the operation
+    that produces it; from then on the plan decides. What the recording has
+    swapped but the plan may not stays until the graph dies. What crosses
+    iterations is never part of it.
+
+    Returns:
+        tuple of ndarray: Before each operation, highest while it runs, and the event
+        that makes it so high; -1 if none does.
+    """
+    operations, events = profile.operations, profile.events
+    held = held_by_graph(profile) - planned
+    waiting = 0
+    starts = np.zeros(len(operations), np.int64)
+    peaks = np.zeros(len(operations), np.int64)
+    highest = np.full(len(operations), -1, np.int64)
+    storages = profile.storages
+    load = profile.initial_bytes - sum(
+        storages[s].nbytes for s in planned if storages[s].persistent
+    )
+    for op in operations:
+        starts[op.index] = peak = load
+        born = 0
+        for position in range(*profile.span_of(op.index)):
+            if position == profile.graph_end_event:
+                load -= waiting
+                waiting = 0
+            event = events[position]
+            storage = storages[abs(event) - 1]
+            if storage.id in planned:
+                born += storage.nbytes if event > 0 else 0
+                load += storage.nbytes if event > 0 else 0
+            elif (
+                event < 0 and storage.id in held and position < profile.graph_end_event
+            ):
+                waiting += storage.nbytes
+            else:
+                load += storage.nbytes if event > 0 else -storage.nbytes
+            if load > peak:
+                peak, highest[op.index] = load, position
+        peaks[op.index] = peak
+        load -= born
+    return starts, peaks, highest
+
+
+def last_forward(storage: Storage) -> int:
+    """The last operation of forward that makes or reads a storage."""
+    return max((storage.producer, *storage.forward_uses))
+
+
+def between_phases(storage: Storage, b0: int) -> bool:
+    """Whether forward has finished with a map before backward begins."""
+    return last_forward(storage) < b0 <= min(storage.backward_uses)
+
+
+def held_by_graph(profile: Profile) -> set[int]:
+    """Maps that the recording has swapped: else the graph holds them to its end."""
+    b0 = profile.first_backward
+    return {
+        s.id
+        for s in profile.storages
+        if s.category is Category.FEATURE_MAP
+        and s.producer >= 0
+        and s.backward_uses
+        and between_phases(s, b0)
+    }
