@@ -67,7 +67,7 @@ from chainer_hybridmem.execution.feature_maps import LiveMap, State
 from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
 from chainer_hybridmem.execution.persistent import PersistentMap
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.recompute import drawing, passes, trust
+from chainer_hybridmem.recompute import drawing, fused_replays, trust
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
@@ -658,7 +658,9 @@ class Executor:
             self.pinned.add(allocation)
         if allocation == 0 or allocation in self.permanent:
             return None
-        if slot.kind is SlotKind.ATTRIBUTE and passes.stays(function, str(slot.key)):
+        if slot.kind is SlotKind.ATTRIBUTE and fused_replays.stays(
+            function, str(slot.key)
+        ):
             return None
         live = self._by_allocation.get(allocation)
         if live is None and slot.kind is not SlotKind.ATTRIBUTE:
@@ -939,7 +941,7 @@ class Executor:
         again = [*functions, function]
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return passes.run(again, self._materialise)
+                return fused_replays.run(again, self._materialise)
             inputs = tuple(self._materialise(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
             return graph.replay(

@@ -18,7 +18,7 @@ from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.recording.verification import SHORT_SECONDS
+from chainer_hybridmem.recording.trials import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.splits import EXACT, Splitting

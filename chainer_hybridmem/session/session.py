@@ -71,7 +71,6 @@ from chainer_hybridmem.session.spent import Spent
 from chainer_hybridmem.session.watch import Watch
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.splitting import Splitter
-from chainer_hybridmem.splitting.trials import Trials
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import (
     format_bytes,
@@ -821,7 +820,7 @@ class Session(chainer.FunctionHook):
         self._instruments.stop_following()
         recorder = self._instruments.recorder
         if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
-            recorder.draft = True
+            recorder.mark_as_draft()
         if other.table is None:
             self._executor.leave_plan()
         else:
@@ -837,7 +836,7 @@ class Session(chainer.FunctionHook):
         self._splitter.switch({})
         self._instruments.stop_following()
         if self._instruments.recorder is not None:
-            self._instruments.recorder.draft = True
+            self._instruments.recorder.mark_as_draft()
         self._deviated = True
 
     def _begin_iteration(self, key: Key) -> None:
@@ -908,7 +907,7 @@ class Session(chainer.FunctionHook):
 
     def _observe(self, guide: Guide | None, key: Key) -> None:
         """Whatever is to be found out about the iteration that begins."""
-        options, device, instruments = self.options, self.device, self._instruments
+        options, instruments = self.options, self._instruments
         unknown = guide is None and (self.options.plans_anyway or self._trace_next)
         profiling = unknown or (guide is not None and guide.stage is Stage.PROFILING)
         if profiling or self._guides.wants_draft(key):
@@ -917,9 +916,10 @@ class Session(chainer.FunctionHook):
                 trial=self._tried and self._guides.wants_trial(key),
                 draft=not self._tried,
             )
-            recorder.together = not self.tries_parts
+            if self.tries_parts:
+                recorder.keep_small_apart()
             if self.tries_parts and recorder.trial:
-                self._splitter.trials = Trials(device, recorder)
+                self._splitter.try_parts(recorder)
             if profiling and options.cross_iteration:
                 kept = self._owners().values()
                 self._executor.park(o for o in kept if isinstance(o, StateOwner))

@@ -1,0 +1,99 @@
+"""What forward functions have read, and whether the program changes it later."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.devices.bits import fingerprint
+from chainer_hybridmem.devices.protocol import Device, View
+from chainer_hybridmem.execution.feature_maps import memory_of, nothing
+from chainer_hybridmem.recording.running_maps import RunningMaps
+from chainer_hybridmem.recording.steps import Step
+
+
+def has_no_copy(allocation: int) -> int | None:
+    """In place of the fingerprint of a host copy where there is none."""
+    del allocation
+    return None
+
+
+class Reading:
+    """A checksum of what a forward function has read.
+
+    It is that of the whole allocation where the device knows it, else of the array.
+
+    Args:
+        device (Device): Where it is.
+        array (Array): What is read.
+
+    Attributes:
+        allocation (int): Id of the allocation; 0 for what is not the device's.
+    """
+
+    def __init__(self, device: Device, array: Any) -> None:
+        self._device = device
+        owned = device.owns(array)
+        self.allocation = device.allocation_id(array) if owned else 0
+        self._memory: Callable[[], Any] = nothing
+        if self.allocation:
+            self._memory = memory_of(device, array)
+        elif owned:
+            self._memory = weakref.ref(array)
+        self._before = self._checksum()
+
+    def _checksum(self) -> int | None:
+        """None once the memory is free."""
+        memory = self._memory()
+        if memory is None:
+            return None
+        if not self.allocation:
+            return fingerprint(memory)
+        whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
+        return fingerprint(self._device.restore(memory, whole))
+
+    def changed(self, copied: Callable[[int], int | None] = has_no_copy) -> bool:
+        """Whether the contents have changed since.
+
+        Args:
+            copied: Of an allocation whose memory is gone: fingerprint of its copy.
+        """
+        now = self._checksum()
+        if now is None and self.allocation:
+            now = copied(self.allocation)
+        return now is not None and now != self._before
+
+
+class WrittenMemory:
+    """Finds what the program has changed in place since a function has read it.
+
+    Args:
+        maps (RunningMaps): Knows copies of what is away.
+    """
+
+    def __init__(self, maps: RunningMaps) -> None:
+        self._maps = maps
+        self._readings: list[tuple[Step, Reading, int]] = []
+
+    def watch(self, step: Step, reading: Reading, allocation: int) -> None:
+        """Compares a reading at the end of forward.
+
+        Args:
+            step: The function that has read it; a change is noted there.
+            reading: What it was.
+            allocation: What is noted; ``OF_ATTRIBUTE`` for an attribute.
+        """
+        self._readings.append((step, reading, allocation))
+
+    def find(self) -> None:
+        """Compares all readings, and forgets them."""
+        for step, reading, allocation in self._readings:
+            changed = reading.changed(self._maps.compute_copy_print)
+            if changed or self._maps.is_rewritten(reading.allocation):
+                step.written.add(allocation)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all readings."""
+        self._readings.clear()

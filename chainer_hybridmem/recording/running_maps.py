@@ -1,0 +1,60 @@
+"""What a recording asks the executor about the running graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.records.profile import Slot
+
+
+class RunningMaps:
+    """Answers questions about the feature maps of the running graph.
+
+    Args:
+        executor (Executor): Follows the iteration's plan.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    @property
+    def permanent(self) -> set[int]:
+        """Allocations that never leave."""
+        return self._executor.permanent
+
+    @property
+    def pinned(self) -> set[int]:
+        """Permanent allocations that the graph refers to itself."""
+        return self._executor.pinned
+
+    @property
+    def parked(self) -> set[int]:
+        """Allocations of parameters and states before and after they were away."""
+        return self._executor.parked
+
+    @property
+    def spare(self) -> dict[Any, Any]:
+        """Copies of arrays by node; the executor drops them when memory is short."""
+        return self._executor.spare
+
+    def list_allocations(self, function: Any) -> list[int]:
+        """Ids of the allocations that a function's backward reads."""
+        return [live.allocation for live in self._executor.maps_of(function)]
+
+    def list_slots(self, function: Any) -> list[tuple[int, list[Slot]]]:
+        """The same allocations with their slots of this iteration."""
+        maps = self._executor.maps_of(function)
+        return [(live.allocation, live.present_slots()) for live in maps]
+
+    def knows(self, node: Any) -> bool:
+        """Whether a node retains a feature map, present or away."""
+        return self._executor.knows(node)
+
+    def is_rewritten(self, allocation: int) -> bool:
+        """Whether the program has changed a map before it was copied out."""
+        return self._executor.rewritten(allocation)
+
+    def compute_copy_print(self, allocation: int) -> int | None:
+        """Fingerprint of a map's host copy; None if there is none."""
+        return self._executor.copy_print(allocation)
