@@ -26,7 +26,8 @@ def on_cuda(monkeypatch):
         control.schedule('random', 0)
 
 
-# The memory of a view was taken for free, and what a door had handed out for unchanged.
+# The memory of a view was taken for free, what a door had handed out for unchanged, and
+# what the program had written into before it left.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

@@ -292,14 +292,6 @@ class Device(abc.ABC):
         """
         raise NotImplementedError
 
-    def contents(self, copy: HostCopy) -> Array:
-        """The bytes of a host copy, where the host can read it; not counted.
-
-        Raises:
-            SwapStoreError: If the copy cannot be read.
-        """
-        raise NotImplementedError
-
     def fill(self, copy: HostCopy, root: Root) -> None:
         """Writes memory into a host copy at once.
 

@@ -140,6 +140,7 @@ class Executor:
         self.observer: Observer | None = None
         self.verifier: Verifier | None = None
         self.asked: Callable[[Any, list[Slot]], None] | None = None  # see _fetch
+        self._leaving: Callable[[LiveMap], None] | None = None  # see watch_leaving
         self.permanent: set[int] = set()  # allocations that never leave
         self.pinned: set[int] = set()  # of these, what the graph refers to itself
         self.parked: set[int] = set()  # allocations before and after they were away
@@ -758,11 +759,6 @@ class Executor:
             return False
         return live.is_rewritten() or any(s.node and s.replaced() for s in live.slots)
 
-    def copy_print(self, allocation: int) -> int | None:
-        """Fingerprint of what has left, as it has; None if that is not known."""
-        live = self._by_allocation.get(allocation)
-        return None if live is None else live.copy_print()
-
     def knows(self, node: Any) -> bool:
         """Whether a node's array is a feature map, wherever its contents are."""
         return node in self._by_node
@@ -781,6 +777,7 @@ class Executor:
         for storage in table.releases.get(k, ()):
             if storage in maps:
                 self._release(maps[storage])
+                self._tell_leaving(maps[storage])
                 maps[storage].vacate()
         self._drop(k)
         if self.observer is not None:
@@ -840,12 +837,21 @@ class Executor:
     def _start_swap_out(self, live: LiveMap) -> None:
         if self.verifier is not None:
             self.verifier.leaves(live)
+        self._tell_leaving(live)
         nbytes = live.start_swap_out()
         self.counters.swapped_out_bytes += nbytes
         if live.storage >= 0 and live.copy is not None:
             self._copies[live.storage] = live.copy
         if nbytes and self.observer is not None and live.transfer is not None:
             self.observer.copy('swap-out', live.storage, live.transfer.span())
+
+    def watch_leaving(self, look: Callable[[LiveMap], None] | None) -> None:
+        """Lets a recording look at every map before it leaves; None ends that."""
+        self._leaving = look
+
+    def _tell_leaving(self, live: LiveMap) -> None:
+        if self._leaving is not None and live.present:
+            self._leaving(live)
 
     def _start_swap_in(self, live: LiveMap) -> None:
         nbytes = live.start_swap_in()

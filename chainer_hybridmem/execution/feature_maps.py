@@ -309,12 +309,6 @@ class LiveMap:
             )
         return self.rewritten
 
-    def copy_print(self) -> int | None:
-        """Fingerprint of its copy on the host, if only that has the contents."""
-        if self.state is not State.AWAY or self.copy is None or not self._readable:
-            return None
-        return uncounted_fingerprint(self._device.contents(self.copy))
-
     def vacate(self) -> None:
         """Moves it to other device memory if the host had no room for it.
 

@@ -13,12 +13,6 @@ from chainer_hybridmem.recording.running_maps import RunningMaps
 from chainer_hybridmem.recording.steps import Step
 
 
-def has_no_copy(allocation: int) -> int | None:
-    """In place of the fingerprint of a host copy where there is none."""
-    del allocation
-    return None
-
-
 class Reading:
     """A checksum of what a forward function has read.
 
@@ -53,45 +47,58 @@ class Reading:
         whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
         return fingerprint(self._device.restore(memory, whole))
 
-    def changed(self, copied: Callable[[int], int | None] = has_no_copy) -> bool:
-        """Whether the contents have changed since.
-
-        Args:
-            copied: Of an allocation whose memory is gone: fingerprint of its copy.
-        """
+    def changed(self) -> bool:
+        """Whether the contents have changed since; False if the memory is gone."""
         now = self._checksum()
-        if now is None and self.allocation:
-            now = copied(self.allocation)
         return now is not None and now != self._before
+
+    def may_have_changed(self) -> bool:
+        """Like :meth:`changed`; True also if there is no memory for finding out."""
+        try:
+            return self.changed()
+        except MemoryError:
+            return True
 
 
 class WrittenMemory:
     """Finds what the program has changed in place since a function has read it.
 
     Args:
-        maps (RunningMaps): Knows copies of what is away.
+        maps (RunningMaps): Tells which maps were written into after they had left.
     """
 
     def __init__(self, maps: RunningMaps) -> None:
         self._maps = maps
-        self._readings: list[tuple[Step, Reading, int]] = []
+        # By allocation: a function, what it has read, and what is noted of a change.
+        self._readings: dict[int, list[tuple[Step, Reading, int]]] = {}
 
     def watch(self, step: Step, reading: Reading, allocation: int) -> None:
-        """Compares a reading at the end of forward.
+        """Compares a reading before its map leaves, and at the end of forward.
 
         Args:
             step: The function that has read it; a change is noted there.
             reading: What it was.
             allocation: What is noted; ``OF_ATTRIBUTE`` for an attribute.
         """
-        self._readings.append((step, reading, allocation))
+        readings = self._readings.setdefault(reading.allocation, [])
+        readings.append((step, reading, allocation))
+
+    def look(self, allocation: int) -> None:
+        """Compares the readings of a map while its memory is there.
+
+        ``RunningMaps.is_rewritten`` tells what the program writes afterwards.
+        """
+        for step, reading, noted in self._readings.get(allocation, ()):
+            if noted not in step.written and reading.may_have_changed():
+                step.written.add(noted)
 
     def find(self) -> None:
         """Compares all readings, and forgets them."""
-        for step, reading, allocation in self._readings:
-            changed = reading.changed(self._maps.compute_copy_print)
-            if changed or self._maps.is_rewritten(reading.allocation):
-                step.written.add(allocation)
+        for readings in self._readings.values():
+            for step, reading, noted in readings:
+                changed = reading.changed()
+                if changed or self._maps.is_rewritten(reading.allocation):
+                    step.written.add(noted)
         self.forget()
 
     def forget(self) -> None:

@@ -41,23 +41,28 @@ class RecipeTrials:
         self._positions = positions
         self._walker: Any = Walker(device)
         self._written = WrittenMemory(maps)
-        self._pristine: Any = None  # the function that runs, as it was before
-        self._inputs: list[Reading] = []  # of that function
+        self._step: Step | None = None  # the function that runs
+        self._pristine: Any = None  # the same, as it was before
+        self._inputs: list[Reading] = []  # what it reads, until it is complete
         self._given: list[Reading] = []  # attributes from which it starts
         self._held: tuple[Step, Any, tuple[Array, ...]] | None = None
         self._chains: list[tuple[Any, list[Any]]] = []  # output, nodes with copies
         self.untrusted: set[str] = set()
+        maps.watch_leaving(self._look)
 
     # -- in the order of calls, for every function ----------------------------
-    def begin(self, function: Any, inputs: Any, given: Iterable[Array]) -> None:
+    def begin(
+        self, step: Step, function: Any, inputs: Any, given: Iterable[Array]
+    ) -> None:
         """Before a forward function runs.
 
         Args:
+            step: The operation.
             function: Its forward has not been called.
             inputs: What it reads.
             given: Arrays that it has as attributes already.
         """
-        self._pristine = graph.pristine(function)
+        self._step, self._pristine = step, graph.pristine(function)
         self._inputs = [Reading(self._device, x) for x in inputs]
         self._given = [Reading(self._device, array) for array in given]
 
@@ -80,6 +85,17 @@ class RecipeTrials:
             permanent = reading.allocation in self._maps.permanent
             if not permanent or is_parameter(node):
                 self._written.watch(step, reading, reading.allocation)
+
+    def _look(self, allocation: int) -> None:
+        """Finds what the program has written into a map that is about to leave."""
+        self._written.look(allocation)
+        step = self._step
+        if step is None:
+            return
+        for reading in self._inputs:
+            same = reading.allocation == allocation
+            if same and allocation not in step.written and reading.may_have_changed():
+                step.written.add(allocation)
 
     def complete(self, step: Step, function: Any, made: dict[str, Array]) -> None:
         """After it has left its arrays in the graph: finds its recipes.
@@ -107,6 +123,7 @@ class RecipeTrials:
     def end_forward(self) -> None:
         """Forward ends: compares what functions have read, and gives up copies."""
         self._drop_copies()  # their nodes would keep the graph
+        self._maps.stop_watching()
         self._written.find()
 
     def close(self) -> None:
@@ -114,6 +131,7 @@ class RecipeTrials:
         self._held = self._walker = None
         self._written.forget()
         self._drop_copies()
+        self._maps.stop_watching()
 
     def _drop_copies(self) -> None:
         self._chains.clear()

@@ -114,11 +114,12 @@ class Recorder:
         """Before a forward function runs."""
         reads = tuple(self._allocations.identify(x) for x in inputs)
         hook = self._hooks.latest
-        self._steps.append(Step(label, Phase.FORWARD, hook, -1, specs, reads))
+        step = Step(label, Phase.FORWARD, hook, -1, specs, reads)
+        self._steps.append(step)
         given = dict(graph.attribute_arrays(function, self._device.owns))
         self._before = set(given)
         if self._trials is not None:
-            self._trials.begin(function, inputs, given.values())
+            self._trials.begin(step, function, inputs, given.values())
 
     def forward_ran(self, inputs: tuple[Array, ...]) -> None:
         """After a forward function has run; a trial holds its inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.execution import Executor
@@ -55,6 +56,10 @@ class RunningMaps:
         """Whether the program has changed a map before it was copied out."""
         return self._executor.rewritten(allocation)
 
-    def compute_copy_print(self, allocation: int) -> int | None:
-        """Fingerprint of a map's host copy; None if there is none."""
-        return self._executor.copy_print(allocation)
+    def watch_leaving(self, look: Callable[[int], None]) -> None:
+        """Calls ``look`` with a map's allocation while its memory is still there."""
+        self._executor.watch_leaving(lambda live: look(live.allocation))
+
+    def stop_watching(self) -> None:
+        """Ends :meth:`watch_leaving`."""
+        self._executor.watch_leaving(None)

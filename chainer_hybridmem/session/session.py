@@ -297,6 +297,7 @@ class Session(chainer.FunctionHook):
                 self._finish_statistics()
                 self._warn_if_unseen()
                 self._executor.close()
+                self._end_late_checks(self.iterations + self._started)
         finally:
             try:
                 self._executor.abandon()
@@ -888,6 +889,11 @@ class Session(chainer.FunctionHook):
         self._start_seconds = time.perf_counter()
         return True
 
+    def _end_late_checks(self, iteration: int) -> None:
+        """What has been issued for a GPU to compare is of this iteration."""
+        if self.device.late_checks is not None:
+            self.device.late_checks.end_iteration(iteration)
+
     def _refuse_differences(self, wait: bool) -> None:
         """Tells what a GPU has found out about replays of earlier iterations.
 
@@ -953,8 +959,7 @@ class Session(chainer.FunctionHook):
                 self._switch(guide, other, self._position)
             guide = self._guide
         self._add_to_history(seconds)
-        if self.device.late_checks is not None:
-            self.device.late_checks.end_iteration(self.iterations)
+        self._end_late_checks(self.iterations)
         if guide is None:
             self._count_deviation()
             if self._tried:

@@ -52,6 +52,22 @@ class AfterForward(Writing):
         a[:, ::2] = 0
 
 
+class RightAfterReading(Writing):
+    """And lets go of it before the next function begins."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        y = self.both(x)
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
+
+    def both(self, x):
+        h = F.sigmoid(self.conv(x))
+        y = F.tanh(h)
+        if self.calls > self.begins_at:
+            h.array[:, ::2] *= 0.5
+        return y
+
+
 class BetweenFunctions(Writing):
     def amid(self, h, y):
         h.array[0] *= 0.5
@@ -90,7 +106,9 @@ class AnotherArrayForTheNode(Writing):
 
 
 REPLACED = [AnotherArray, AnotherArrayForTheNode]
-PROGRAMS = [AfterForward, BetweenFunctions, OneElement, ThroughAView, Both]
+PROGRAMS = [
+    AfterForward, RightAfterReading, BetweenFunctions, OneElement, ThroughAView, Both
+]  # fmt: skip
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed']
 
 
@@ -210,6 +228,17 @@ def test_a_gpu_tells_later_of_writing_that_begins_after_the_recording(
     else:
         assert planner != 'checkpoint-speed'
         networks.assert_same(expected, result)
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_at_the_end_of_what_the_last_iteration_has_written(data):
+    class Last(AfterForward):
+        begins_at = ITERATIONS - 1
+
+    with pytest.raises(SessionError, match=f'since iteration {ITERATIONS} are wrong'):
+        networks.train_on_gpu(
+            Last, data, memory_limit='1GB', planner='checkpoint-speed'
+        )
 
 
 class AfterBackward(Writing):

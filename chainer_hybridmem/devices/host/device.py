@@ -331,9 +331,6 @@ class HostDevice(StoringDevice):
     def same_contents(self, copy: HostCopy, root: Root) -> bool:
         return _space(copy, self.root_bytes(root)).has(_address(root))
 
-    def contents(self, copy: HostCopy) -> Array:
-        return numpy.frombuffer(_space(copy, copy.nbytes).contents(), numpy.uint8)
-
     def fill(self, copy: HostCopy, root: Root) -> None:
         _space(copy, self.root_bytes(root)).fill(_address(root))
 

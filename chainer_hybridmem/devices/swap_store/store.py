@@ -178,17 +178,6 @@ class Space(HostCopy):
         with self._told():
             return self.block.equals(self.offset, address, self.nbytes)
 
-    def contents(self) -> memoryview:
-        """All bytes, in memory that no device counts.
-
-        Raises:
-            SwapStoreError: If it cannot be read.
-        """
-        result = (ctypes.c_ubyte * self.nbytes)()
-        with self._told():
-            self.block.read(self.offset, ctypes.addressof(result), self.nbytes)
-        return memoryview(result)
-
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:
