@@ -24,8 +24,8 @@ import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices import open_device
-from chainer_hybridmem.recompute import passes
-from chainer_hybridmem.recording.verification import Walker
+from chainer_hybridmem.recompute import fused_replays
+from chainer_hybridmem.recording.trials import Walker
 
 FORMS = ('forward', 'replay', 'pass')
 
@@ -118,12 +118,12 @@ class Forms:
             self.y = build(self.kept)
         self.functions = chain_of(self.y)
         self.copies = [self.before[id(f)] for f in self.functions]
-        covers = passes.candidates(self.functions[-1])
+        covers = fused_replays.find_candidates(self.functions[-1])
         self.covers = covers[0] if covers else None
 
     def run(self, form: str) -> Any:
         if form == 'pass':
-            return passes.run(self.covers or (), graph.node_array)
+            return fused_replays.run(self.covers or (), graph.node_array)
         if form == 'replay':
             return replay_all(self.functions, self.copies, self.device)
         made: dict[Any, Any] = {}

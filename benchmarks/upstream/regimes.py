@@ -21,9 +21,9 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.execution.verifier import Followed, Verifier
-from chainer_hybridmem.recompute import passes, trust
-from chainer_hybridmem.recording import verification
-from chainer_hybridmem.recording.verification import Walker, verify, verify_pass
+from chainer_hybridmem.recompute import fused_replays, trust
+from chainer_hybridmem.recording import trials
+from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
@@ -34,7 +34,7 @@ REGIMES = ('swap', 'recompute', 'random')
 def open_device() -> HostDevice:
     """The device that counts what the tests allocate; poisons what is freed."""
     device = HostDevice(LIMIT_BYTES)
-    verification.TIMED_RUNS = 1  # nobody looks at the times of trial replays
+    trials.TIMED_RUNS = 1  # nobody looks at the times of trial replays
     install(device)
     return device
 
@@ -253,22 +253,24 @@ class Regime(chainer.FunctionHook):
         self.counts['trials'] += 1
         covered: list[Any] = []
         verdict = None
-        if passes.candidates(function):
-            functions = passes.candidates(function)[-1]
+        if fused_replays.find_candidates(function):
+            functions = fused_replays.find_candidates(function)[-1]
 
             def fetch(node: Any) -> Any:
                 array = arrays.get(node)
                 array = graph.node_array(node) if array is None else array
                 if array is None:
-                    raise passes.NoPassError('an input has left')
+                    raise fused_replays.NoFusedReplayError('an input has left')
                 return array
 
             if all(f in self._positions for f in functions):
-                verdict = verify_pass(functions, fetch, device, self._walker)
+                verdict = try_fused(functions, fetch, device, self._walker)
                 covered = list(functions)
         if verdict is None or not verdict.exact:
             before, covered = executor.functions.know(function).pristine, []
-            verdict = verify(before, function, last.inputs, made, device, self._walker)
+            verdict = try_replay(
+                before, function, last.inputs, made, device, self._walker
+            )
         if verdict is None or not verdict.exact:
             return
         covers = tuple(sorted(self._positions[f] for f in covered))
@@ -293,7 +295,7 @@ class Regime(chainer.FunctionHook):
     def _reads(self, function: Any) -> list[Any]:
         """Nodes that the replay of a function reads."""
         covered = self._executor.functions.know(function).covered
-        return passes.outside_inputs([*(f() for f in covered), function])
+        return fused_replays.find_inputs([*(f() for f in covered), function])
 
     def _may_drop(self, live: LiveMap) -> bool:
         maker, _ = self._makers.get(live.allocation, (None, None))

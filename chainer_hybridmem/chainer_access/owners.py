@@ -2,12 +2,12 @@
 
 Note: [lazy owners]
     A parameter or update rule whose array is leaving or away gets a class made of the
-    one it had. Whoever looks for the array brings it back first: an update, a
-    snapshot, an evaluation, a hook. So a plan that has been left, or that is wrong,
-    costs time and never contents. One question is answered without the array, because
-    ``cleargrads`` asks it between forward and backward: whether there is one. The node
-    of a parameter is asked by every backward function, before the hooks run: it says
-    None, and the hook brings back what the function reads.
+    one it had. Reading the array restores it first, be it in an update, a snapshot, an
+    evaluation or a hook. So a plan that the iteration has left, or that is wrong, costs
+    time and never contents. ``cleargrads`` asks between forward and backward whether
+    there is an array; this question is answered without it. Every backward function
+    reads the node of a parameter before the hooks run: it says None, and the hook
+    restores what the function reads.
 
 Note: [shared placeholders]
     ``Link.copy`` makes parameters that share the list with the array, and one of them
@@ -62,7 +62,7 @@ class Owner:
         raise NotImplementedError
 
     def alone(self) -> bool:
-        """Whether nobody else has the container of the array."""
+        """Whether only the holder refers to the container of the array."""
         return True
 
     def put(self, array: Array | None) -> None:
@@ -70,7 +70,7 @@ class Owner:
         raise NotImplementedError
 
     def watch(self, bring_back: Callable[[], None]) -> None:
-        """``bring_back`` is called before anybody gets the array."""
+        """Calls ``bring_back`` before the array is read."""
         away = self._holder.__dict__.setdefault(_AWAY, {})
         away[self.label] = bring_back
         if len(away) == 1:
@@ -244,7 +244,7 @@ def held_array(variable: chainer.Variable) -> Array | None:
 def fresh_rule(rule: Any) -> Any:
     """A copy of an update rule without states, as if it had updated before."""
     fresh = copy.copy(rule)
-    fresh._state, fresh.t = {}, max(rule.t, 1)
+    vars(fresh).update(_state={}, t=max(rule.t, 1))
     return fresh
 
 

@@ -15,7 +15,7 @@ from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.execution.functions import LiveFunction, LiveFunctions
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.planned_maps import PlannedMaps
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import fused_replays
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
@@ -209,7 +209,7 @@ class LiveMaps:
         if allocation == 0 or allocation in self.permanent:
             return None
         attribute = slot.kind is SlotKind.ATTRIBUTE
-        if attribute and passes.stays(function, str(slot.key)):
+        if attribute and fused_replays.stays(function, str(slot.key)):
             return None
         live = self._by_allocation.get(allocation)
         if live is None and not attribute:

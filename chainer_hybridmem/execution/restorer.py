@@ -20,7 +20,7 @@ from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Movements
 from chainer_hybridmem.execution.recipes import Recipes
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import fused_replays
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
@@ -218,7 +218,7 @@ class Restorer:
         verifier = self._verifier
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return passes.run(again, self._find_input)
+                return fused_replays.run(again, self._find_input)
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
             return graph.replay(

@@ -1,4 +1,4 @@
-"""Compiled loops over host memory: one pass, one output, the bits of NumPy.
+"""Compiled loops over host memory: one walk, one output, the bits of NumPy.
 
 Every loop does per element what Chainer's NumPy code does with one temporary
 array after the other, in the same order and with the same roundings: no
@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
+
+COMPILED_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @compiled()

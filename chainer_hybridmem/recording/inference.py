@@ -9,7 +9,7 @@ import chainer
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.recording.forward import ForwardRecorder
+from chainer_hybridmem.recording.inference_recorder import InferenceRecorder
 from chainer_hybridmem.records.profile import Category, Profile
 
 _NO_LIMIT_BYTES = 2**50
@@ -57,7 +57,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
             device.adopt(parameters)
             device.install(lambda missing_bytes: None)
             try:
-                recorder = ForwardRecorder(device, parameters)
+                recorder = InferenceRecorder(device, parameters)
                 recorder.expect((args, kwargs))
                 with recorder:
                     result = model(*args, **kwargs)

@@ -86,6 +86,62 @@ class Sample(NamedTuple):
     peak_bytes: int
 
 
+class SampleLog:
+    """A log of samples in one block of memory; see [bounded log].
+
+    Args:
+        capacity (int): Most samples kept, an even number.
+
+    Attributes:
+        stride (int): Operations from one sample to the next, if there is time.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._rows = bytearray(_ROW.size * capacity)
+        self._count = 0
+        self._labels: dict[str, int] = {}
+        self.stride = 1
+
+    def append(self, seconds: float, label: str, figures: PoolFigures) -> None:
+        """Adds a sample; halves the log first if it is full."""
+        number = self._labels.get(label)
+        if number is None:
+            number = len(self._labels)
+            if number < _MOST_LABELS:
+                self._labels[label] = number
+            else:
+                number = -1
+        if self._count == self._capacity:
+            self._halve()
+        _ROW.pack_into(self._rows, _ROW.size * self._count, seconds, number, *figures)
+        self._count += 1
+
+    def _halve(self) -> None:
+        rows = list(_ROW.iter_unpack(self._rows))
+        for i, (first, second) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+            peak = max(first[-1], second[-1])
+            _ROW.pack_into(self._rows, _ROW.size * i, *second[:-1], peak)
+        self._count //= 2
+        self.stride *= 2
+
+    def read(self, pool_bytes: int, device_bytes: int) -> list[Sample]:
+        """The samples in order of time.
+
+        Args:
+            pool_bytes: What the pool had served when profiling began.
+            device_bytes: What it had asked for then.
+        """
+        names = [*self._labels, 'other']
+        rows = _ROW.iter_unpack(memoryview(self._rows)[: _ROW.size * self._count])
+        return [
+            Sample(
+                t, names[n], used, free, served - pool_bytes, asked - device_bytes, peak
+            )
+            for t, n, used, free, served, asked, peak in rows
+        ]
+
+
 class MemoryProfiler(chainer.FunctionHook):
     """Samples a pool while it is entered; see :func:`profile_memory`.
 
@@ -93,9 +149,6 @@ class MemoryProfiler(chainer.FunctionHook):
         find_pool: Called when it is entered.
         capacity: Most samples kept; see [bounded log].
         share: Of the time, that sampling may take; 0 for no limit.
-
-    Attributes:
-        stride (int): Operations from one sample to the next, if there is time.
     """
 
     name = 'hybridmem-memory'
@@ -107,15 +160,12 @@ class MemoryProfiler(chainer.FunctionHook):
             raise OptionError(f'capacity is {capacity!r}; 2 samples or more are kept.')
         self._find_pool = find_pool
         self._capacity = capacity & -2
-        self._log = bytearray()
-        self._count = 0
-        self._labels: dict[str, int] = {}
+        self._log = SampleLog(0)
         self._pool: Pool | None = None
         self._open = False
         self._start = 0.0
         self._base = (0, 0)
         self._pause = 1 / share if share else 0.0
-        self.stride = 1
         self._begin()
 
     def _begin(self) -> None:
@@ -135,11 +185,8 @@ class MemoryProfiler(chainer.FunctionHook):
             pool.close()
             raise
         self._pool, self._open = pool, True
-        self._log = bytearray(_ROW.size * self._capacity)
-        self._count = 0
-        self.stride = 1
+        self._log = SampleLog(self._capacity)
         self._begin()
-        self._labels = {'start': 0}
         first = pool.figures()
         self._base = first.pool_allocated_bytes, first.device_allocated_bytes
         self._start = time.perf_counter()
@@ -183,7 +230,7 @@ class MemoryProfiler(chainer.FunctionHook):
             self._sample(prefix + function.label)
             now = time.perf_counter()
             self._resume = now + (now - start) * self._pause
-            unseen = self.stride - 1
+            unseen = self._log.stride - 1
         pace = (start - self._looked) / passed  # seconds per operation
         if pace * MOST_UNSEEN < self._resume - now:
             unseen = max(unseen, MOST_UNSEEN)
@@ -192,31 +239,15 @@ class MemoryProfiler(chainer.FunctionHook):
 
     def _sample(self, label: str) -> None:
         assert self._pool is not None
-        number = self._labels.get(label)
-        if number is None:
-            number = len(self._labels)
-            if number < _MOST_LABELS:
-                self._labels[label] = number
-            else:
-                number = -1
-        if self._count == self._capacity:
-            self._halve()
-        now = time.perf_counter() - self._start
-        _ROW.pack_into(
-            self._log, _ROW.size * self._count, now, number, *self._pool.figures()
-        )
-        self._count += 1
-
-    def _halve(self) -> None:
-        """See Note: [bounded log]."""
-        rows = list(_ROW.iter_unpack(self._log))
-        for i, (first, second) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
-            peak = max(first[-1], second[-1])
-            _ROW.pack_into(self._log, _ROW.size * i, *second[:-1], peak)
-        self._count //= 2
-        self.stride *= 2
+        seconds = time.perf_counter() - self._start
+        self._log.append(seconds, label, self._pool.figures())
 
     # -- results --------------------------------------------------------------
+    @property
+    def stride(self) -> int:
+        """Operations from one sample to the next, if there is time."""
+        return self._log.stride
+
     @property
     def operations(self) -> int:
         """Operations seen so far."""
@@ -235,13 +266,7 @@ class MemoryProfiler(chainer.FunctionHook):
     @property
     def samples(self) -> list[Sample]:
         """The samples so far, in order of time."""
-        names = [*self._labels, 'other']
-        pool, device = self._base
-        rows = _ROW.iter_unpack(memoryview(self._log)[: _ROW.size * self._count])
-        return [
-            Sample(t, names[n], used, free, served - pool, asked - device, peak)
-            for t, n, used, free, served, asked, peak in rows
-        ]
+        return self._log.read(*self._base)
 
     def series(self) -> dict[str, array.array[Any]]:
         """The four series, ``seconds`` and ``peak_bytes``, each as an array."""

@@ -52,7 +52,7 @@ class GuideSwitching:
         self._instruments.stop_following()
         recorder = self._instruments.recorder
         if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
-            recorder.leave_plan()
+            recorder.mark_as_draft()
         if other.table is None:
             self._executor.leave_plan()
         else:
@@ -68,4 +68,4 @@ class GuideSwitching:
         self._splitter.switch({})
         self._instruments.stop_following()
         if self._instruments.recorder is not None:
-            self._instruments.recorder.leave_plan()
+            self._instruments.recorder.mark_as_draft()

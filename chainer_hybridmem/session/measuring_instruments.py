@@ -85,7 +85,8 @@ class Instruments:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""
         self.recorder = Recorder(self._device, self._executor, trial, draft)
         self.recorder.enter()
-        self.recorder.together = together
+        if not together:
+            self.recorder.keep_small_apart()
         return self.recorder
 
     def time(self) -> None:

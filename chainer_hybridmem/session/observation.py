@@ -11,7 +11,6 @@ from chainer_hybridmem.session.model_arrays import ModelArrays
 from chainer_hybridmem.session.operation_key import OperationKey
 from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.runtime import Runtime
-from chainer_hybridmem.splitting.trials import Trials
 
 
 class Observation:
@@ -90,7 +89,7 @@ class Observation:
             together=not self._tries_parts,
         )
         if self._tries_parts and recorder.trial:
-            self._runtime.splitter.try_with(Trials(self._runtime.device, recorder))
+            self._runtime.splitter.try_parts(recorder)
         if profiled and self._options.cross_iteration:
             executor.crossing.park(self._arrays.find_states())
 

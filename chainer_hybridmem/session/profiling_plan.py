@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.recording.verification import SHORT_SECONDS
+from chainer_hybridmem.recording.trials import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import Operation, Profile, Recipe
 from chainer_hybridmem.records.splits import Splitting

@@ -216,31 +216,22 @@ def run(function: Any, inputs: tuple[Array, ...], way: Way) -> tuple[Array, ...]
     """
     rule = _RULES[type(function)]
     if way.cut == 'windows':
-        length = len(inputs[0])
-        return _WINDOWS[type(function)](function, inputs, _cut(length, way.parts))
+        parts = _cut(len(inputs[0]), way.parts)
+        return _WINDOWS[type(function)](function, inputs, parts)
     length = rule.length(inputs)
     outputs: list[Any] = []
     made: dict[str, Any] = {}
     for part in _cut(length, way.parts):
         clone = _clone(function, rule, part)
-        results = clone.forward(
-            tuple(
-                x if axis is None else x[(slice(None),) * axis + (part,)]
-                for x, axis in ((x, rule.axis(i)) for i, x in enumerate(inputs))
-            )
-        )
+        results = clone.forward(_take_part(inputs, rule, part))
         if not outputs:
             outputs = [
                 _sum_of(result) if axis is None else whole(result, axis, length)
                 for result, axis in zip(results, rule.outputs, strict=True)
             ]
-        for output, result, axis in zip(outputs, results, rule.outputs, strict=True):
-            if axis is None:
-                output += result
-            else:
-                output[(slice(None),) * axis + (part,)] = result
         types = [result.dtype for result in results]
-        del results, result, output
+        _put_part(results, outputs, rule, part)
+        del results
         for name in rule.makes:
             value = getattr(clone, name)
             if value is None or getattr(function, name, None) is not None:
@@ -254,6 +245,26 @@ def run(function: Any, inputs: tuple[Array, ...], way: Way) -> tuple[Array, ...]
         output.astype(dtype, copy=False)
         for output, dtype in zip(outputs, types, strict=True)
     )
+
+
+def _take_part(inputs: tuple[Array, ...], rule: Rule, part: slice) -> tuple[Array, ...]:
+    """The inputs of one part."""
+    cut = []
+    for index, x in enumerate(inputs):
+        axis = rule.axis(index)
+        cut.append(x if axis is None else x[(slice(None),) * axis + (part,)])
+    return tuple(cut)
+
+
+def _put_part(
+    results: tuple[Array, ...], outputs: list[Any], rule: Rule, part: slice
+) -> None:
+    """Puts what a part has made into the whole outputs, or adds it to them."""
+    for output, result, axis in zip(outputs, results, rule.outputs, strict=True):
+        if axis is None:
+            output += result
+        else:
+            output[(slice(None),) * axis + (part,)] = result
 
 
 def _cut(length: int, parts: int) -> list[slice]:

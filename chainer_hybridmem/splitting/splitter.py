@@ -22,7 +22,7 @@ from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.sums import add_in_place
-from chainer_hybridmem.splitting.trials import Trials
+from chainer_hybridmem.splitting.trials import Recording, Trials
 
 __all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting']
 IN_PLACE = Way('in place', 1, True)
@@ -52,8 +52,6 @@ class Splitter:
     Attributes:
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
-        trials (Trials or None): Finds out what functions of this iteration would need
-            in parts.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Splitter:
         self._label = ''
         self.used: dict[Place, Way] = {}
         self.changed = False
-        self.trials: Trials | None = None
+        self._trials: Trials | None = None
         self._refused = ''
 
     @property
@@ -90,17 +88,21 @@ class Splitter:
         self._known = known
         self.used = {}
         self.changed = False
-        self.trials = None
+        self._trials = None
+
+    def try_parts(self, recording: Recording) -> None:
+        """Finds out what functions of this iteration would need in parts.
+
+        Args:
+            recording: Of the iteration; gets the results.
+        """
+        self._trials = Trials(self._device, recording)
 
     def switch(self, known: dict[Place, Way]) -> None:
         """The iteration is of another kind, which begins in the same way."""
         known.update(self.used)
         self._known = known
-        self.trials = None
-
-    def try_with(self, trials: Trials) -> None:
-        """Finds out what functions of this iteration would need in parts."""
-        self.trials = trials
+        self._trials = None
 
     def start_operation(self, k: int, label: str) -> None:
         """Functions to come belong to operation ``k``."""
@@ -118,10 +120,10 @@ class Splitter:
 
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             called: Any = reference()
-            del called.forward
+            graph.restore_forward(called)
             return self._run(called, inputs, place)
 
-        function.forward = forward
+        graph.replace_forward(function, forward)
 
     def prepare_whole(self, function: Any) -> None:
         """Like :meth:`prepare`, for a function that is expected to fit.
@@ -135,7 +137,7 @@ class Splitter:
 
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             called: Any = reference()
-            del called.forward
+            graph.restore_forward(called)
             restore = contextvars.Context().run(rules.state, called, True)
             try:
                 outputs: tuple[Array, ...] = called.forward(inputs)
@@ -147,7 +149,7 @@ class Splitter:
             restore()
             return self._run(called, inputs, place)
 
-        function.forward = forward
+        graph.replace_forward(function, forward)
 
     def _next_place(self, name: str) -> Place:
         k, index = self._place
@@ -193,7 +195,7 @@ class Splitter:
         self, function: Any, inputs: tuple[Array, ...], place: Place
     ) -> tuple[Array, ...]:
         way = known = self._known.get(place)
-        trials = self.trials if place[0] >= 0 else None
+        trials = self._trials if place[0] >= 0 else None
         whole = way is None and trials is None
         # What is set aside is ours: the host device does not count it.
         set_aside = functools.partial(contextvars.Context().run, rules.state, function)
@@ -249,7 +251,7 @@ class Splitter:
         return True
 
     def _remember(self, place: Place, way: Way, new: bool) -> None:
-        if place[0] < 0:  # nobody counts operations without backward
+        if place[0] < 0:  # operations without backward are not counted
             return
         self.used[place] = way
         if not new:

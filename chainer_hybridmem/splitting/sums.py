@@ -1,7 +1,7 @@
 """Gradients of one variable added up in place, bit for bit.
 
-Where branches of a network join, backward adds two arrays into a third. If nobody else
-holds one of the two any more, the sum may as well take its place.
+Where branches of a network join, backward adds two arrays into a third. If nothing else
+refers to one of the two any more, the sum can take its place.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
 
 
 def _alone(gradients: list[Any], index: int) -> bool:
-    """Whether nobody but the list knows a variable and the memory behind it."""
+    """Whether only the list refers to a variable and to the memory behind it."""
     if _references(gradients, index) > _ALONE:
         return False
     held = sums_of_gradients.holder(gradients[index])

@@ -20,13 +20,22 @@ LEAST_SAVING = 0.02  # of the load, for which even more parts are tried
 class Recording(Protocol):
     """Where trials are noted, and whose time and memory they must not be."""
 
-    spans: list[tuple[int, int, Sequence[Split]]]
-
     def enter(self) -> None:
         """What follows is not the program's."""
 
     def leave(self) -> None:
         """The program goes on."""
+
+    def note_split_trial(
+        self, first_event: int, end_event: int, splits: Sequence[Split]
+    ) -> None:
+        """Takes what was found out.
+
+        Args:
+            first_event: Events before the function.
+            end_event: Events after it.
+            splits: What its parts need; storages are missing.
+        """
 
 
 class Trials:
@@ -111,5 +120,6 @@ class Trials:
             for way, peak_bytes, stays_bytes in self._loads
             if stays_bytes == left_bytes  # else later operations would differ, too
         ]
-        span = self._first_event, self._device.event_count
-        self._recording.spans.append((*span, splits))
+        self._recording.note_split_trial(
+            self._first_event, self._device.event_count, splits
+        )

@@ -21,7 +21,7 @@ from support.hostile import Clock
 
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.recording import recorder, verification
+from chainer_hybridmem.recording import profile_builder, recipe_trials, trials
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
@@ -397,11 +397,11 @@ def surroundings(case: Case) -> Iterator[None]:
             )
         )
         enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
-        enter(mock.patch.object(verification, 'TIMED_RUNS', 1))
-        enter(mock.patch.object(verification, 'WALKED_BYTES', 0))
+        enter(mock.patch.object(trials, 'TIMED_RUNS', 1))
+        enter(mock.patch.object(trials, 'WALKED_BYTES', 0))
         least = options['minimum_bytes']
-        enter(mock.patch.object(recorder, 'MINIMUM_MAP_BYTES', least))
-        enter(mock.patch.object(recorder, 'SMALLEST_COPY_BYTES', least))
+        enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
+        enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
         yield
 
 

@@ -17,7 +17,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import lower_to_cudnn
 from chainer_hybridmem.pools import Lifetimes, forward_trace
 from chainer_hybridmem.pools import forward as forward_module
-from chainer_hybridmem.recording.forward import ForwardRecorder
+from chainer_hybridmem.recording.inference_recorder import InferenceRecorder
 from chainer_hybridmem.records.profile import SlotKind
 
 X = np.random.RandomState(0).rand(4, 2048).astype(np.float32)
@@ -346,12 +346,12 @@ def test_what_shares_memory_is_not_overwritten_too_early(compute, lifetimes):
 
 def test_without_aliases_a_layout_would_be_wrong(monkeypatch):
     """Every view by itself: what a split has cut up dies with the split."""
-    identify = ForwardRecorder._identify
+    identify = InferenceRecorder._identify
 
     def naive(self, array):
         return identify(self, array) if array.base is None else 0
 
-    monkeypatch.setattr(ForwardRecorder, '_identify', naive)
+    monkeypatch.setattr(InferenceRecorder, '_identify', naive)
     profile = record(concat_and_split)
     assert loads(profile, LAST_USE) == [2, 1, 0.5, 1, 2, 2]
     x = chainer.Variable(X.copy())

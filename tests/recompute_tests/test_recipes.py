@@ -15,7 +15,7 @@ import pytest
 from support.own_time import own_time
 
 from chainer_hybridmem import planners
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import fused_replays, max_pooling
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
 
@@ -145,7 +145,7 @@ def test_statistics_of_a_batch_are_not_planned(data, recomputing):
 
 @pytest.mark.parametrize('error', ['one bit', 'layout', 'exception'])
 def test_a_pass_that_is_not_exact_is_not_used(error, data, recomputing, monkeypatch):
-    whole = passes.run
+    whole = fused_replays.run
 
     def wrong(functions: Any, fetch: Any) -> Any:
         (y,), made = whole(functions, fetch)
@@ -156,7 +156,7 @@ def test_a_pass_that_is_not_exact_is_not_used(error, data, recomputing, monkeypa
             return (y,), made
         return (np.asfortranarray(y),), made
 
-    monkeypatch.setattr(passes, 'run', wrong)
+    monkeypatch.setattr(fused_replays, 'run', wrong)
     expected, _ = networks.train(networks.Everything, data)
     result, session = networks.train(networks.Everything, data, **recomputing)
     networks.assert_same(expected, result)
@@ -192,7 +192,7 @@ def test_half_precision_trains_the_same(data, recomputing):
 def test_seconds_are_of_the_form_used(data, monkeypatch):
     """A slow first run does not count."""
     calls = []
-    original = passes._max_pooling
+    original = max_pooling.pool
 
     def slow_at_first(function: Any, x: Any) -> Any:
         calls.append(function)
@@ -200,7 +200,7 @@ def test_seconds_are_of_the_form_used(data, monkeypatch):
             clocks.sleep(0.3)
         return original(function, x)
 
-    monkeypatch.setattr(passes, '_max_pooling', slow_at_first)
+    monkeypatch.setattr(max_pooling, 'pool', slow_at_first)
     with own_time() as clocks:
         _, session = networks.train(networks.Everything, data, memory_limit=LIMIT)
     profile = session.profile

@@ -56,7 +56,7 @@ def _memory(array):
         lambda variables: [variable.array.base for variable in variables],
     ],
 )
-def test_what_somebody_else_holds_is_left_alone(hold):
+def test_what_others_hold_is_left_alone(hold):
     gradients = [chainer.Variable(padded()), chainer.Variable(padded())]
     held = hold(gradients)
     before = [variable.array.copy() for variable in gradients]

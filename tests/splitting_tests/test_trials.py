@@ -12,7 +12,6 @@ from chainer.functions.normalization import batch_normalization
 
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.splitting import Splitter, rules
-from chainer_hybridmem.splitting.trials import Trials
 
 LIMIT = 10**8
 
@@ -30,6 +29,9 @@ class Recording:
     def leave(self):
         self.entered.append(False)
 
+    def note_split_trial(self, first_event, end_event, splits):
+        self.spans.append((first_event, end_event, splits))
+
 
 @pytest.fixture
 def device():
@@ -42,26 +44,30 @@ def device():
 
 
 @pytest.fixture
-def splitter(device):
+def recording():
+    return Recording()
+
+
+@pytest.fixture
+def splitter(device, recording):
     splitter = Splitter(device, 'exact', lambda line: None)
     splitter.begin({})
-    splitter.trials = Trials(device, Recording())
+    splitter.try_parts(recording)
     return splitter
 
 
 def run(splitter, k, function, *inputs):
-    """The outputs, and what has been found out about the function."""
+    """The function's outputs."""
     splitter.start_operation(k, 'here')
     splitter.prepare(function)
-    outputs = function.forward(inputs)
-    spans = splitter.trials._recording.spans
-    return outputs, spans[-1][2] if spans else None
+    return function.forward(inputs)
 
 
-def test_the_load_of_every_way(splitter, device):
+def test_the_load_of_every_way(splitter, device, recording):
     x = np.random.rand(16, 1000)
     (expected,) = sigmoid.Sigmoid().forward((x,))
-    (y,), splits = run(splitter, 3, sigmoid.Sigmoid(), x)
+    (y,) = run(splitter, 3, sigmoid.Sigmoid(), x)
+    splits = recording.spans[-1][2]
     assert y.tobytes() == expected.tobytes()
     assert [(s.operation, s.function, s.name) for s in splits] == (
         [(3, 0, 'Sigmoid')] * len(splits)
@@ -71,7 +77,6 @@ def test_the_load_of_every_way(splitter, device):
     loads = [s.peak_bytes for s in splits]
     assert loads == sorted(loads, reverse=True)
     assert loads[-1] >= y.nbytes
-    recording = splitter.trials._recording
     assert recording.entered == [True, False]
     first, end, _ = recording.spans[0]
     assert end == device.event_count > first > 0
@@ -98,8 +103,9 @@ def test_nothing_is_left_of_trials(splitter):
     x = np.random.rand(4, 8, 5, 5)
     gamma, beta = np.ones(8), np.zeros(8)
     results = []
-    for trials in (splitter.trials, None):
-        splitter.trials = trials
+    for tries in (True, False):
+        if not tries:
+            splitter.begin({})
         mean, var = np.zeros(8), np.ones(8)
         function = batch_normalization.BatchNormalization(mean=mean, var=var)
         function._input_layouts = (None,) * 3
@@ -111,7 +117,7 @@ def test_nothing_is_left_of_trials(splitter):
         assert left.tobytes() == right.tobytes()
 
 
-def test_a_load_with_evictions_does_not_count(splitter, monkeypatch):
+def test_a_load_with_evictions_does_not_count(splitter, recording, monkeypatch):
     whole, others = rules.run, [np.zeros(10**5)]
 
     def evicting(function, inputs, way):
@@ -119,11 +125,14 @@ def test_a_load_with_evictions_does_not_count(splitter, monkeypatch):
         return whole(function, inputs, way)
 
     monkeypatch.setattr(rules, 'run', evicting)
-    _, splits = run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
-    assert [s.parts for s in splits] == [4, 8]  # the first one has evicted
+    run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
+    assert [s.parts for s in recording.spans[-1][2]] == [
+        4,
+        8,
+    ]  # the first one has evicted
 
 
-def test_ways_that_leave_more_behind_do_not_count(splitter, monkeypatch):
+def test_ways_that_leave_more_behind_do_not_count(splitter, recording, monkeypatch):
     whole = rules.run
 
     def padded(function, inputs, way):
@@ -133,32 +142,30 @@ def test_ways_that_leave_more_behind_do_not_count(splitter, monkeypatch):
         return (y,)
 
     monkeypatch.setattr(rules, 'run', padded)
-    _, splits = run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
-    assert [s.parts for s in splits] == [4, 8]
+    run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
+    assert [s.parts for s in recording.spans[-1][2]] == [4, 8]
 
 
-def test_what_does_not_fit_is_left_out(splitter, device):
+def test_what_does_not_fit_is_left_out(splitter, device, recording):
     rest = np.zeros((LIMIT - device.used_bytes) // 8 - 45_000)
     x = np.random.rand(16, 1000)
     function = sigmoid.Sigmoid()
     splitter.start_operation(0, 'here')
     splitter.prepare(function)
     (y,) = function.forward((x,))
-    splits = splitter.trials._recording.spans[-1][2]
+    splits = recording.spans[-1][2]
     assert y.shape == x.shape
     assert 2 not in [s.parts for s in splits] and splits
     del rest
 
 
-def test_operations_that_nobody_counts_are_not_tried(splitter):
+def test_operations_that_are_not_counted_are_not_tried(splitter, recording):
     run(splitter, -1, sigmoid.Sigmoid(), np.random.rand(16, 10))
-    recording = splitter.trials._recording
     assert not recording.spans and not recording.entered
 
 
-def test_another_kind_of_iteration_ends_the_trials(splitter):
-    splitter.switch({})
-    assert splitter.trials is None
-    splitter.trials = Trials(splitter._device, Recording())
-    splitter.begin({})
-    assert splitter.trials is None
+@pytest.mark.parametrize('end', [Splitter.switch, Splitter.begin])
+def test_another_kind_of_iteration_ends_the_trials(splitter, recording, end):
+    end(splitter, {})
+    run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 10))
+    assert not recording.spans and not recording.entered

@@ -16,10 +16,10 @@ from unittest import mock
 
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import copies, device
-from chainer_hybridmem.recording import recorder, stopwatch, verification
+from chainer_hybridmem.recording import hook_log, stopwatch, trials
 from chainer_hybridmem.session import session
 
-_MODULES = copies, device, link, recorder, session, stopwatch, verification
+_MODULES = copies, device, link, hook_log, session, stopwatch, trials
 
 
 class Clocks(threading.local):

@@ -14,12 +14,12 @@ import time
 
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import copies, device
-from chainer_hybridmem.recording import recorder, stopwatch, verification
+from chainer_hybridmem.recording import hook_log, stopwatch, trials
 from chainer_hybridmem.session import session
 
 SHARE = 0.05  # of the looks at the clock, before which something else has run
 MEAN_SECONDS = 0.01  # for so long
-TIMED = copies, device, link, recorder, session, stopwatch, verification
+TIMED = copies, device, link, hook_log, session, stopwatch, trials
 
 
 class Weather:

@@ -1,4 +1,4 @@
-"""Whether making forward's outputs again gives the same bits, and what it costs.
+"""Trials: whether making forward's outputs again gives the same bits, and its cost.
 
 Note: [steady times]
     A replay in backward finds its inputs far from the processor, right after
@@ -15,17 +15,14 @@ import dataclasses
 import mmap
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.protocol import Array, Device, Mark, View
-from chainer_hybridmem.execution.holders import find_nothing, track_memory
-from chainer_hybridmem.recompute import drawing, passes
+from chainer_hybridmem.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.recompute import drawing, fused_replays
 
 SHORT_SECONDS = 0.01
 TIMED_RUNS = 3  # of what is short, on the host
@@ -34,15 +31,15 @@ WALKED_TIMES = 8  # what a replay touches
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What one trial replay has shown.
+class TrialResult:
+    """What one trial has shown.
 
     Attributes:
         exact (bool): Same bits, same layout, no random numbers drawn.
         attributes (tuple of str): Attributes it had to start with.
         spans (tuple of pair of Mark): Before and after each timed replay.
         peak_bytes (int): Highest load above the first moment.
-        made (tuple of str): Attributes that a pass makes again.
+        made (tuple of str): Attributes that a fused replay makes again.
     """
 
     exact: bool
@@ -78,54 +75,14 @@ class Walker:
         np.add(part, 1, out=part)
 
 
-class Reading:
-    """What a forward function has read, to find out whether it changes later.
-
-    The whole allocation is compared where the device knows it, else the array.
-
-    Args:
-        device (Device): Where it is.
-        array (Array): What is read.
-
-    Attributes:
-        allocation (int): Id of the allocation; 0 for what is not the device's.
-    """
-
-    def __init__(self, device: Device, array: Any) -> None:
-        self._device = device
-        owned = device.owns(array)
-        self.allocation = device.allocation_id(array) if owned else 0
-        self._memory: Callable[[], Any] = find_nothing
-        if self.allocation:
-            self._memory = track_memory(device, array)
-        elif owned:
-            self._memory = weakref.ref(array)
-        self._before = self._checksum()
-
-    def _checksum(self) -> int | None:
-        """None if nobody has it any more."""
-        memory = self._memory()
-        if memory is None:
-            return None
-        if not self.allocation:
-            return fingerprint(memory)
-        whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
-        return fingerprint(self._device.restore(memory, whole))
-
-    def changed(self) -> bool:
-        """Whether somebody has written into it since; False if its memory is gone."""
-        now = self._checksum()
-        return now is not None and now != self._before
-
-
-def verify(
+def try_replay(
     before: Any,
     function: Any,
     inputs: tuple[Array, ...],
     made: dict[str, Array],
     device: Device,
     walker: Walker,
-) -> Verdict | None:
+) -> TrialResult | None:
     """Replays a function and compares everything it made.
 
     With nothing but its own configuration first, then with the attributes that
@@ -140,11 +97,11 @@ def verify(
         walker: See [steady times].
 
     Returns:
-        Verdict, or None if nothing could be said: an output is not reachable
+        TrialResult, or None if nothing could be said: an output is not reachable
         any more, or there is no memory for the trial.
     """
     if graph.communicates(function):
-        return Verdict(False, (), (), 0)
+        return TrialResult(False, (), (), 0)
     outputs = graph.output_arrays(function)
     if not outputs or any(output is None for output in outputs):
         return None
@@ -155,39 +112,39 @@ def verify(
     touched_bytes = sum(
         array.nbytes for array in (*inputs, *outputs) if array is not None
     )
-    verdict = None
+    result = None
     for attributes in trials:
         spans: list[tuple[Mark, Mark]] = []
         for _ in range(_runs(device)):
             walker.walk(touched_bytes)
             begin = time.perf_counter()
             try:
-                verdict = _trial(
+                result = _run_trial(
                     before, function, inputs, outputs, made, attributes, device
                 )
             except MemoryError:
                 return None
-            spans += verdict.spans
-            if not verdict.exact or time.perf_counter() - begin > SHORT_SECONDS:
+            spans += result.spans
+            if not result.exact or time.perf_counter() - begin > SHORT_SECONDS:
                 break
-        if verdict is not None and verdict.exact:
-            return dataclasses.replace(verdict, spans=tuple(spans))
-    return verdict
+        if result is not None and result.exact:
+            return dataclasses.replace(result, spans=tuple(spans))
+    return result
 
 
-def verify_pass(
-    functions: Sequence[Any], fetch: passes.Fetch, device: Device, walker: Walker
-) -> Verdict | None:
-    """Runs a pass and compares everything it makes with what forward has made.
+def try_fused(
+    functions: Sequence[Any], fetch: fused_replays.Fetch, device: Device, walker: Walker
+) -> TrialResult | None:
+    """Runs a fused replay and compares what it makes with what forward has made.
 
     Args:
-        functions: What the pass covers.
+        functions: What it covers.
         fetch: Gives the arrays that forward has read.
         device: Device of the arrays.
         walker: See [steady times].
 
     Returns:
-        Verdict, or None if there is no such pass, if an output is not
+        TrialResult, or None if there is no loop for it, if an output is not
         reachable any more, or if there is no memory for the trial.
     """
     last = functions[-1]
@@ -203,7 +160,7 @@ def verify_pass(
             device.reset_window()
             load, start = device.used_bytes, device.mark()
             try:
-                again, made = passes.run(functions, fetch)
+                again, made = fused_replays.run(functions, fetch)
                 spans.append((start, device.mark()))
                 peak_bytes = max(peak_bytes, device.window_peak_bytes - load)
                 exact = exact and all(
@@ -213,15 +170,15 @@ def verify_pass(
                     _same(device, getattr(last, name), array)
                     for name, array in vars(made).items()
                 )
-            except (passes.NoPassError, MemoryError):
+            except (fused_replays.NoFusedReplayError, MemoryError):
                 return None
             except Exception:  # as for a whole forward
-                return Verdict(False, (), (), 0)
+                return TrialResult(False, (), (), 0)
             names = tuple(vars(made))
             del again, made
             if not exact:
                 break
-    return Verdict(exact and not drawn, (), tuple(spans[1:]), peak_bytes, names)
+    return TrialResult(exact and not drawn, (), tuple(spans[1:]), peak_bytes, names)
 
 
 def _runs(device: Device) -> int:
@@ -234,7 +191,7 @@ def _is_random(function: Any) -> bool:
     return any(word in name for word in ('dropout', 'random', 'zoneout', 'gaussian'))
 
 
-def _trial(
+def _run_trial(
     before: Any,
     function: Any,
     inputs: tuple[Array, ...],
@@ -242,7 +199,7 @@ def _trial(
     made: dict[str, Array],
     attributes: tuple[str, ...],
     device: Device,
-) -> Verdict:
+) -> TrialResult:
     device.reset_window()
     load = device.used_bytes
     with random_guard(device) as drawn:
@@ -252,7 +209,7 @@ def _trial(
         except MemoryError:
             raise
         except Exception:  # a function that cannot run twice is not recomputable
-            return Verdict(False, attributes, (), 0)
+            return TrialResult(False, attributes, (), 0)
         end = device.mark()
     peak_bytes = device.window_peak_bytes - load
     exact = not drawn and len(again) == len(outputs)
@@ -263,7 +220,7 @@ def _trial(
         if not exact or name in attributes:
             continue
         exact = _same(device, array, graph.read_attribute(owner, name))
-    return Verdict(exact, attributes, ((start, end),), peak_bytes)
+    return TrialResult(exact, attributes, ((start, end),), peak_bytes)
 
 
 def _same(device: Device, left: Any, right: Any) -> bool:

@@ -1,5 +1,6 @@
 """Chainer is imported and repaired, and nothing else changes."""
 
+import ctypes
 import importlib.metadata
 import os
 import shutil
@@ -13,6 +14,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.chainer_access.compat import requirements
 
 chainer = compat.import_chainer()
 F = chainer.functions
@@ -115,16 +117,18 @@ class TestImport:
     def test_chainer_first(self):
         # A user's own repairs make chainer importable before this package is.
         code = """
-        import chainer_hybridmem.chainer_access.compat as compat
         import sys, warnings
+        from chainer_hybridmem.chainer_access import compat
+        from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
+        from chainer_hybridmem.chainer_access.compat.repair import end_preparation
         sys.meta_path[:] = [
-            f for f in sys.meta_path if not isinstance(f, compat._ImportWrapper)]
+            f for f in sys.meta_path if not isinstance(f, ImportWrapper)]
         for name in [n for n in sys.modules if n.partition('.')[0] == 'chainer']:
             del sys.modules[name]
         warnings.simplefilter('ignore')
         compat.prepare()
         import chainer
-        compat._end_preparation()
+        end_preparation()
         add = chainer.reporter.Summary.add
         compat.install()
         assert chainer.reporter.Summary.add is not add
@@ -213,17 +217,17 @@ class TestRequire:
         'requirement', ['tool', 'tool>=2,<3', 'tool>=2.0.0.post3, <2.1', 'tool!=2.0']
     )
     def test_met(self, requirement):
-        compat.require(requirement)
-        compat.WorkingSet().require(requirement)
+        requirements.require(requirement)
+        requirements.WorkingSet().require(requirement)
 
     @pytest.mark.parametrize('requirement', ['tool<2.0', 'tool>=2.0.1', 'tool==2.0'])
     def test_other_version(self, requirement):
-        with pytest.raises(compat.VersionConflict, match=r'2\.0\.0\.post3'):
-            compat.require(requirement)
+        with pytest.raises(requirements.VersionConflict, match=r'2\.0\.0\.post3'):
+            requirements.require(requirement)
 
     def test_not_installed(self):
-        with pytest.raises(compat.DistributionNotFound, match='other'):
-            compat.require('tool', 'other>=1')
+        with pytest.raises(requirements.DistributionNotFound, match='other'):
+            requirements.require('tool', 'other>=1')
 
 
 class TestSummary:
@@ -514,7 +518,7 @@ class TestLoadCudnn:
             if not os.path.exists(path):
                 raise OSError(f'{path}: cannot open shared object file')
 
-        monkeypatch.setattr(compat.ctypes, 'CDLL', load)
+        monkeypatch.setattr(ctypes, 'CDLL', load)
         return asked
 
     def test_before_chainer_is_imported(self, packages):

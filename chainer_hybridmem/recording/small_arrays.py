@@ -34,7 +34,7 @@ class Together(NamedTuple):
     moved: np.ndarray
 
 
-def small_ones(nbytes: np.ndarray, named: np.ndarray) -> np.ndarray:
+def find_small(nbytes: np.ndarray, named: np.ndarray) -> np.ndarray:
     """Which storages are counted together: none, unless there are too many.
 
     Args:

@@ -12,7 +12,7 @@ Note: [aliases]
     in which its address lies.
 
 Note: [by hand]
-    Nobody sees what the program reads between two functions. If it allocates
+    The hooks do not see what the program reads between two functions. If it allocates
     there, everything alive counts as read then.
 """
 
@@ -29,6 +29,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.estimation.specs import spec_of
+from chainer_hybridmem.recording.loads import measure_load
 from chainer_hybridmem.records.profile import (
     Category,
     Link,
@@ -67,7 +68,7 @@ class _Step:
     slots: list[tuple[int, Slot]] = dataclasses.field(default_factory=list)
 
 
-class ForwardRecorder(chainer.FunctionHook):
+class InferenceRecorder(chainer.FunctionHook):
     """Records while it is entered; see :mod:`chainer_hybridmem.recording.inference`.
 
     Args:
@@ -101,7 +102,7 @@ class ForwardRecorder(chainer.FunctionHook):
         elif self._device.owns(argument):
             self._batch.add(self._identify(argument))
 
-    def __enter__(self) -> ForwardRecorder:
+    def __enter__(self) -> InferenceRecorder:
         self._device.start_events()
         super().__enter__()
         return self
@@ -127,7 +128,8 @@ class ForwardRecorder(chainer.FunctionHook):
                 raise
             return self._outputs
 
-        self._running, function.forward = function, catch
+        self._running = function
+        graph.replace_forward(function, catch)
         self._steps.append(
             _Step(
                 graph.function_name(function),
@@ -143,7 +145,7 @@ class ForwardRecorder(chainer.FunctionHook):
         if function is not self._running:
             return
         self._running = None
-        del function.forward
+        graph.restore_forward(function)
         k, step = len(self._steps) - 1, self._steps[-1]
         for index, array in enumerate(self._outputs):
             if self._device.owns(array):
@@ -156,7 +158,7 @@ class ForwardRecorder(chainer.FunctionHook):
         step.ran_event = self._device.event_count
 
     def _identify(self, array: Array) -> int:
-        """The allocation of an array; see Note: [aliases]. 0 if nobody knows."""
+        """The allocation of an array; see Note: [aliases]. 0 if it is unknown."""
         device = self._device
         found = device.allocation_id(array)
         if not found:
@@ -195,7 +197,7 @@ class ForwardRecorder(chainer.FunctionHook):
 class _Builder:
     """Sorts a recording into a profile."""
 
-    def __init__(self, recorder: ForwardRecorder) -> None:
+    def __init__(self, recorder: InferenceRecorder) -> None:
         self.recorder = recorder
         self.steps = recorder._steps
         self.raw = [event for event, _ in recorder._events]
@@ -305,11 +307,9 @@ class _Builder:
         end = len(self.raw) if last else self.firsts[k + 1]
         ended = self.recorder._ended if last else self.steps[k + 1].started
         events = self.raw[self.firsts[k] : end]
-        load = peak = 0
-        for event in events:
-            nbytes = self.sizes[abs(event)]
-            load += nbytes if event > 0 else -nbytes
-            peak = max(peak, load)
+        peak, left = measure_load(
+            self.sizes[event] if event > 0 else -self.sizes[-event] for event in events
+        )
         made = {e for e in events if e > 0} - {-e for e in events if e < 0}
         return Operation(
             index=k,
@@ -319,7 +319,7 @@ class _Builder:
             host_seconds=0.0,
             reads=tuple(self.index[a] for a in step.reads if a),
             writes=tuple(sorted(self.index[e] for e in made)),
-            workspace_bytes=peak - max(load, 0),
+            workspace_bytes=peak - max(left, 0),
             specs=step.specs,
             forward=-1,
             first_event=self.firsts[k],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.recompute import passes
+from chainer_hybridmem.recompute import fused_replays
 
 TYPES = [np.float16, np.float32, np.float64]
 LAYOUTS = ['channels first', 'channels last', 'every other', 'reversed']
@@ -80,12 +80,14 @@ def dtype_of(dtype: Any) -> Any:
 
 def covered(y: Any, number: int) -> tuple[Any, ...]:
     """The candidate of the output's function that covers so many functions."""
-    found = [c for c in passes.candidates(y.creator_node) if len(c) == number]
+    found = [
+        c for c in fused_replays.find_candidates(y.creator_node) if len(c) == number
+    ]
     return found[0]
 
 
 def assert_same_again(functions: Any, expected: Any) -> None:
-    (again,), _ = passes.run(functions, graph.node_array)
+    (again,), _ = fused_replays.run(functions, graph.node_array)
     assert again.dtype == expected.dtype
     assert again.strides == expected.strides
     assert again.tobytes() == expected.tobytes()
@@ -109,7 +111,7 @@ def test_batch_normalization_over_other_axes(axis):
 def test_other_axes_in_another_memory_order(axis):
     """NumPy may choose another layout here; a profile then sees the difference."""
     y = normalise(array((3, 4, 5, 6), np.float32, 'channels last'), axis)
-    (again,), _ = passes.run(covered(y, 1), graph.node_array)
+    (again,), _ = fused_replays.run(covered(y, 1), graph.node_array)
     assert again.tobytes() == y.array.tobytes()
 
 
@@ -123,7 +125,7 @@ def test_batch_normalization_of_infinity_and_nan():
     x[0, 0], x[1, 1] = np.inf, np.nan
     with np.errstate(invalid='ignore'):
         y = F.relu(normalise(x))
-        (again,), _ = passes.run(covered(y, 2), graph.node_array)
+        (again,), _ = fused_replays.run(covered(y, 2), graph.node_array)
     np.testing.assert_array_equal(again, y.array)
 
 
@@ -131,7 +133,7 @@ def test_statistics_do_not_move():
     y = normalise(array((4, 3, 5, 5), np.float32))
     function = y.creator_node
     before = [s.tobytes() for s in (*function.statistics, function.mean, function.var)]
-    passes.run((function,), graph.node_array)
+    fused_replays.run((function,), graph.node_array)
     after = [s.tobytes() for s in (*function.statistics, function.mean, function.var)]
     assert before == after
 
@@ -175,7 +177,7 @@ def test_operands_that_broadcast_or_differ_in_layout():
         array((3, 8, 6, 1), np.float32),
     ):
         y = one + held(other)
-        (again,), _ = passes.run(covered(y, 2), graph.node_array)
+        (again,), _ = fused_replays.run(covered(y, 2), graph.node_array)
         np.testing.assert_array_equal(again, y.array)
 
 
@@ -193,7 +195,7 @@ def test_max_pooling(window, stride, pad, cover_all, layout, dtype):
     x[1, 2] = np.float32(1)
     y = F.max_pooling_2d(held(x), window, stride, pad, cover_all=cover_all)
     function = y.creator_node
-    (again,), made = passes.run((function,), graph.node_array)
+    (again,), made = fused_replays.run((function,), graph.node_array)
     for left, right in ((again, y.array), (made.indexes, function.indexes)):
         assert left.dtype == right.dtype
         assert left.strides == right.strides
@@ -218,21 +220,21 @@ def test_max_pooling_of_both_zeros():
 
 def test_what_has_no_pass():
     x = held(array((2, 3, 4, 4), np.float32))
-    assert passes.candidates(F.relu(x).creator_node) == []
-    assert passes.candidates(F.sigmoid(x).creator_node) == []
-    assert passes.candidates((x + x).creator_node) == []
+    assert fused_replays.find_candidates(F.relu(x).creator_node) == []
+    assert fused_replays.find_candidates(F.sigmoid(x).creator_node) == []
+    assert fused_replays.find_candidates((x + x).creator_node) == []
     pooled = F.max_pooling_2d(held(x.array.astype(np.float16)), 2)
-    with pytest.raises(passes.NoPassError):
-        passes.run((pooled.creator_node,), graph.node_array)
+    with pytest.raises(fused_replays.NoFusedReplayError):
+        fused_replays.run((pooled.creator_node,), graph.node_array)
     pooled = F.max_pooling_nd(held(array((2, 3, 8), np.float32)), 2)
-    with pytest.raises(passes.NoPassError):
-        passes.run((pooled.creator_node,), graph.node_array)
+    with pytest.raises(fused_replays.NoFusedReplayError):
+        fused_replays.run((pooled.creator_node,), graph.node_array)
 
 
 def test_outside_inputs():
     x, r = (held(array((2, 3, 4, 4), np.float32)) for _ in range(2))
     y = F.relu(normalise(x) + r)
-    nodes = passes.outside_inputs(covered(y, 3))
+    nodes = fused_replays.find_inputs(covered(y, 3))
     assert nodes[0] is x.node
     assert nodes[-1] is r.node
     assert len(nodes) == 4  # and gamma and beta

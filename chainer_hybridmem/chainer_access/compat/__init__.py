@@ -1,0 +1,38 @@
+"""Makes Chainer 7.8.1 importable and right on current Python and NumPy.
+
+Chainer 7.8.1 was released for Python 3.5 to 3.9 and NumPy 1. Two kinds of repair are
+needed, and both leave everything that exists for real alone:
+
+* *Before* ``import chainer``: names that Chainer imports and that are gone
+  (``stand_ins``, ``requirements``). They are there only while Chainer is being
+  imported, so no other package meets a stand-in where it expects the real thing. CuPy
+  also needs cuDNN, which it does not find in its package (``cuda``).
+* *After* it: code that fails, or silently gives other numbers (``patches``).
+
+``repair`` does both around Chainer's import, with ``import_wrapper``. Every function
+here may be called any number of times.
+"""
+
+from chainer_hybridmem.chainer_access.compat.cuda import (
+    CUDNN,
+    cuda_available,
+    cupy_can_use_cudnn,
+    load_cudnn,
+)
+from chainer_hybridmem.chainer_access.compat.repair import (
+    import_chainer,
+    install,
+    patch_chainer,
+    prepare,
+)
+
+__all__ = [
+    'CUDNN',
+    'cuda_available',
+    'cupy_can_use_cudnn',
+    'import_chainer',
+    'install',
+    'load_cudnn',
+    'patch_chainer',
+    'prepare',
+]

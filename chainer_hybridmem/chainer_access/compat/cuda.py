@@ -1,0 +1,75 @@
+"""What CuPy can use on this machine: a GPU, cuDNN."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib
+import importlib.util
+import os
+import sys
+
+CUDNN = 'libcudnn.so.8'  # what CuPy 13 is made for; later ones use none
+
+
+def cuda_available() -> bool:
+    """Tells whether CuPy is installed and finds a GPU that it can use.
+
+    ``chainer.backends.cuda.available`` only says that CuPy could be imported.
+
+    Returns:
+        False also when CuPy raises instead of answering, as some versions do on a
+        machine without a CUDA driver.
+    """
+    try:
+        cupy = importlib.import_module('cupy')
+        return bool(cupy.cuda.is_available())
+    except Exception:
+        return False
+
+
+def cupy_can_use_cudnn() -> bool:
+    """Tells whether the CuPy that is installed has modules for cuDNN; imports nothing.
+
+    The Python modules alone may be there in packages that cannot use it.
+    """
+    pattern = os.path.join('cuda', 'libs', 'cudnn.*')
+    return any(glob.glob(pattern, root_dir=f) for f in _folders('cupy_backends'))
+
+
+def load_cudnn() -> None:
+    """Loads cuDNN from its own package where CuPy needs it and nothing else loads it.
+
+    CuPy 13 looks into packages for cuTENSOR and NCCL only. The parts of cuDNN, and
+    cuBLAS, are found by cuDNN itself, as they lie beside it.
+    """
+    if not cupy_can_use_cudnn():
+        return
+    folders = [os.path.join(folder, 'cudnn', 'lib') for folder in _folders('nvidia')]
+    for path in (CUDNN, *(os.path.join(folder, CUDNN) for folder in folders)):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package that lies in no other one would be imported from."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a made-up module
+        return []
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def accept_cupy_without_cudnn() -> None:
+    """Stops Chainer's advice to install cuDNN for a CuPy that cannot use it.
+
+    It does what ``CHAINER_CUDNN=0`` does. The variable itself would also reach
+    child processes, whose CuPy may have cuDNN.
+    """
+    cuda = sys.modules.get('chainer.backends.cuda')
+    if not getattr(cuda, 'available', False) or 'CHAINER_CUDNN' in os.environ:
+        return
+    if not cupy_can_use_cudnn():
+        vars(cuda)['_cudnn_disabled_by_user'] = True

@@ -1,0 +1,160 @@
+"""When Chainer is repaired: around its import, or at once if it is imported.
+
+:func:`prepare` comes before the import and :func:`patch_chainer` after it;
+:func:`install` has both done around Chainer's import, whenever that comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+
+import numpy
+
+from chainer_hybridmem.chainer_access.compat import patches, stand_ins
+from chainer_hybridmem.chainer_access.compat.cuda import (
+    accept_cupy_without_cudnn,
+    load_cudnn,
+)
+from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
+
+# What is in place between prepare() and the end of Chainer's import.
+_temporary = contextlib.ExitStack()
+_prepared = False
+
+
+def install() -> None:
+    """Has Chainer repaired: at once if it is imported, else when it will be.
+
+    It imports nothing itself. Deprecations that Chainer's own import raises are then
+    not shown, whatever the warning filters say; afterwards the filters are the
+    user's again.
+    """
+    if 'chainer' in sys.modules:
+        patch_chainer()
+    else:
+        ImportWrapper.install('chainer', _repaired_import)
+
+
+def import_chainer() -> types.ModuleType:
+    """Imports Chainer, repaired.
+
+    Returns:
+        The module ``chainer``.
+
+    Raises:
+        ImportError: Chainer, or something that it needs, is not installed.
+    """
+    install()
+    return importlib.import_module('chainer')
+
+
+def prepare() -> None:
+    """Puts in place what ``import chainer`` needs and does not find.
+
+    Nothing is done for a Chainer that is imported already. What is put in place
+    goes away with :func:`patch_chainer`.
+    """
+    if 'chainer' not in sys.modules:
+        _begin_preparation()
+
+
+def patch_chainer() -> None:
+    """Repairs the Chainer that has been imported and ends :func:`prepare`.
+
+    Raises:
+        RuntimeError: Chainer has not been imported.
+    """
+    if 'chainer' not in sys.modules:
+        raise RuntimeError(
+            'chainer has not been imported: call import_chainer() instead, or import '
+            'chainer between prepare() and patch_chainer()'
+        )
+    end_preparation()
+    patches.patch_all()
+    accept_cupy_without_cudnn()
+
+
+@contextlib.contextmanager
+def _repaired_import() -> Iterator[None]:
+    _forget_failed_import()
+    _begin_preparation()
+    try:
+        with _chainer_import_noise_ignored():
+            yield
+    finally:
+        end_preparation()
+    patch_chainer()
+
+
+def _forget_failed_import() -> None:
+    """Forgets what an ``import chainer`` that failed, unrepaired, left behind.
+
+    With those halves of modules the next attempt, say in a notebook, fails too.
+    """
+    for name in [name for name in sys.modules if name.startswith('chainer.')]:
+        del sys.modules[name]
+
+
+def _begin_preparation() -> None:
+    global _prepared
+    if _prepared:
+        return
+    _prepared = True
+    if not hasattr(numpy, 'sctypes'):
+        _temporary.enter_context(stand_ins.stand_in_for_sctypes())
+    if not _can_import('numpy.distutils.system_info'):
+        _temporary.enter_context(stand_ins.stand_in_for_distutils())
+    if not _can_import('pkg_resources'):
+        _temporary.enter_context(stand_ins.stand_in_for_pkg_resources())
+        # chainer.testing needs it too, but chainer does not import that itself.
+        ImportWrapper.install('chainer.testing', stand_ins.stand_in_for_pkg_resources)
+    load_cudnn()
+    # The modules that are imported after this one make Chainer give its advice.
+    ImportWrapper.install('chainer.backends.cuda', _without_needless_advice)
+
+
+def end_preparation() -> None:
+    """Takes away what :func:`prepare` has put in place."""
+    global _prepared
+    _temporary.close()
+    _prepared = False
+
+
+@contextlib.contextmanager
+def _without_needless_advice() -> Iterator[None]:
+    yield
+    accept_cupy_without_cudnn()
+
+
+@contextlib.contextmanager
+def _chainer_import_noise_ignored() -> Iterator[None]:
+    """Ignores the warnings of Chainer's import that say nothing to its user."""
+    with warnings.catch_warnings():
+        for category in (
+            DeprecationWarning,
+            PendingDeprecationWarning,
+            FutureWarning,
+            SyntaxWarning,
+        ):
+            warnings.simplefilter('ignore', category)
+        # UserWarnings: setuptools says so since 80.9; only Chainer's
+        # MultiprocessParallelUpdater uses NCCL, and tells when it is missing.
+        warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
+        warnings.filterwarnings('ignore', r'\s*nccl library could not be loaded')
+        # Chainer's range, 7.7 to 8.0, is that of CUDA 11; see patch_chainer.
+        warnings.filterwarnings('ignore', r'\s*-+\s*CuPy \(.*may not be compatible')
+        yield
+
+
+def _can_import(name: str) -> bool:
+    with _chainer_import_noise_ignored():
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            return False
+    return True

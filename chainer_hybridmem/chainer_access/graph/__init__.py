@@ -1,0 +1,86 @@
+"""Reading and writing Chainer's graph.
+
+============== ====================================================================
+file           about
+============== ====================================================================
+slots          references of the graph to arrays, which may be cleared and filled
+nodes          variable nodes and the array that each one retains
+function_nodes function nodes: names, kinds, hooks, the nodes around them
+attributes     arrays that functions keep as attributes, present or away
+doors          what restores an array that is away when the program reads it
+replaying      running a forward again
+backward_loops Chainer's loops, as they appear in the call stack
+by_owner       a table of what is known about objects that may die
+============== ====================================================================
+"""
+
+from chainer_hybridmem.chainer_access.graph.attributes import (
+    attribute_arrays,
+    read_attribute,
+)
+from chainer_hybridmem.chainer_access.graph.backward_loops import (
+    BACKWARD_LOOP,
+    backward_runs,
+)
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.doors import BringBack, watch
+from chainer_hybridmem.chainer_access.graph.function_nodes import (
+    FRAMEWORK,
+    add_local_hook,
+    communicates,
+    function_name,
+    function_of,
+    given_arrays,
+    is_static,
+    is_unfinished,
+    output_arrays,
+    refuse_static,
+    replace_forward,
+    restore_forward,
+    retained_inputs,
+    target,
+)
+from chainer_hybridmem.chainer_access.graph.nodes import node_array, retained_array
+from chainer_hybridmem.chainer_access.graph.replaying import (
+    Pristine,
+    pristine,
+    product,
+    replay,
+    set_forward,
+)
+from chainer_hybridmem.chainer_access.graph.slots import SlotRef, find_slots
+from chainer_hybridmem.chainer_access.settings import settings
+
+__all__ = [
+    'BACKWARD_LOOP',
+    'FRAMEWORK',
+    'BringBack',
+    'ByOwner',
+    'Pristine',
+    'SlotRef',
+    'add_local_hook',
+    'attribute_arrays',
+    'backward_runs',
+    'communicates',
+    'find_slots',
+    'function_name',
+    'function_of',
+    'given_arrays',
+    'is_static',
+    'is_unfinished',
+    'node_array',
+    'output_arrays',
+    'pristine',
+    'product',
+    'read_attribute',
+    'refuse_static',
+    'replace_forward',
+    'replay',
+    'restore_forward',
+    'retained_array',
+    'retained_inputs',
+    'set_forward',
+    'settings',
+    'target',
+    'watch',
+]

@@ -1,0 +1,128 @@
+"""Arrays that functions keep as attributes, present or away.
+
+A key names one array: ``'name'`` for an attribute, ``'name.index'`` for an element of
+a list or tuple. Such a list or tuple is away while any of its arrays is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.function_nodes import FRAMEWORK, target
+from chainer_hybridmem.devices.protocol import Array
+
+
+@dataclasses.dataclass(slots=True)
+class _Elements:
+    """A list or tuple that is away, because some of its arrays are.
+
+    Attributes:
+        values (list or tuple): With None in place of these arrays.
+        missing (set of int): Their indexes.
+    """
+
+    values: Any
+    missing: set[int]
+
+
+# The away attributes of each function; None for a single array.
+_away: ByOwner[dict[str, _Elements | None]] = ByOwner()
+
+
+def list_away(owner: Any) -> list[str]:
+    """Names of attributes that have been away; some may be present again."""
+    return list(_away.get(owner) or ())
+
+
+def is_attribute_away(owner: Any, name: str) -> bool:
+    """Whether an attribute is away, or any array in it."""
+    return name in (_away.get(owner) or ()) and name not in vars(owner)
+
+
+def attribute_arrays(
+    function: Any, owns: Callable[[Any], bool]
+) -> Iterator[tuple[str, Array]]:
+    """Arrays kept as attributes, also inside one list or tuple."""
+    for name, value in vars(target(function)).items():
+        if name in FRAMEWORK:
+            continue
+        if owns(value):
+            yield name, value
+        elif type(value) in (list, tuple):
+            for index, element in enumerate(value):
+                if owns(element):
+                    yield f'{name}.{index}', element
+
+
+def read_attribute(owner: Any, key: str) -> Any:
+    """The array behind a key; restores it where it is away."""
+    name, _, index = key.partition('.')
+    value = getattr(owner, name)
+    return value[int(index)] if index else value
+
+
+def find_attribute(owner: Any, key: str) -> Any:
+    """The array behind a key; None if it is away."""
+    if '.' not in key:
+        return vars(owner).get(key)
+    name, _, index = key.partition('.')
+    value = vars(owner).get(name)
+    elements = None if name in vars(owner) else (_away.get(owner) or {}).get(name)
+    if elements is not None:
+        value = elements.values
+    values = value if isinstance(value, (list, tuple)) else ()
+    return values[int(index)] if int(index) < len(values) else None
+
+
+def put_attribute(owner: Any, key: str, array: Array | None) -> None:
+    """Puts an array behind a key; None takes it away."""
+    name, _, index = key.partition('.')
+    if index:
+        _put_element(owner, name, int(index), array)
+    elif array is not None:
+        vars(owner)[name] = array
+        (_away.get(owner) or {}).pop(name, None)
+    else:
+        vars(owner).pop(name, None)
+        _note_away(owner, name, None)
+
+
+def _put_element(owner: Any, name: str, index: int, array: Array | None) -> None:
+    attributes = vars(owner)
+    elements = None if name in attributes else (_away.get(owner) or {}).get(name)
+    if elements is None:
+        elements = _Elements(attributes[name], set())
+    if type(elements.values) is list:
+        elements.values[index] = array
+    else:
+        values = elements.values
+        elements.values = (*values[:index], array, *values[index + 1 :])
+    if array is None:
+        elements.missing.add(index)
+        _note_away(owner, name, elements)
+        attributes.pop(name, None)
+    else:
+        elements.missing.discard(index)
+        if not elements.missing:
+            attributes[name] = elements.values
+            (_away.get(owner) or {}).pop(name, None)
+
+
+def _note_away(owner: Any, name: str, elements: _Elements | None) -> None:
+    away = _away.get(owner)
+    if away is None:
+        away = _away[owner] = {}
+    away[name] = elements
+
+
+def is_shared(attributes: dict[str, Any], name: str) -> bool:
+    """Whether others refer to the value of an attribute, too."""
+    return name in attributes and sys.getrefcount(attributes[name]) > _ALONE
+
+
+_attributes: dict[str, Any] = {'name': []}
+_ALONE = sys.getrefcount(_attributes['name'])

@@ -1,0 +1,124 @@
+"""Function nodes: their names and kinds, their hooks, the nodes around them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+from chainer.graph_optimizations.static_graph import StaticScheduleFunction
+from chainer.variable import VariableNode
+
+from chainer_hybridmem.chainer_access.graph.nodes import node_array
+from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.errors import SessionError
+
+# Attributes of function nodes that belong to Chainer, not to the function.
+FRAMEWORK = frozenset(
+    {'inputs', 'outputs', '_retained_output_data', '_function', '_weak_function'}
+    | {'_chainerx_retained_inputs', '_chainerx_retained_outputs'}
+    | {'_local_function_hooks'}
+)
+
+
+def target(function: Any) -> Any:
+    """The object that has the attributes: function nodes wrap old-style functions."""
+    return vars(function).get('_function') or function
+
+
+def function_of(owner: Any) -> Any:
+    """The function node that has an attribute or has made what a node retains.
+
+    None if there is none any more.
+    """
+    if isinstance(owner, VariableNode):
+        return owner.creator_node
+    return owner if isinstance(owner, chainer.FunctionNode) else owner.node
+
+
+def function_name(function: Any) -> str:
+    """Name of the function's class, also for old-style functions."""
+    return str(type(target(function)).__name__)
+
+
+def given_arrays(function: Any) -> list[str]:
+    """Names of the arrays that a function has before its forward, such as a mask."""
+    kinds = chainer.get_array_types()
+    return [
+        name
+        for name, value in vars(target(function)).items()
+        if isinstance(value, kinds)
+    ]
+
+
+def retained_inputs(function: Any) -> list[Any]:
+    """Variable nodes of the inputs that backward reads."""
+    inputs = function.inputs or ()
+    kept = function._input_indexes_to_retain or ()
+    return [inputs[index] for index in kept if index < len(inputs)]
+
+
+def output_arrays(function: Any) -> list[Array | None]:
+    """Output arrays that are still reachable through the graph or the user."""
+    result = []
+    for reference in function.outputs or ():
+        node = reference()
+        result.append(None if node is None else node_array(node))
+    return result
+
+
+# -- kinds --------------------------------------------------------------------
+def is_unfinished(function: Any) -> bool:
+    """Whether a called function is in no graph because it has failed."""
+    return function is None or function.inputs is None
+
+
+def is_static(function: Any) -> bool:
+    """Whether a function runs a schedule that @static_graph has recorded."""
+    return type(function) is StaticScheduleFunction
+
+
+def refuse_static(function: Any) -> None:
+    """Refuses a function that runs a recorded schedule instead of a graph.
+
+    Raises:
+        SessionError: If the function is part of a static chain.
+    """
+    if is_static(function) or chainer.config.schedule_func is not None:
+        raise SessionError(
+            'The model uses @static_graph: its schedule keeps every array to itself, '
+            'and none can leave. Set chainer.config.use_static_graph = False, which '
+            'runs the same network define-by-run.'
+        )
+
+
+def communicates(function: Any) -> bool:
+    """Whether forward talks to other processes.
+
+    They would have to answer at the same moment: each of them has a plan of its own.
+    """
+    own = target(function)
+    return any(
+        type(part).__module__.partition('.')[0] == 'chainermn'
+        for part in (own, *vars(own).values())
+    )
+
+
+# -- what is put in place of Chainer's own ------------------------------------
+def add_local_hook(function: Any, hook: chainer.FunctionHook) -> None:
+    """Calls a hook in the backward of a function, in whatever thread that is."""
+    hooks = function._local_function_hooks
+    if hooks is None:
+        hooks = function._local_function_hooks = collections.OrderedDict()
+    hooks[hook.name] = hook
+
+
+def replace_forward(function: Any, forward: Callable[..., Any]) -> None:
+    """Lets one function object run another forward than its class's."""
+    vars(function)['forward'] = forward
+
+
+def restore_forward(function: Any) -> None:
+    """Ends :func:`replace_forward`: the function runs its class's forward again."""
+    del vars(function)['forward']

@@ -1,0 +1,126 @@
+"""Running a forward again, without the graph noticing."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.chainer_access.graph.attributes import (
+    attribute_arrays,
+    list_away,
+    put_attribute,
+    read_attribute,
+)
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.doors import copy_as_it_is
+from chainer_hybridmem.chainer_access.graph.function_nodes import target
+from chainer_hybridmem.chainer_access.settings import remember_settings, use_settings
+from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.records.profile import Slot, SlotKind
+
+Forward = Callable[[Any, tuple[Array, ...]], tuple[Array, ...]]
+
+# How functions have run that have not run as a whole.
+_forwards: ByOwner[Forward] = ByOwner()
+
+
+def set_forward(function: Any, forward: Forward) -> None:
+    """Says how a function has run if not as a whole: its replays do the same.
+
+    Args:
+        function: In the graph.
+        forward: Takes a copy of it, and the input arrays.
+    """
+    _forwards[function] = forward
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pristine:
+    """A function as it was before its forward, to be run again.
+
+    Attributes:
+        function (FunctionNode): A copy.
+        settings (dict): Chainer's configuration at that moment.
+    """
+
+    function: Any
+    settings: dict[str, Any]
+
+    def copied(self) -> Any:
+        """Another copy, which may run."""
+        return _copy(self.function)
+
+
+def pristine(function: Any) -> Pristine:
+    """A function as it is before its forward runs."""
+    return Pristine(_copy(function), remember_settings())
+
+
+def _copy(function: Any) -> Any:
+    result = copy_as_it_is(function)
+    wrapped = vars(function).get('_function')
+    if wrapped is not None:
+        result._function = copy_as_it_is(wrapped)
+    attributes = vars(target(result))
+    for name in list_away(target(function)):
+        attributes.setdefault(name, None)
+    for name, value in attributes.items():
+        if type(value) is list:  # a replay must not write into the function's list
+            attributes[name] = list(value)
+    return result
+
+
+def replay(
+    before: Pristine, live: Any, attributes: tuple[str, ...],
+    inputs: tuple[Array, ...], device: Device,
+) -> tuple[tuple[Array, ...], Any]:  # fmt: skip
+    """Runs a forward again without touching the graph, hooks or statistics.
+
+    Arrays that the function had before its forward (running statistics) are
+    copied, so that updating them in place has no effect. It runs in parts if
+    the first one did.
+
+    Args:
+        before: What :func:`pristine` returned.
+        live: The function in the graph.
+        attributes: Names taken over from ``live``, such as a dropout mask.
+        inputs: Input arrays.
+        device: Device of the arrays.
+
+    Returns:
+        Output arrays and the object with the attributes.
+    """
+    clone = before.copied()
+    settings = {**before.settings, 'in_recomputing': True, 'enable_backprop': False}
+    owner = target(clone)
+    if owner is not clone:
+        owner._node = weakref.ref(clone)
+    for key, array in list(attribute_arrays(clone, device.owns)):
+        put_attribute(owner, key, array.copy())
+    for key in attributes:
+        put_attribute(owner, key, read_attribute(target(live), key))
+    with (
+        use_settings(settings),
+        chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
+    ):
+        forward = _forwards.get(live)
+        outputs = clone.forward(inputs) if forward is None else forward(clone, inputs)
+    return outputs, owner
+
+
+def product(slot: Slot, function: Any, outputs: Any, made: Any) -> Array:
+    """What a replay has made for one of a function's own slots.
+
+    Args:
+        slot: A retained output or an attribute.
+        function: The function in the graph.
+        outputs: Output arrays of the replay.
+        made: The object with its attributes.
+    """
+    if slot.kind is SlotKind.RETAINED:
+        return outputs[function._output_indexes_to_retain[int(slot.key)]]
+    return read_attribute(made, str(slot.key))

@@ -1,0 +1,130 @@
+"""What a recording has seen of one iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from chainer_hybridmem.chainer_access.owners import Owner
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.recording.allocations import Allocations
+from chainer_hybridmem.recording.hook_log import HookCall
+from chainer_hybridmem.recording.trials import TrialResult
+from chainer_hybridmem.records.profile import Category, Phase, Slot, Split
+
+IN_GRAPH = -1  # the source of an input that the graph holds itself
+OF_ATTRIBUTE = 0  # in place of an allocation: an attribute that a function starts from
+
+
+@dataclasses.dataclass
+class Step:
+    """One operation as it was seen.
+
+    Attributes:
+        label (str): Path of the link, and name of the function.
+        phase (Phase): Forward, backward or update.
+        hook (int): The hook call before it.
+        forward (int): The forward operation of a backward one, else -1.
+        specs (tuple of str): Of its inputs.
+        reads (tuple of int): Ids of the allocations that it reads.
+        products (tuple of pairs): Allocation id and slot of what it has made.
+        input_nodes (tuple of pairs): Allocation id of each input, and where a replay
+            gets it from: ``IN_GRAPH``, a forward operation, or None for nowhere.
+        whole (TrialResult or None): Of running the whole forward again.
+        fused (list of pairs): Operations that a fused replay covers, and its result;
+            what covers most comes first.
+        written (set of int): What it reads and the program changes in place;
+            ``OF_ATTRIBUTE`` stands for attributes.
+    """
+
+    label: str
+    phase: Phase
+    hook: int
+    forward: int
+    specs: tuple[str, ...]
+    reads: tuple[int, ...] = ()
+    products: tuple[tuple[int, Slot], ...] = ()
+    input_nodes: tuple[tuple[int, int | None], ...] = ()
+    whole: TrialResult | None = None
+    fused: list[tuple[tuple[int, ...], TrialResult]] = dataclasses.field(
+        default_factory=list
+    )
+    written: set[int] = dataclasses.field(default_factory=set)
+
+    def set_products(self, products: Iterable[tuple[int, Slot]]) -> None:
+        """Notes what the operation has made."""
+        self.products = tuple(products)
+
+    def set_input_nodes(self, nodes: Iterable[tuple[int, int | None]]) -> None:
+        """Notes where a replay of the operation gets its inputs from."""
+        self.input_nodes = tuple(nodes)
+
+    def set_whole(self, result: TrialResult | None) -> None:
+        """Notes what running the whole forward again has shown."""
+        self.whole = result
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMemory:
+    """Allocations that the model and its optimizer hold, by id.
+
+    Attributes:
+        kinds (dict): What each one holds.
+        owners (dict): Who holds parameters and optimizer states.
+        pinned (set of int): Parameters that the graph refers to itself.
+        parked (set of int): Those before and after they were away.
+    """
+
+    kinds: dict[int, Category]
+    owners: dict[int, Owner]
+    pinned: set[int]
+    parked: set[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Raw events of a function that was tried in parts.
+
+    Attributes:
+        first_event (int): Where it begins.
+        end_event (int): Where it has ended.
+        splits (sequence of Split): What the parts need; storages are missing.
+    """
+
+    first_event: int
+    end_event: int
+    splits: Sequence[Split]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """One recorded iteration.
+
+    Attributes:
+        device (Device): Where it has run.
+        hooks (list of HookCall): In order; the last one has ended the iteration.
+        steps (list of Step): Operations in order, the update last.
+        raw_events (ndarray): (n, 2) int64, events and bytes; ``+id`` per malloc and
+            ``-id`` per free of an allocation.
+        allocations (Allocations): What the operations read and make.
+        model (ModelMemory): What stays between iterations.
+        spans (list of Span): Functions tried in parts.
+        initial_bytes (int): In use when it has begun.
+        graph_end (int): Raw events before the last graph died; -1 if one lives on.
+        draft (bool): Whether the iteration had no plan.
+        merges_small (bool): Whether small arrays may be counted together.
+    """
+
+    device: Device
+    hooks: list[HookCall]
+    steps: list[Step]
+    raw_events: np.ndarray
+    allocations: Allocations
+    model: ModelMemory
+    spans: list[Span]
+    initial_bytes: int
+    graph_end: int
+    draft: bool
+    merges_small: bool
