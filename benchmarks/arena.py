@@ -8,7 +8,7 @@ code is there and BLAS has its buffers. Swapped maps go to a file. Allocation: a
 iteration's mallocs and frees, replayed without touching the memory. Overhead: sessions
 with and without arena in turns.
 
-    python benchmarks/arena.py [--arch resnet50 ...] [--only PART ...]
+    python -m benchmarks run arena [--arch resnet50 ...] [--only PART ...]
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import functools
 import gc
 import hashlib
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -29,9 +28,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import catalogue, common
 
 # isort: split
 import numpy as np
@@ -132,7 +130,7 @@ def child(options: argparse.Namespace) -> int:
 
 def run(way: str, arch: str, limit: int, options: argparse.Namespace) -> dict[str, Any]:
     """One child."""
-    command = [sys.executable, os.path.abspath(__file__), '--child', way]
+    command = [*catalogue.command('arena'), '--child', way]
     command += ['--arch', arch, '--limit', str(limit)]
     batchsize = options.batchsize or common.HOST_BATCHES[arch]
     command += ['--batchsize', str(batchsize), '--insize', str(options.insize)]
@@ -299,8 +297,8 @@ def overhead(arch: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
     parser.add_argument('--only', nargs='+', choices=PARTS, default=PARTS)
     parser.add_argument('--batchsize', type=int)
@@ -310,7 +308,9 @@ def main() -> int:
     parser.add_argument('--swap-dir', default=tempfile.gettempdir())
     parser.add_argument('--child', choices=WAYS)
     parser.add_argument('--limit', type=parse_bytes)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.child:
         return child(options)
     body: dict[str, Any] = {}
@@ -322,7 +322,3 @@ def main() -> int:
         body['overhead'] = [overhead(a, options) for a in options.arch]
     common.save('host_arena', body)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -5,7 +5,7 @@ program still holds when it leaves is compared when it comes back. The seconds o
 fingerprints of an iteration are added up and divided by the iteration's own seconds, so
 that a slow machine slows both down. Medians over the guided iterations.
 
-    python benchmarks/checked_replays.py [--batchsize 8] [--insize 160] [--iterations 8]
+    python -m benchmarks run checked_replays [--batchsize 8] [--insize 160]
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import time
 from typing import Any
 from unittest import mock
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 from chainer_hybridmem.execution import holders
 
 PLANNERS = {'hybrid': 0.65, 'superneurons': 0.65, 'checkpoint-speed': 1.0}
@@ -66,12 +65,14 @@ def measure(planner: str, limit_bytes: int, options: Any) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--batchsize', type=int, default=8)
     parser.add_argument('--insize', type=int, default=160)
     parser.add_argument('--iterations', type=int, default=8)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     peak, _ = common.in_core_peak('resnet50', options.batchsize, options.insize)
     rows = [
         measure(planner, int(part * peak), options)
@@ -89,7 +90,3 @@ def main() -> int:
     print(common.table(rows, columns))
     common.save('checked_replays', {'settings': vars(options), 'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

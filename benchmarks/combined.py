@@ -1,6 +1,6 @@
 """Plan first, layout second: footprint against overhead, in the setting of Zhang et al.
 
-    python benchmarks/combined.py [--samples FOLDER] [--only NETWORK ...] [--redraw]
+    python -m benchmarks run combined [--samples FOLDER] [--only NETWORK ...] [--redraw]
 
 VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded with 2 and 4
 pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN
@@ -20,15 +20,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import common
-import pools
-
+from benchmarks import common, pools, saving
 from chainer_hybridmem import InfeasibleError, make_plan
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.pools import check_layout, exact, in_core_trace, planned_trace
@@ -55,18 +51,19 @@ PUBLISHED = {
 }
 
 
-def main() -> int:
-    """Runs all networks, writes the results, prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--only', nargs='+', choices=NETWORKS, metavar='NETWORK')
     parser.add_argument(
         '--redraw', action='store_true', help='table and picture from the JSON file'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs all networks, writes the results, prints the tables."""
     if options.redraw:
-        with open(_path('json'), encoding='utf-8') as file:
-            publish(json.load(file))
+        publish(saving.read('combined'))
         return 0
     body: Row = {
         'planner': PLANNER,
@@ -78,7 +75,9 @@ def main() -> int:
     }
     makers = estimators(options.samples)
     for arch in options.only or NETWORKS:
-        pair = common.recordings(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
+        pair = common.recordings(
+            f'benchmarks.cifar:{arch}', options.samples, pools.CIFAR_CLASSES
+        )
         for speed, like in makers.items():
             estimator = dataclasses.replace(like, samples=pair)
             profile = estimator.profile(pools.CIFAR_BATCH)
@@ -92,7 +91,7 @@ def main() -> int:
 def estimators(folder: str | None) -> dict[str, Estimator]:
     """One for each speed."""
     model = load_device_model(pools.CIFAR_GPU)
-    name = f'cifar:{CALIBRATED_ON}'
+    name = f'benchmarks.cifar:{CALIBRATED_ON}'
     plain = Estimator.make(common.recordings(name, folder, pools.CIFAR_CLASSES), model)
     forward = sum(
         op.device_seconds
@@ -236,14 +235,9 @@ def summary(rows: list[Row]) -> Row:
 def publish(body: Row) -> None:
     """Writes and prints the tables, draws the picture."""
     text = markdown(body)
-    with open(_path('md'), 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text('combined', text)
     print(text)
     draw(body['networks'])
-
-
-def _path(kind: str) -> str:
-    return os.path.join(common.ROOT, 'benchmarks', 'results', f'combined.{kind}')
 
 
 def cuts(row: Row) -> Row:
@@ -338,7 +332,7 @@ def draw(networks: list[Row]) -> None:
     panels[0].set(ylabel='overhead (predicted)')
     figure.suptitle('speed of the paper (solid), of the device model (dotted)', size=10)
     figure.tight_layout()
-    figure.savefig(_path('png'), dpi=110)
+    figure.savefig(saving.path('combined', 'png'), dpi=110)
     plt.close(figure)
 
 
@@ -354,7 +348,3 @@ def frontier(row: Row) -> list[tuple[float, float]]:
             best = y
             curve.append((x, y))
     return curve
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -13,8 +13,8 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 import numpy as np
-from saving import ROOT, environment, save  # noqa: F401  for the scripts
 
+from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scripts
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import base, samples
 
@@ -85,7 +85,8 @@ def recordings(
     """Two recorded iterations of a network, from a file if there is one."""
     path = None
     if folder:
-        path = os.path.join(folder, f'{arch.replace(":", "-")}.json')
+        name = arch.rpartition('.')[2].replace(':', '-')
+        path = os.path.join(folder, f'{name}.json')
     sizes = base.SAMPLE_BATCHSIZES
     return samples.obtain(arch, None, n_class, sizes, 'cpu', path, sys.stderr).pair
 

@@ -1,6 +1,6 @@
 """What it is worth that optimizer states and parameters may leave.
 
-    python benchmarks/crossing.py [--samples FOLDER] [--only NETWORK ...]
+    python -m benchmarks run crossing [--samples FOLDER] [--only NETWORK ...]
 
 Networks, devices and speeds are those of ``combined.py``: CIFAR-10 shapes, batch 100, a
 GTX 1080 Ti. Bisection finds the least load that ``hybrid`` reaches without overhead and
@@ -14,10 +14,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-import combined
-import common
-import pools
-
+from benchmarks import combined, common, pools
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.reporting.tables import table
@@ -31,17 +28,21 @@ KINDS: dict[str, bool | str] = {'maps': False, 'states': 'states', 'all': 'all'}
 HEADERS = ('network', 'speed', 'may leave', 'no overhead', 'up to 15 %', 'least')
 
 
-def main() -> int:
-    """Runs the networks, writes the results, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument(
         '--only', nargs='+', choices=combined.NETWORKS, default=['VGG16']
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the networks, writes the results, prints the table."""
     rows: list[Row] = []
     for arch in options.only:
-        pair = common.recordings(f'cifar:{arch}', options.samples, pools.CIFAR_CLASSES)
+        pair = common.recordings(
+            f'benchmarks.cifar:{arch}', options.samples, pools.CIFAR_CLASSES
+        )
         for speed, like in combined.estimators(options.samples).items():
             estimator = dataclasses.replace(like, samples=pair)
             for row in network(estimator.profile(pools.CIFAR_BATCH)):
@@ -90,7 +91,3 @@ def _cells(row: Row) -> list[str]:
         for name in ('no_overhead_bytes', 'little_overhead_bytes', 'least_bytes')
     )
     return [row['network'], row['speed'], row['may_leave'], *cuts]
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -7,7 +7,7 @@ Plain Chainer and a session take the same steps, as ``StandardUpdater`` does.
 
     make cuda-emulator
     EMU_IDLE=1 EMU_TOTAL=80 .venv/bin/python tests/cuda_emulator/run.py .cuda-emulator \
-        .venv/bin/python benchmarks/cuda_counts.py
+        .venv/bin/python -m benchmarks run cuda_counts
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ import argparse
 import gc
 import os
 import statistics
-import sys
 import time
 from typing import Any
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'tests'))
-
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 from chainer_hybridmem.units import parse_bytes
 
 PLAIN = 5
@@ -44,7 +40,7 @@ class Counted:
 
     def step(self, state: str) -> dict[str, Any]:
         """One iteration that waits for nothing."""
-        from cuda_emulator import control
+        from tests.cuda_emulator import control
 
         training = self.training
         before, synchronous = control.counters(), control.synchronous_bytes()
@@ -88,15 +84,17 @@ def session(arch: str, batchsize: int, limit: int, planner: str) -> dict[str, An
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', default='resnet50')
     parser.add_argument('--batchsize', type=int, default=256)
     parser.add_argument('--memory-limit', default='16GiB')
     parser.add_argument('--planner', nargs='+', default=['swap-all', 'hybrid'])
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if 'EMU_LIBRARY' not in os.environ or os.environ.get('EMU_IDLE') != '1':
-        parser.error('counts need the emulator and EMU_IDLE=1; see the first lines')
+        raise SystemExit('counts need the emulator and EMU_IDLE=1; see the first lines')
     limit = parse_bytes(options.memory_limit)
     rows = plain(options.arch, options.batchsize)
     body: dict[str, Any] = {'network': f'{options.arch} b{options.batchsize}'}
@@ -129,7 +127,3 @@ def show(body: dict[str, Any]) -> str:
     columns |= {'issuing_seconds': '{:.2f}'.format}
     columns |= dict.fromkeys((*KEPT, 'synchronous_bytes'), '{:,}'.format)
     return common.table(rows, columns)
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Draws ``results/host_methods.json``: predicted against measured, and speed.
 
-python benchmarks/draw_methods.py [RESULT.json]
+python -m benchmarks run draw_methods [RESULT.json]
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ matplotlib.use('Agg')
 
 from matplotlib import pyplot as plt
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
+from benchmarks import saving
+
+RESULTS = pathlib.Path(saving.RESULTS)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('result', nargs='?', default=RESULTS / 'host_methods.json')
-    path = pathlib.Path(parser.parse_args().result)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
+    parser.add_argument(
+        'result', nargs='?', type=pathlib.Path, default=RESULTS / 'host_methods.json'
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    path: pathlib.Path = options.result
     rows = json.loads(path.read_text(encoding='utf-8'))['rows']
     rows = [r for r in rows if r.get('fits', True)]
     archs = sorted({r['arch'] for r in rows})
@@ -67,7 +74,3 @@ def main() -> int:
     figure.savefig(target, dpi=110)
     print(f'written: benchmarks/results/{target.name}')
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

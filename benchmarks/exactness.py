@@ -6,23 +6,22 @@ package not active. After every iteration a hash over loss, parameters, gradient
 batch-normalization statistics must be the same, and at the end the random
 number generators must stand at the same place.
 
-    python benchmarks/exactness.py [--arch NAME ...] [--iterations 5]
+    python -m benchmarks run exactness [--arch NAME ...] [--iterations 5]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import subprocess
 import sys
 import time
 from typing import Any
 
-import common
 import numpy as np
 
 import chainer_hybridmem as hybridmem
+from benchmarks import catalogue, common
 from chainer_hybridmem.chainer_access.snapshots import snapshot
 from chainer_hybridmem.planners import PLANNERS
 
@@ -62,7 +61,7 @@ def run(arch: str, batchsize: int, iterations: int) -> list[dict[str, Any]]:
     peak, fixed = common.in_core_peak(arch, batchsize)
     limit = common.half_limit(arch, peak, fixed)
     reference = subprocess.Popen(
-        [sys.executable, os.path.abspath(__file__), '--plain', arch],
+        [*catalogue.command('exactness'), '--plain', arch],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,12 +108,14 @@ def run(arch: str, batchsize: int, iterations: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
     parser.add_argument('--iterations', type=int, default=5)
     parser.add_argument('--plain', help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.plain:
         return plain(options.plain, common.HOST_BATCHES[options.plain])
     rows = []
@@ -144,7 +145,3 @@ def main() -> int:
     wrong += [r for r in rows if not r['fits'] and r['planner'] not in MAY_NOT_FIT]
     over = [r for r in rows if r['peak_bytes'] > r['limit_bytes']]
     return 1 if wrong or over else 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

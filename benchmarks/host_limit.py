@@ -6,7 +6,7 @@ memory it has free, and a disk would seem as fast as RAM. Limits are shares of w
 planner swaps when there is none. Each row is a session of its own with the same data
 and seed; what it has learnt is compared with plain Chainer.
 
-    python benchmarks/host_limit.py [--batchsize N] [--insize N] [--planner NAME ...]
+    python -m benchmarks run host_limit [--batchsize N] [--planner NAME ...]
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import sys
 import tempfile
 from typing import Any
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 
 # isort: split
 import numpy as np
@@ -104,16 +103,18 @@ def same_numbers(training: common.Training) -> bool:
     )
 
 
-def main() -> int:
-    """Prints a table and writes ``results/host_limit.json``."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--batchsize', type=int, default=4)
     parser.add_argument('--insize', type=int, default=96)
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--planner', nargs='+', default=PLANNERS)
     parser.add_argument('--link-bandwidth', default='75MB/s')
     parser.add_argument('--disk-bandwidth', default='15MB/s')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Prints a table and writes ``results/host_limit.json``."""
     peak, fixed = common.in_core_peak('resnet50', options.batchsize, options.insize)
     rows: list[dict[str, Any]] = []
 
@@ -146,7 +147,3 @@ def main() -> int:
         },
     )
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -6,7 +6,7 @@ same ratio: bytes/s = 12e9 / 316 x (images/s of in-core ResNet-50 on this
 machine, measured at the start of the run). All three networks use that link, as
 they used one GPU and one bus.
 
-    python benchmarks/host_methods.py [--arch NAME ...] [--iterations 3]
+    python -m benchmarks run host_methods [--arch NAME ...] [--iterations 3]
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from __future__ import annotations
 import argparse
 import time
 
-import common
-import methods
+from benchmarks import common, methods
 
 LINK_BYTES_PER_PICTURE = 12e9 / 316
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--link-bandwidth', type=float, help='instead of measuring')
     parser.add_argument('--name', default='host_methods')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     start, rows, tables = time.time(), [], []
     bandwidth = options.link_bandwidth
     for arch in options.arch:
@@ -48,7 +49,3 @@ def main() -> int:
     body = {'link_bandwidth': bandwidth, 'rows': rows, 'tables': tables}
     common.save(options.name, {**body, 'seconds': time.time() - start})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

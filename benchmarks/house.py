@@ -1,6 +1,6 @@
 """Measures the shape of the package: files, classes, functions, words.
 
-``python benchmarks/house.py`` prints what is above a limit; ``--all`` prints every
+``python -m benchmarks run house`` prints what is above a limit; ``--all`` prints every
 figure's largest holders, ``--check`` exits with 1 if a limit is exceeded.
 
 A method is every ``def`` in the body of a class, an attribute every name that methods
@@ -17,7 +17,6 @@ import ast
 import dataclasses
 import pathlib
 import re
-import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -195,11 +194,13 @@ def above(name: str, holders: list[Holder]) -> list[Holder]:
     return over if len(over) > allowed else []
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--all', action='store_true', help='the five largest of each')
     parser.add_argument('--check', action='store_true', help='exit 1 above a limit')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     exceeded = False
     for name, holders in measure().items():
         over = above(name, holders)
@@ -209,7 +210,3 @@ def main() -> int:
         for holder in over if not options.all else holders[:5]:
             print(f'    {holder.figure:6d}  {holder.place}')
     return int(options.check and exceeded)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

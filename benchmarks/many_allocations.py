@@ -1,6 +1,6 @@
 """Where a session's own time goes when iterations make many small allocations.
 
-    python benchmarks/many_allocations.py [--allocations 1000 10000 100000]
+    python -m benchmarks run many_allocations [--allocations 1000 10000 100000]
         [--planner hybrid swap-all] [--layouts 10000 30000] [--profile] [--name NAME]
 
 A made-up detector: convolutions whose feature maps matter, and between them what
@@ -22,13 +22,12 @@ import functools
 import io
 import os
 import pstats
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import common
+from benchmarks import common
 
 # isort: split
 import chainer
@@ -303,8 +302,8 @@ def print_row(row: Row) -> None:
         print(f'    {line}')
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument(
         '--allocations', type=int, nargs='+', default=[1000, 10_000, 100_000]
     )
@@ -315,7 +314,9 @@ def main() -> int:
     parser.add_argument('--iterations', type=int, default=ITERATIONS)
     parser.add_argument('--profile', action='store_true', help='prints where time goes')
     parser.add_argument('--name', default='many_allocations', help='of the result file')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     measure(1000, 'hybrid', tight(1000), ITERATIONS, None)  # loads what is compiled
     layouts = [lay_out(blocks) for blocks in options.layouts]
     results: list[Row] = []
@@ -342,7 +343,3 @@ def main() -> int:
             f'CPU: longest pause {row["longest_pause_cpu_seconds"]:.2f} s; {stages}'
         )
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

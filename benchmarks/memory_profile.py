@@ -5,7 +5,7 @@ Plain Chainer and a session under half of its memory, each with and without
 tells the pool's own effect from the profiler's, one with a hook that does nothing what
 Chainer takes for any hook.
 
-    python benchmarks/memory_profile.py [--arch resnet50] [--rounds 5]
+    python -m benchmarks run memory_profile [--arch resnet50] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 
 # isort: split
 import chainer
@@ -121,15 +120,17 @@ def quantiles(values: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=['small', 'resnet50'])
     parser.add_argument('--batchsize', type=int)
     parser.add_argument('--insize', type=int, default=224)
     parser.add_argument('--limit', default='4GB', help='of the session')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--iterations', type=int, default=3)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     rows = []
     for arch in options.arch:
         small = arch == 'small'
@@ -176,7 +177,3 @@ def main() -> int:
             print(common.table([row], columns), flush=True)
     common.save('memory_profile', {'options': vars(options), 'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 from chainer_hybridmem.planners import DEFAULT, PLANNERS
 from chainer_hybridmem.session.guide import TIMING_RUNS
 

@@ -1,6 +1,6 @@
 """Memory multiloading at test time: what a forward pass without backward needs.
 
-    python benchmarks/multiloading.py [--batchsize N ...] [--redraw]
+    python -m benchmarks run multiloading [--batchsize N ...] [--redraw]
 
 Two passes (2 and 4 pictures) under ``no_backprop_mode`` on the CPU, extrapolated to 1
 and 50 pictures, the batch with which Caffe's reference networks are tested. Parameters
@@ -12,13 +12,10 @@ activations and normalisations write over their input. Writes
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from typing import Any
 
-import common
-
+from benchmarks import common, saving
 from chainer_hybridmem.commands import inference, make_parser
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.pools import Lifetimes, check_layout, exact, forward_trace
@@ -38,17 +35,18 @@ PUBLISHED = {  # of all blobs, at test time
 }
 
 
-def main() -> int:
-    """Runs all networks, writes the results, prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--batchsize', nargs='+', type=int, default=BATCHES)
     parser.add_argument(
         '--redraw', action='store_true', help='tables from the JSON file'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs all networks, writes the results, prints the tables."""
     if options.redraw:
-        with open(_path('json'), encoding='utf-8') as file:
-            publish(json.load(file))
+        publish(saving.read('multiloading'))
         return 0
     rows = [row for arch in NETWORKS for row in network(arch, options.batchsize)]
     body = {'alignment': ALIGNMENT, 'published': PUBLISHED, 'networks': rows}
@@ -104,13 +102,8 @@ def layout(profile: Profile, lifetimes: Lifetimes) -> Row:
 def publish(body: Row) -> None:
     """Writes and prints the tables."""
     text = markdown(body)
-    with open(_path('md'), 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text('multiloading', text)
     print(text)
-
-
-def _path(kind: str) -> str:
-    return os.path.join(common.ROOT, 'benchmarks', 'results', f'multiloading.{kind}')
 
 
 def megabytes(nbytes: int) -> str:
@@ -185,7 +178,3 @@ def markdown(body: Row) -> str:
 
 def _table(rows: list[Row]) -> str:
     return common.table(rows, dict.fromkeys(rows[0], str))
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -9,7 +9,7 @@ kills (Linux, needs the right to make one), or the address space.
 An address-space limit is the harsher judge: it counts what a fragmented heap has
 reserved but not in use, so it needs a larger margin.
 
-    python benchmarks/os_limit.py [--arch resnet50] [--batchsize 8]
+    python -m benchmarks run os_limit [--arch resnet50] [--batchsize 8]
         [--judge cgroup|address-space] [--margin 256MiB]
 """
 
@@ -22,13 +22,11 @@ import os
 import pathlib
 import resource
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import catalogue, common
 from chainer_hybridmem.units import parse_bytes
 
 GROUPS = pathlib.Path('/sys/fs/cgroup')
@@ -86,7 +84,7 @@ def child(options: argparse.Namespace) -> int:
 
 def run(kind: str, options: argparse.Namespace, limit: int, group: str) -> dict:
     """One child: how it ended and what it said last."""
-    command = [sys.executable, os.path.abspath(__file__), '--child', kind]
+    command = [*catalogue.command('os_limit'), '--child', kind]
     for name in ('arch', 'batchsize', 'iterations', 'swap_dir', 'margin'):
         command += [f'--{name.replace("_", "-")}', str(getattr(options, name))]
     command += ['--memory-limit', str(limit), '--group', group]
@@ -96,8 +94,8 @@ def run(kind: str, options: argparse.Namespace, limit: int, group: str) -> dict:
     return {'exit': result.returncode, 'last_line': lines[-1][:200]}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', default='resnet50')
     parser.add_argument('--batchsize', type=int, default=8)
     parser.add_argument('--iterations', type=int, default=6)
@@ -107,7 +105,9 @@ def main() -> int:
     parser.add_argument('--judge', choices=('cgroup', 'address-space'))
     parser.add_argument('--child', choices=('plain', 'session'))
     parser.add_argument('--group', default='')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.child:
         return child(options)
     peak, fixed = common.in_core_peak(options.arch, options.batchsize)
@@ -126,7 +126,3 @@ def main() -> int:
     right = rows['plain']['exit'] != 0 and rows['session']['exit'] == 0
     print('as it should be' if right else 'NOT as it should be')
     return 0 if right else 1
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -3,7 +3,7 @@
 Both train the same network in turns in one process, so that a machine whose
 speed drifts is unfair to neither; medians and their ratio are reported.
 
-    python benchmarks/overhead.py [--arch resnet50] [--rounds 3]
+    python -m benchmarks run overhead [--arch resnet50] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import argparse
 import statistics
 import time
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--iterations', type=int, default=3)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     rows = []
     for arch in options.arch:
         batchsize = common.HOST_BATCHES[arch]
@@ -66,7 +67,3 @@ def main() -> int:
         )
     common.save('host_overhead', {'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

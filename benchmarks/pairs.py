@@ -4,7 +4,7 @@ The speed of a shared machine drifts by more than two good plans differ. So both
 the same profile in one session and take turns, a few iterations each, in several
 rounds; what counts is the median of the rounds' ratios.
 
-    python benchmarks/pairs.py [--arch NAME ...] [--rounds 6]
+    python -m benchmarks run pairs [--arch NAME ...] [--rounds 6]
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import statistics
 import sys
 from typing import Any
 
-import common
-import methods
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common, methods
 
 PLANNERS = ('pooch', 'hybrid')
 
@@ -59,14 +57,16 @@ def compare(
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
     parser.add_argument('--share', type=float, default=0.5, help='of the peak')
     parser.add_argument('--link-bandwidth', type=float, default=72e6)
     parser.add_argument('--rounds', type=int, default=6)
     parser.add_argument('--iterations', type=int, default=2)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     rows = []
     for arch in options.arch:
         rows.append(
@@ -88,7 +88,3 @@ def main() -> int:
         )
     common.save('host_pairs', {'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -1,7 +1,7 @@
 """How long planning takes: evaluations per second and seconds per planner.
 
-    python benchmarks/planning.py                      # made-up networks
-    python benchmarks/planning.py p.json --json t.json # a recorded profile
+    python -m benchmarks run planning                      # made-up networks
+    python -m benchmarks run planning p.json --json t.json # a recorded profile
 
 The made-up networks are residual: blocks of a slow convolution, a fast
 normalisation and a fast activation, with a skip connection around each. An
@@ -13,31 +13,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
-import sys
 import time
 from typing import Any
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
-
-from support import toys  # noqa: E402
-
-from chainer_hybridmem.errors import HybridMemoryError  # noqa: E402
-from chainer_hybridmem.planners import PLANNERS, make_plan  # noqa: E402
-from chainer_hybridmem.records.library import load_profile, write_text  # noqa: E402
-from chainer_hybridmem.records.profile import Profile  # noqa: E402
-from chainer_hybridmem.search.candidates import (  # noqa: E402
+from benchmarks import saving
+from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.records.library import load_profile, write_text
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
-from chainer_hybridmem.units import format_bytes, format_seconds  # noqa: E402
+from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.units import format_bytes, format_seconds
+from tests.support import toys
 
 Row = dict[str, Any]
 
@@ -148,9 +143,8 @@ def print_table(result: Row) -> None:
     print()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('profile', nargs='?', help='profile file (default: made up)')
     parser.add_argument('--blocks', type=int, nargs='+', default=[16, 64, 200])
     parser.add_argument(
@@ -161,7 +155,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument('--planner', nargs='+', choices=list(PLANNERS), metavar='NAME')
     parser.add_argument('--json', metavar='FILE', help='also write the figures here')
-    options = parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Runs the benchmark."""
     if options.profile:
         profiles = {options.profile: load_profile(options.profile)}
     else:
@@ -172,8 +169,5 @@ def main(arguments: list[str] | None = None) -> None:
         results.append(measure(title, profile, options.share, names))
         print_table(results[-1])
     if options.json:
-        write_text(options.json, json.dumps(results, indent=1))
-
-
-if __name__ == '__main__':
-    main()
+        body = {'environment': saving.environment(), 'networks': results}
+        write_text(options.json, json.dumps(body, indent=1))

@@ -1,6 +1,6 @@
 """Pools and offline layouts: SmartPool's Table I, MXNet's example, planned iterations.
 
-    python benchmarks/pools.py [--samples FOLDER] [--only PART ...]
+    python -m benchmarks run pools [--samples FOLDER] [--only PART ...]
 
 Table I: VGG and ResNets on CIFAR-10 shapes (``cifar.py``), batch 100, recorded
 with 2 and 4 pictures on the CPU and extrapolated to a GTX 1080 Ti with cuDNN
@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import common
-
+from benchmarks import common, saving
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.pools import (
@@ -55,14 +53,16 @@ ALIGNMENT = 512
 PUBLISHED = {'smartpool': '<= 1.016', 'cnmem': 'up to 1.133 times SmartPool'}
 
 
-def main() -> int:
-    """Runs the parts, writes the results, prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument(
         '--only', nargs='+', choices=('table1', 'mxnet', 'planned'), metavar='PART'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the parts, writes the results, prints the tables."""
     parts = options.only or ['table1', 'mxnet', 'planned']
     body: Row = {'alignment': ALIGNMENT, 'published': PUBLISHED}
     if 'table1' in parts:
@@ -77,9 +77,7 @@ def main() -> int:
             body['fitted'] += fitted
     common.save('pools', body)
     text = markdown(body)
-    path = os.path.join(common.ROOT, 'benchmarks', 'results', 'pools.md')
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text('pools', text)
     print(text)
     return 0
 
@@ -116,7 +114,7 @@ def seconds_of(trace: Trace) -> tuple[float, Any]:
 
 def table_1(arch: str, folder: str | None) -> Row:
     """One network of Table I."""
-    pair = common.recordings(f'cifar:{arch}', folder, CIFAR_CLASSES)
+    pair = common.recordings(f'benchmarks.cifar:{arch}', folder, CIFAR_CLASSES)
     estimator = Estimator.make(pair, load_device_model(CIFAR_GPU))
     trace = in_core_trace(estimator.profile(CIFAR_BATCH))
     row = {'network': arch, **figures(trace)}
@@ -278,7 +276,3 @@ def markdown(body: Row) -> str:
             f'{common.table(body["fitted"], columns)}\n'
         )
     return '\n'.join(parts)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -4,7 +4,7 @@ Each form is run in turns with memory walked through before it, so that it
 finds its inputs as it would in backward; medians are reported. The memory is
 the highest load above the first moment, the output included.
 
-    python benchmarks/recompute.py [--repeats 7]
+    python -m benchmarks run recompute [--repeats 7]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import common
+from benchmarks import common
 
 # isort: split
 import chainer
@@ -178,10 +178,12 @@ def measure(name: str, build: Any, device: Any, repeats: int) -> dict[str, Any]:
     return row
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--repeats', type=int, default=7)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     device = open_device('cpu', 2**40, None, None)
     device.install(lambda missing: None)
     rows = []
@@ -209,7 +211,3 @@ def main() -> int:
     )
     common.save('recompute', {'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -49,9 +49,9 @@ def environment() -> dict[str, Any]:
 
 
 def commit_and_clean() -> tuple[str, bool | None]:
-    """The commit, and whether the package is as it says; None if nobody knows.
+    """The commit, and whether the package equals it; None if that is unknown.
 
-    Asked are git, the variable ``BENCHMARK_COMMIT`` and ``COMMIT_FILE``, in this order.
+    Sources are git, the variable ``BENCHMARK_COMMIT`` and ``COMMIT_FILE``, in turn.
     """
     commit = _git('rev-parse', '--short', 'HEAD')
     if commit:
@@ -71,7 +71,7 @@ def commit_and_clean() -> tuple[str, bool | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers about this folder; None without git, or if it is no clone."""
+    """What git says of this folder; None without git, or if it is no clone."""
     if not os.path.exists(os.path.join(ROOT, '.git')):
         return None  # git would answer for a folder around this one
     return _ask('git', *arguments)
@@ -108,17 +108,50 @@ def _version(*packages: str) -> str | None:
 def save(name: str, body: dict[str, Any]) -> None:
     """Writes a result with its environment to ``benchmarks/results``.
 
-    A second folder may be named by ``RESULTS_COPY``. Whoever is killed meanwhile leaves
-    the file of before.
+    ``RESULTS_COPY`` may name a second folder. A process that is killed meanwhile leaves
+    the earlier file.
     """
     text = json.dumps({'environment': environment(), **body}, indent=1, default=str)
+    _write(f'{name}.json', text + '\n')
+
+
+def save_text(name: str, text: str) -> None:
+    """Writes ``NAME.md`` beside the saved ``NAME.json``, whose source its end names."""
+    source = source_line(read(name)['environment'])
+    _write(f'{name}.md', f'{text.rstrip()}\n\n{source}\n')
+
+
+def source_line(about: dict[str, Any]) -> str:
+    """Machine, versions, commit and date of an environment, as one line of Markdown."""
+    clean = ' (changed since)' if about.get('clean') is False else ''
+    parts = [f'Commit {about["commit"]}{clean}', about['date']]
+    parts += [f'{about["processor"]}, {about["cores"]} cores']
+    parts += [about['gpu']] if about.get('gpu') else []
+    parts += [f'Python {about["python"]}']
+    parts += [f'{name} {about[name]}' for name in _PACKAGES if about.get(name)]
+    return f'*{", ".join(parts)}.*'
+
+
+def read(name: str) -> dict[str, Any]:
+    """The body of a saved result, with its environment."""
+    with open(path(name, 'json'), encoding='utf-8') as file:
+        body: dict[str, Any] = json.load(file)
+    return body
+
+
+def path(name: str, kind: str) -> str:
+    """Where a result lies: ``kind`` is the end of the file's name."""
+    return os.path.join(RESULTS, f'{name}.{kind}')
+
+
+def _write(name: str, text: str) -> None:
     for folder in filter(None, (RESULTS, os.environ.get('RESULTS_COPY'))):
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f'{name}.json')
-        with open(f'{path}.part', 'w', encoding='utf-8') as file:
-            file.write(text + '\n')
-        os.replace(f'{path}.part', path)
-    print(f'written: benchmarks/results/{name}.json', file=sys.stderr)
+        target = os.path.join(folder, name)
+        with open(f'{target}.part', 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.replace(f'{target}.part', target)
+    print(f'written: benchmarks/results/{name}', file=sys.stderr)
 
 
 class Rows:

@@ -1,6 +1,6 @@
 """How long the default planner takes and how close it comes, up to 1,000 layers.
 
-    python benchmarks/scale.py [--samples FOLDER] [--arch NAME ...] [--name NAME]
+    python -m benchmarks run scale [--samples FOLDER] [--arch NAME ...] [--name NAME]
 
 The networks of ``benchmarks/paper`` and a ResNet of a thousand layers (``deep.py``)
 on a modelled V100 with 16e9 bytes. Default options, after a short run that loads
@@ -11,26 +11,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
-import sys
 import time
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT), str(ROOT / 'paper')]
-
-import common  # noqa: E402
-import ito  # noqa: E402
-
-from chainer_hybridmem.commands import figures  # noqa: E402
-from chainer_hybridmem.estimation import Estimator, load_device_model  # noqa: E402
-from chainer_hybridmem.planners import make_plan  # noqa: E402
-from chainer_hybridmem.search.bound import lower_bound  # noqa: E402
-from chainer_hybridmem.simulation import Problem, make_problem  # noqa: E402
+from benchmarks import common
+from benchmarks.paper import ito
+from chainer_hybridmem.commands import figures
+from chainer_hybridmem.estimation import Estimator, load_device_model
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 
-DEEP = 'deep:ResNet1001'
+DEEP = 'benchmarks.deep:ResNet1001'
 BATCHES = {
     'alexnet': 1792,
     'googlenet': 1024,
@@ -51,12 +45,14 @@ COLUMNS = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--arch', nargs='+', choices=list(BATCHES), metavar='NAME')
     parser.add_argument('--name', default='planning_scale', help='of the result file')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     model = load_device_model(ito.GPU)
     reference = Estimator.make(
         common.recordings(ito.CALIBRATED_ON, options.samples), model
@@ -103,7 +99,3 @@ def measure(arch: str, problem: Problem, limit: int) -> Row:
         'load_average': os.getloadavg()[0],
         'found_by': plan.options.get('found_by', 'hybrid'),
     }
-
-
-if __name__ == '__main__':
-    sys.exit(main())

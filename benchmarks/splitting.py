@@ -1,7 +1,7 @@
 """Training below the working set of single functions, measured on the host.
 
-    python benchmarks/splitting.py --batch 8 --limit 380MB 340MB [--splitting exact any]
-        [--cross-iteration states] [--iterations 7] [--in-core-bytes N]
+    python -m benchmarks run splitting --batch 8 --limit 380MB 340MB
+        [--splitting exact any] [--cross-iteration states] [--iterations 7]
 
 Trains ResNet-50 at 224x224 in each limit and mode: whether it trains, the seconds of
 each iteration and its peak, the functions that ran in parts, and the in-core peak of
@@ -17,7 +17,7 @@ import json
 import os
 from typing import Any
 
-import common
+from benchmarks import common, saving
 
 # isort: split
 import chainer_hybridmem as hybridmem
@@ -28,16 +28,18 @@ MODES: dict[str, bool | str] = {'off': False, 'exact': 'exact', 'any': True}
 Row = dict[str, Any]
 
 
-def main() -> int:
-    """Trains in every limit and mode, and saves what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--batch', type=int, required=True)
     parser.add_argument('--limit', nargs='+', required=True)
     parser.add_argument('--splitting', nargs='+', choices=MODES, default=list(MODES))
     parser.add_argument('--cross-iteration', choices=('states', 'all'), default=False)
     parser.add_argument('--iterations', type=int, default=7)
     parser.add_argument('--in-core-bytes', type=int)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Trains in every limit and mode, and saves what came of it."""
     peak = options.in_core_bytes or common.in_core_peak(ARCH, options.batch)[0]
     rows = _saved()
     for limit in options.limit:
@@ -100,11 +102,9 @@ def run(options: argparse.Namespace, limit_bytes: int, mode: bool | str) -> Row:
 
 
 def _saved() -> list[Row]:
-    path = os.path.join(common.ROOT, 'benchmarks', 'results', 'splitting.json')
-    if not os.path.exists(path):
+    if not os.path.exists(saving.path('splitting', 'json')):
         return []
-    with open(path, encoding='utf-8') as file:
-        rows: list[Row] = json.load(file)['rows']
+    rows: list[Row] = saving.read('splitting')['rows']
     return rows
 
 
@@ -118,7 +118,3 @@ COLUMNS = {
     'iterations': lambda iterations: str(len(iterations)),
     'error': lambda error: error[:60],
 }
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -4,7 +4,7 @@ Trains one language model twice under the same limit: with lengths drawn anew fo
 iteration, and with the mean of them. Seconds per word are medians over the last
 iterations, when the lengths have been seen; plain Chainer's are beside them.
 
-    python benchmarks/varying_lengths.py [--share 0.5] [--iterations 480] [--step 1]
+    python -m benchmarks run varying_lengths [--share 0.5] [--iterations 480] [--step 1]
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import common
 
 # isort: split
 import chainer
@@ -97,8 +96,8 @@ def longest_peak(options: argparse.Namespace) -> int:
     return int(session.statistics()['peak_bytes'])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--units', type=int, default=200)
     parser.add_argument('--batchsize', type=int, default=32)
     parser.add_argument(
@@ -109,7 +108,9 @@ def main() -> int:
         '--step', type=int, default=1, help='words between one length and the next'
     )
     parser.add_argument('--last', type=int, default=60, help='iterations that count')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     limit = int(longest_peak(options) * options.share)
     rng = np.random.RandomState(2)
     lengths = range(SHORTEST, LONGEST + 1, options.step)
@@ -146,7 +147,3 @@ def main() -> int:
     print(f'limit {limit} bytes; varying over fixed: {ratio:.2f}')
     common.save('varying_lengths', {'limit_bytes': limit, 'ratio': ratio, 'rows': rows})
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

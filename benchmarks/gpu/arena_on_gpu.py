@@ -7,29 +7,24 @@ with ours and with the arena; the pool's real size is set beside the model of
 ``pools/replay.py``. Losses are compared with those of in-core training, with
 ``cudnn_deterministic``.
 
-    python benchmarks/gpu/arena_on_gpu.py [--arch resnet50] [--part 0.5]
+    python -m benchmarks run gpu.arena_on_gpu [--arch resnet50] [--part 0.5]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import chainer_hybridmem as hybridmem
 
 # isort: split
 import chainer
-import common
-import saving
 
+from benchmarks import common, saving
 from chainer_hybridmem.devices.cuda.device import CudaDevice
 from chainer_hybridmem.pools import IterationLog, from_log, lay_out
 from chainer_hybridmem.pools.replay import replay as replay_model
@@ -162,13 +157,15 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', default='resnet50')
     parser.add_argument('--batchsize', type=int, default=128)
     parser.add_argument('--part', type=float, default=0.5, help='of the in-core peak')
     parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     arch, batchsize = options.arch, max(2, int(options.batchsize * options.scale))
     common.Training(arch, 2, gpu=True).step()  # context, libraries, kernels
     result = saving.Rows('gpu_arena')
@@ -184,7 +181,3 @@ def main() -> int:
     for row in result.rows:
         print(row, flush=True)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -6,31 +6,24 @@ compared. Backward functions that add atomically (of indexing, embeddings, ROI p
 resizing, the sampler of spatial transformers) give other bits each time, also without
 us: networks that have one are judged by a tolerance.
 
-    python benchmarks/gpu/exactness_on_gpu.py [--networks NAME ...]
+    python -m benchmarks run gpu.exactness_on_gpu [--networks NAME ...]
 """
 
 from __future__ import annotations
 
 import argparse
-import pathlib
-import sys
 import time
 import traceback
 from typing import Any
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
-sys.path.append(
-    str(pathlib.Path(__file__).resolve().parents[2] / 'tests/session_tests')
-)
 
 import chainer_hybridmem  # noqa: F401  before chainer
 
 # isort: split
 import chainer
-import saving
-import test_cuda_programs as programs
-from smoke import compare, figures_of
+
+from benchmarks import saving
+from benchmarks.gpu.smoke import compare, figures_of
+from tests.support import gpu_programs as programs
 
 PLANNERS = ('swap-all', 'hybrid')
 TOLERANCE = 1e-3  # of an array's largest value, after nine updates
@@ -97,10 +90,12 @@ def measure(result: saving.Rows, name: str) -> bool:
     return good
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--networks', nargs='+', default=list(programs.PROGRAMS))
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     failures: list[dict[str, Any]] = []
     result = saving.Rows('gpu_exactness', tolerance=TOLERANCE, failures=failures)
     good = True
@@ -114,7 +109,3 @@ def main() -> int:
             result.tell(failures=failures)
     print('all as plain Chainer' if good else 'NOT all as plain Chainer', flush=True)
     return 0 if good else 1
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

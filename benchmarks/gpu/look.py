@@ -1,21 +1,21 @@
 """Says which GPU and packages a run has; fails where there is nothing to measure.
 
-python benchmarks/gpu/look.py
+python -m benchmarks run gpu.look
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import argparse
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import saving
-
+from benchmarks import saving
 from chainer_hybridmem.chainer_access import compat
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark takes nothing."""
+
+
+def main(options: argparse.Namespace) -> int:
     for name, value in saving.environment().items():
         print(f'{name}: {value}')
     if not compat.cuda_available():
@@ -28,7 +28,3 @@ def main() -> int:
     chainer = compat.import_chainer()
     print(f'cuDNN: {chainer.backends.cuda.cudnn_enabled}')
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

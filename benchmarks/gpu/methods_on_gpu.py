@@ -3,23 +3,17 @@
 Plain Chainer comes first, without a limit, as the card has enough memory; then the
 same batch under the limit. Each row is saved as it is measured.
 
-    python benchmarks/gpu/methods_on_gpu.py --memory-limit 16GiB
+    python -m benchmarks run gpu.methods_on_gpu --memory-limit 16GiB
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 import traceback
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import methods
-import saving
-
+from benchmarks import methods, saving
 from chainer_hybridmem.units import parse_bytes
 
 # AlexNet's second convolution in 2048 pictures does not fit 16 GiB without cuDNN.
@@ -27,14 +21,16 @@ BATCHES = {'resnet50': 256, 'googlenet': 512, 'alexnet': 1024}
 PLANNERS = ('hybrid', 'swap-all', 'pooch')
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', default=list(BATCHES))
     parser.add_argument('--planners', nargs='+', default=list(PLANNERS))
     parser.add_argument('--memory-limit', default='16GiB')
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--scale', type=float, default=1.0, help='of the batches')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     start, failures = time.time(), []
     limit = parse_bytes(options.memory_limit)
     result = saving.Rows('gpu_methods', limit_bytes=limit, tables=[], failures=[])
@@ -87,7 +83,3 @@ def measure(
         options.planners,
         keep,
     )
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -51,7 +51,7 @@ log() {
 
 # What is no row: log, summary, the tests' words.
 publish() {
-    "$python" benchmarks/gpu/summarize.py "$run/steps.tsv" >/dev/null || status=1
+    "$python" -m benchmarks run gpu.summarize "$run/steps.tsv" >/dev/null || status=1
     [ -z "${RESULTS_COPY:-}" ] ||
         cp "$results/gpu.md" "$results"/gpu_*.txt "$RESULTS_COPY/" || status=1
 }
@@ -81,25 +81,25 @@ step() {
 
 echo "== at most $seconds s, limit $limit, steps: $steps" | log
 if [ -d .gpu-wheels ]; then
-    timeout 60 "$python" benchmarks/gpu/install_wheels.py .gpu-wheels "$run/site" \
+    timeout 60 "$python" -m benchmarks run gpu.install_wheels .gpu-wheels "$run/site" \
         2>&1 | log
 fi
-timeout 60 "$python" benchmarks/gpu/look.py 2>&1 | log
+timeout 60 "$python" -m benchmarks run gpu.look 2>&1 | log
 if [ "${PIPESTATUS[0]}" -ne 0 ]; then
     printf 'look\tfailed\t1\t%s\n' "$SECONDS" >>"$run/steps.tsv"
     publish
     exit 1
 fi
-timeout 200 "$python" benchmarks/gpu/warm.py >"$run/warm.txt" 2>&1 &
+timeout 200 "$python" -m benchmarks run gpu.warm >"$run/warm.txt" 2>&1 &
 warming=$!
 
-gpu=benchmarks/gpu
-step smoke 90 "$python" $gpu/smoke.py --scale "$scale" --insize "$insize"
-step exactness 75 "$python" $gpu/exactness_on_gpu.py
+run_one='-m benchmarks run'
+step smoke 90 "$python" $run_one gpu.smoke --scale "$scale" --insize "$insize"
+step exactness 75 "$python" $run_one gpu.exactness_on_gpu
 sed 's/^/warm: /' "$run/warm.txt" | log
-step methods 210 "$python" $gpu/methods_on_gpu.py --memory-limit "$limit" --scale "$scale"
-step arena 60 "$python" $gpu/arena_on_gpu.py --batchsize 64 --scale "$scale"
-step torch 75 "$python" $gpu/torch_on_gpu.py --memory-limit "$limit" --scale "$scale"
+step methods 210 "$python" $run_one gpu.methods_on_gpu --memory-limit "$limit" --scale "$scale"
+step arena 60 "$python" $run_one gpu.arena_on_gpu --batchsize 64 --scale "$scale"
+step torch 75 "$python" $run_one gpu.torch_on_gpu --memory-limit "$limit" --scale "$scale"
 # Files with gpu tests, the whole path first.
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
     --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)

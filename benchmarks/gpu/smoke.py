@@ -4,7 +4,7 @@ A residual network is trained by plain Chainer, once more by plain Chainer (does
 repeat itself?), in a session where everything fits, and under ``swap-all`` and
 ``hybrid`` in half the memory that it needs. Nothing in it adds atomically.
 
-    python benchmarks/gpu/smoke.py [--scale 0.1] [--insize 112]
+    python -m benchmarks run gpu.smoke [--scale 0.1] [--insize 112]
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import os
 import sys
 import time
 import traceback
 from typing import Any
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import chainer_hybridmem as hybridmem
 
@@ -27,9 +24,9 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-import saving
 from chainer import training
 
+from benchmarks import saving
 from chainer_hybridmem.architectures.resnet import ResidualBlock
 
 ITERATIONS = 10
@@ -164,11 +161,13 @@ def figures_of(session: hybridmem.Session) -> dict[str, Any]:
     return {name: figures[name] for name in names}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
     parser.add_argument('--insize', type=int, default=INSIZE)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     size = max(2, int(BATCHSIZE * options.scale)), options.insize
     network = f'residual network b{size[0]} at {size[1]}'
     result = saving.Rows('gpu_smoke', network=network, iterations=ITERATIONS)
@@ -200,7 +199,3 @@ def main() -> int:
             break
     print('same bits in half the memory' if good else 'NOT the same bits', flush=True)
     return 0 if good else 1
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

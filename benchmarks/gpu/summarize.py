@@ -1,15 +1,15 @@
 """Sums up in ``benchmarks/results/gpu.md`` what a run has saved so far.
 
-    python benchmarks/gpu/summarize.py [STEPS]
+    python -m benchmarks run gpu.summarize [STEPS]
 
 ``STEPS`` is the file that ``run.sh`` writes: name, outcome, code and seconds a line.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -207,15 +207,20 @@ def tests(name: str) -> str:
     return '\n'.join([', '.join(counts), '', *bad, *running[-1:]]) if lines else ''
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
+    parser.add_argument('steps', nargs='?', help='file that run.sh writes')
+
+
+def main(options: argparse.Namespace) -> int:
     bodies = {name: load(name) for name in PARTS}
     parts = ['# Measured on a GPU']
     known = [body for body in bodies.values() if body is not None]
     if known:
         about = known[0].get('environment', {})
         parts.append('\n'.join(f'- {key}: {value}' for key, value in about.items()))
-    if len(sys.argv) > 1 and os.path.exists(sys.argv[1]):
-        parts += ['## Steps', steps(sys.argv[1])]
+    if options.steps and os.path.exists(options.steps):
+        parts += ['## Steps', steps(options.steps)]
     for name, (title, show) in PARTS.items():
         body = bodies[name]
         if body is None:
@@ -235,7 +240,3 @@ def main() -> int:
         file.write(text)
     print(text)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -7,7 +7,7 @@ off, NCHW, momentum SGD. Its convolutions are cuDNN's, ours are im2col and matri
 products where CuPy has no cuDNN: the ratio of speeds shows that as well, each side's
 overhead over its own in-core time does not.
 
-    python benchmarks/gpu/torch_on_gpu.py [--memory-limit 16GiB] [--device cuda]
+    python -m benchmarks run gpu.torch_on_gpu [--memory-limit 16GiB] [--device cuda]
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ import gc
 import json
 import os
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import saving
-
+from benchmarks import saving
 from chainer_hybridmem.units import parse_bytes
 
 BATCHSIZE, INSIZE, CLASSES = 256, 224, 1000
@@ -177,14 +173,16 @@ def _over(row: dict[str, Any], base: dict[str, Any] | None) -> float | None:
     return row['iteration_seconds'] / base['iteration_seconds'] - 1 if base else None
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--memory-limit', default='16GiB')
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
     parser.add_argument('--insize', type=int, default=INSIZE)
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     limit, device = parse_bytes(options.memory_limit), options.device
     result = saving.Rows(NAME, limit_bytes=limit, device=device, ratios=[])
     try:
@@ -225,7 +223,3 @@ def skip(result: saving.Rows, why: str) -> int:
     print(f'skipped: {why}', flush=True)
     result.tell(skipped=why)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -3,28 +3,28 @@
 Numba's cache has it afterwards (``NUMBA_CACHE_DIR`` names its folder). A session on the
 host and every planner that ``methods_on_gpu.py`` asks by default see to it.
 
-    python benchmarks/gpu/warm.py
+    python -m benchmarks run gpu.warm
 """
 
 from __future__ import annotations
 
-import pathlib
-import sys
+import argparse
 import time
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
-
-from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import planners
 from chainer_hybridmem.simulation.problem import make_problem
+from tests.support import networks
 
 PLANNERS = ('hybrid', 'swap-all', 'pooch', 'superneurons')
 ITERATIONS = 8
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark takes nothing."""
+
+
+def main(options: argparse.Namespace) -> int:
     start = time.time()
     name = next(name for name in hybridmem.shipped_profiles() if 'resnet50' in name)
     profile = hybridmem.load_profile(name)
@@ -39,7 +39,3 @@ def main() -> int:
     networks.train(networks.Everything, data, memory_limit='1GB')
     print(f'a session: {time.time() - start:.1f} s', flush=True)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Evaluations per second and nanoseconds per operation, by network and candidate.
 
-    python benchmarks/paper/evaluations.py [--samples FOLDER] [--name NAME]
+    python -m benchmarks run paper.evaluations [--samples FOLDER] [--name NAME]
 
 The networks of ``gap.py`` with its limits, and made-up residual networks of growing
 size with half of the memory they need in-core. Candidates are neighbours, three maps
@@ -17,10 +17,10 @@ import sys
 import time
 from typing import Any
 
-import gap
 import numpy as np
-from gap import common, planning
 
+from benchmarks import common, planning
+from benchmarks.paper import gap
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.hybrid import RIVAL_MAPS
 from chainer_hybridmem.search import local_search
@@ -35,12 +35,14 @@ OPERATIONS = (500, 1000, 2000, 4000, 10_000)
 HYBRID_STEPS, ANNEALING_STEPS = 2000, 2000
 
 
-def main() -> int:
-    """Measures all, writes the result, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='recordings: ARCH.json')
     parser.add_argument('--name', default='evaluations', help='of the result')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measures all, writes the result, prints the table."""
     rows: list[Row] = []
     for title, problem, limit in gap.problems(options.samples):
         rows += measure(title, problem, limit)
@@ -124,7 +126,3 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
         )
         took.append((time.process_time() - began) / steps * 1e6)
     return float(np.median(took))
-
-
-if __name__ == '__main__':
-    sys.exit(main())

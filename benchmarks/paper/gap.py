@@ -1,6 +1,6 @@
 """How close to the bound a plan is after how much planning; evaluations per second.
 
-    python benchmarks/paper/gap.py [--samples FOLDER] [--name NAME] [--redraw]
+    python -m benchmarks run paper.gap [--samples FOLDER] [--name NAME] [--redraw]
 
 Networks of the paper and ResNet-152 on a modelled V100 with 16e9 bytes (whole
 forwards, see docs/guide/estimate.md), and a made-up residual network of 1,002
@@ -13,24 +13,17 @@ them, on neighbours of a plan: three maps changed at random.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import sys
 import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
-import ito
 import numpy as np
-import planning
 
+from benchmarks import common, planning, saving
+from benchmarks.paper import ito
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.library import write_text
 from chainer_hybridmem.search.annealing import actions_of
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import (
@@ -56,8 +49,8 @@ BLOCKS = (17, 67, 167, 334, 667, 1667)  # 10,000 operations at the end
 NEIGHBOURS, REPEATS = 64, 7
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--name', default='paper_gap', help='of the result files')
     parser.add_argument('--budget', nargs='+', type=float, default=BUDGETS)
@@ -67,12 +60,11 @@ def main() -> int:
     parser.add_argument(
         '--rates', action='store_true', help='measure only the evaluations again'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.redraw or options.rates:
-        folder = os.path.join(common.ROOT, 'benchmarks', 'results')
-        path = os.path.join(folder, f'{options.name}.json')
-        with open(path, encoding='utf-8') as file:
-            body = json.load(file)
+        body = saving.read(options.name)
         if options.rates:
             measure_again(body, options.samples)
             del body['environment']
@@ -290,7 +282,7 @@ def publish(name: str, body: Row) -> None:
     print('\n\n'.join(tables))
     text = (
         '# Planning: gap against time\n\n'
-        'Planner `hybrid` (`benchmarks/paper/gap.py`), V100 modelled, 16e9 bytes; the '
+        'Planner `hybrid` (`benchmarks run paper.gap`), V100 modelled, 16e9 bytes; the '
         'last network is made up. Columns are time budgets; in brackets the time it '
         'took: a baseline that has been started is finished. "bound": proven least '
         'time over in-core.\n\n{}\n\n![gap against planning time]({}.png)\n\n'
@@ -299,9 +291,8 @@ def publish(name: str, body: Row) -> None:
         'networks, a third each kept, swapped and recomputed.\n\n{}\n\n{}'
     )
     text = text.format(tables[0], name, *tables[1:], NOTES)
-    folder = os.path.join(common.ROOT, 'benchmarks', 'results')
-    write_text(os.path.join(folder, f'{name}.md'), text)
-    draw(os.path.join(folder, f'{name}.png'), networks)
+    saving.save_text(name, text)
+    draw(saving.path(name, 'png'), networks)
 
 
 def draw(path: str, networks: list[Row]) -> None:
@@ -323,7 +314,3 @@ def draw(path: str, networks: list[Row]) -> None:
     panel.grid(alpha=0.3)
     panel.legend()
     figure.savefig(path, dpi=110)
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Ito et al., Figs. 14 to 17, on a modelled V100 16 GB with PCIe 3.
 
-    python benchmarks/paper/ito.py [--arch NAME ...] [--planner NAME ...]
+    python -m benchmarks run paper.ito [--arch NAME ...] [--planner NAME ...]
                                    [--samples FOLDER] [--name NAME] [--redraw]
 
 Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
@@ -14,21 +14,15 @@ matplotlib, a picture to ``benchmarks/results``.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
-
+from benchmarks import common, saving
 from chainer_hybridmem.commands import figures
 from chainer_hybridmem.commands.compare import compare_one
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
     Estimator,
     load_device_model,
@@ -56,8 +50,8 @@ BATCHES = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--arch', nargs='+', choices=list(BATCHES), metavar='NAME')
     parser.add_argument('--planner', nargs='+', type=check_name, metavar='NAME')
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
@@ -65,16 +59,14 @@ def main() -> int:
     parser.add_argument(
         '--redraw', action='store_true', help='tables and picture from the JSON file'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     start = time.time()
     known = [name for name in METHODS if name in PLANNERS]
     planners = options.planner or known
     if options.redraw:
-        path = os.path.join(
-            common.ROOT, 'benchmarks', 'results', f'{options.name}.json'
-        )
-        with open(path, encoding='utf-8') as file:
-            publish(options.name, json.load(file), planners)
+        publish(options.name, saving.read(options.name), planners)
         return 0
     model = load_device_model(GPU)
 
@@ -386,19 +378,16 @@ NOTES = (pathlib.Path(__file__).resolve().parent / 'ito_notes.md').read_text()
 
 def write_markdown(name: str, tables: dict[str, str], factor: float) -> None:
     """Writes the tables next to the JSON file."""
-    from chainer_hybridmem.records.library import write_text
-
     head = (
         f'# Ito et al. on a modelled V100\n\nV100, PCIe 3, limit 16e9 bytes '
-        f'(`benchmarks/paper/ito.py`). Calibrated on ResNet-50 in-core at '
+        f'(`benchmarks run paper.ito`). Calibrated on ResNet-50 in-core at '
         f'{IN_CORE_SPEED:.0f} images/s: compute times x {factor:.3f}. Everything here '
         f'but the column of the paper is predicted, not measured. "whole" and "pass": '
         f'see `docs/guide/estimate.md`; all methods but "pass" replay whole forwards. '
         f'"-": does not fit. "gap" is to the proven bound.\n\n![throughput]({name}.png)'
     )
     parts = [head, *(f'## {title}\n{text}' for title, text in tables.items())]
-    folder = os.path.join(common.ROOT, 'benchmarks', 'results')
-    write_text(os.path.join(folder, f'{name}.md'), '\n\n'.join([*parts, NOTES]))
+    saving.save_text(name, '\n\n'.join([*parts, NOTES]))
 
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -484,13 +473,5 @@ def draw(name: str, rows: list[Row]) -> None:
     panels[1][0].set_ylabel('time over in-core in %')
     panels[0][0].legend(loc='lower left')
     panels[1][-1].legend(loc='upper left')
-    path = os.path.join(common.ROOT, 'benchmarks', 'results', f'{name}.png')
-    figure.savefig(path, dpi=110)
+    figure.savefig(saving.path(name, 'png'), dpi=110)
     print(f'written: benchmarks/results/{name}.png', file=sys.stderr)
-
-
-if __name__ == '__main__':
-    try:
-        raise SystemExit(main())
-    except OptionError as error:
-        raise SystemExit(str(error)) from error

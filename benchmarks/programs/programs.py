@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import models
 import numpy as np
-import vision
+
+from benchmarks.programs import models, vision
 
 PROGRAMS = {**models.PROGRAMS, **vision.PROGRAMS}
 SLOW = vision.SLOW  # seconds per iteration

@@ -3,13 +3,12 @@
 Trains the models of Chainer's examples, and some of chainercv, on small synthetic data:
 plain and under `optimize()` at three limits. These are 200 % of plain Chainer's peak,
 where nothing has to leave, and 75 % and 60 % of what can move between the smallest
-limit
-that trains the largest iteration and that peak. Everything runs in turns in one process
-per program. CPU seconds of each iteration are divided by those of the same iteration of
-plain Chainer; told are the medians of the first and of the last eight iterations. A
-program that fails is a row with its error.
+limit that trains the largest iteration and that peak. Everything runs in turns in one
+process per program. CPU seconds of each iteration are divided by those of the same
+iteration of plain Chainer; told are the medians of the first and of the last eight
+iterations. A program that fails is a row with its error.
 
-    python benchmarks/programs/run.py SOURCE [names...] [--label before]
+    python -m benchmarks run programs.run SOURCE [names...] [--label before]
         [--limits benchmarks/results/programs_before.json]
 
 SOURCE is a source tree of Chainer with its examples; chainercv is installed or lies
@@ -27,12 +26,10 @@ import sys
 import tempfile
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import common
-import programs
-from saving import RESULTS, Rows
+from benchmarks import common, saving
+from benchmarks.programs import programs
+from benchmarks.saving import Rows
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 MOST_SECONDS = 1800  # for one program
 SLOW_ITERATIONS = 12  # of programs whose iterations take seconds
 
@@ -47,7 +44,7 @@ def work(
     """
     slow = name in programs.SLOW
     count = SLOW_ITERATIONS if slow else options.iterations
-    path = [common.ROOT, os.path.dirname(HERE), *sys.path[1:]]
+    path = [common.ROOT, *sys.path[1:]]
     environment = {
         **os.environ,
         'PYTHONPATH': os.pathsep.join(p for p in path if p),
@@ -56,7 +53,7 @@ def work(
     with tempfile.TemporaryDirectory() as scratch:
         output = os.path.join(scratch, 'rows.json')
         subprocess.run(
-            [sys.executable, os.path.join(HERE, 'worker.py'), options.source, name,
+            [sys.executable, '-m', 'benchmarks.programs.worker', options.source, name,
              str(count), str(options.rounds), json.dumps(limits), output],
             env=environment, check=True, timeout=MOST_SECONDS, stderr=subprocess.PIPE,
             text=True,
@@ -105,37 +102,36 @@ COLUMNS: dict[str, Any] = {
 
 def write_table(name: str, rows: list[dict[str, Any]]) -> None:
     """Writes the rows as a Markdown table beside the result."""
-    where = common.environment()
     text = (
-        f"# Programs of Chainer's examples\n\nCommit {where['commit']}, "
-        f'{where["date"]}, {where["processor"]}, {where["cores"]} cores. CPU and wall '
+        f"# Programs of Chainer's examples\n\nCPU and wall "
         f'seconds per iteration over those of plain Chainer (medians of the first and '
         f'of the last eight iterations, and the sum of all). `guided`: iterations '
         f'that followed a plan, per step; dcgan has two backward passes in each.\n\n'
         f'{common.table(rows, COLUMNS)}\n'
     )
-    path = os.path.join(RESULTS, f'{name}.md')
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text(name, text)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('source')
     parser.add_argument('names', nargs='*', metavar='name', help='of programs')
     parser.add_argument('--iterations', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=1)
     parser.add_argument('--label', default='', help='end of the name of the result')
     parser.add_argument('--limits', help='an earlier result')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     options.source = os.path.abspath(options.source)
     unknown = [name for name in options.names if name not in programs.PROGRAMS]
     if unknown:
-        parser.error(
-            f'no program {unknown[0]!r}; known are {", ".join(programs.PROGRAMS)}'
-        )
+        known = ', '.join(programs.PROGRAMS)
+        raise SystemExit(f'no program {unknown[0]!r}; known are {known}')
     if options.iterations < 16:
-        parser.error(f'--iterations is {options.iterations}; at least 16 are needed')
+        raise SystemExit(
+            f'--iterations is {options.iterations}; at least 16 are needed'
+        )
     limits = earlier_limits(options.limits)
     name = 'programs' + (f'_{options.label}' if options.label else '')
     used: dict[str, Any] = {}
@@ -154,7 +150,3 @@ def main() -> int:
         write_table(name, rows.rows)
     write_table(name, rows.rows)
     return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -23,9 +23,10 @@ import chainer_hybridmem  # noqa: F401  before chainer, which it makes importabl
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import models
 import numpy as np
 import pkg_resources
+
+from benchmarks.programs import models
 
 GPU_MODULE = 'chainercv.utils.bbox._nms_gpu_post'  # Cython; may not be built
 GONE = {'float': float, 'int': int}  # of NumPy, which chainercv 0.13 needs

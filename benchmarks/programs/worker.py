@@ -1,6 +1,6 @@
 """Trains one program plain and under sessions; started by run.py.
 
-    python worker.py SOURCE NAME ITERATIONS ROUNDS LIMITS OUTPUT
+    python -m benchmarks.programs.worker SOURCE NAME ITERATIONS ROUNDS LIMITS OUTPUT
 
 LIMITS is JSON: bytes by name, or null to find them. OUTPUT gets the rows as JSON.
 """
@@ -10,20 +10,16 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 import statistics
 import sys
 import time
 import warnings
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import chainer_hybridmem as hybridmem
 
 # isort: split
-import models
-import programs
-
+from benchmarks.programs import models, programs
 from chainer_hybridmem.chainer_access.owners import permanent_arrays
 from chainer_hybridmem.devices.host.device import HostDevice
 

@@ -1,6 +1,6 @@
 """AutoSwap's experiments in the setting of Zhang et al. (2019), sections VI-B and VI-C.
 
-    python benchmarks/rivals/autoswap.py [--samples FOLDER] [--only NETWORK ...]
+    python -m benchmarks run rivals.autoswap [--samples FOLDER] [--only NETWORK ...]
                                          [--redraw]
 
 VGG and ResNets on CIFAR-10 shapes, batch 100, on a modelled GTX 1080 Ti, at the speed
@@ -23,18 +23,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import pathlib
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import combined
-import common
-import pools
-
+from benchmarks import combined, common, pools, saving
 from chainer_hybridmem import InfeasibleError, make_plan
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.bound import lower_bound
@@ -57,21 +49,22 @@ PUBLISHED = {'VGG16': 0.309, 'ResNet50': 0.342}
 PUBLISHED_HIDDEN = 0.94
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--only', nargs='+', choices=pools.TABLE_1, metavar='NETWORK')
     parser.add_argument('--redraw', action='store_true', help='from the JSON file')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.redraw:
-        with open(_path('json'), encoding='utf-8') as file:
-            publish(json.load(file)['networks'])
+        publish(saving.read(NAME)['networks'])
         return 0
     rows: list[Row] = []
     makers = combined.estimators(options.samples)
     for network in options.only or pools.TABLE_1:
         pair = common.recordings(
-            f'cifar:{network}', options.samples, pools.CIFAR_CLASSES
+            f'benchmarks.cifar:{network}', options.samples, pools.CIFAR_CLASSES
         )
         for speed, like in makers.items():
             if speed == 'model' and network not in PUBLISHED:
@@ -166,10 +159,6 @@ def proven_cut(problem: Problem, least: int) -> float:
 # -- text and picture --------------------------------------------------------------
 
 
-def _path(kind: str) -> str:
-    return os.path.join(common.ROOT, 'benchmarks', 'results', f'{NAME}.{kind}')
-
-
 def publish(rows: list[Row]) -> None:
     """Writes and prints the tables, draws the picture."""
     parts = [
@@ -187,8 +176,7 @@ def publish(rows: list[Row]) -> None:
         '',
     ]
     text = '\n\n'.join(parts)
-    with open(_path('md'), 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text(NAME, text)
     print(text)
     draw(rows)
 
@@ -266,7 +254,7 @@ def draw(rows: list[Row]) -> None:
     panels[0][0].set(ylabel='overhead (predicted)')
     panels[0][0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(_path('png'), dpi=110)
+    figure.savefig(saving.path(NAME, 'png'), dpi=110)
     plt.close(figure)
 
 
@@ -287,7 +275,3 @@ def panel_of(panel: Any, row: Row) -> None:
     panel.set(xlabel='load limit [MB]', title=f'{row["network"]}, {row["moving"]}')
     panel.yaxis.set_major_formatter(lambda y, _: f'{y:.0%}')
     panel.grid(alpha=0.3)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Every planner on every shipped profile, from the least memory to the in-core peak.
 
-    python benchmarks/rivals/compare.py [--sweep N] [--profile NAME ...] [--redraw]
+    python -m benchmarks run rivals.compare [--sweep N] [--profile NAME ...] [--redraw]
 
 What ``hybridmem compare --sweep`` does, kept as a result. ``exact`` is left out (it
 starts from hybrid's plan and proves), and so is ``manual`` (it does what it is told).
@@ -11,17 +11,12 @@ Fails if any planner is faster than the default one anywhere. Writes
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
 from PIL import Image
 
+from benchmarks import common, saving
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import compare
 from chainer_hybridmem.commands.progress import Progress
@@ -38,15 +33,16 @@ COLORS = 64  # of the picture, which has few
 LEVEL = 1e-6  # of the time; a plan this much faster is as fast
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--sweep', type=int, default=6, help='limits for each profile')
     parser.add_argument('--profile', nargs='+', default=shipped_profiles())
     parser.add_argument('--redraw', action='store_true', help='from the JSON file')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.redraw:
-        with open(_path('json'), encoding='utf-8') as file:
-            body = json.load(file)
+        body = saving.read(NAME)
         publish(body['rows'], body['peaks'])
         return 0
     planners = [name for name in names() if name not in LEFT_OUT]
@@ -92,10 +88,6 @@ def faster(rows: list[Row]) -> list[str]:
     return result
 
 
-def _path(kind: str) -> str:
-    return os.path.join(common.ROOT, 'benchmarks', 'results', f'{NAME}.{kind}')
-
-
 def publish(rows: list[Row], peaks: dict[str, int]) -> None:
     """Writes and prints the summary and one table per profile, draws the picture."""
     parts = [
@@ -108,13 +100,12 @@ def publish(rows: list[Row], peaks: dict[str, int]) -> None:
         here = [row for row in rows if row['profile'] == profile]
         parts += [f'## {profile}', overheads(here, peak)]
     text = '\n\n'.join([*parts, ''])
-    with open(_path('md'), 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text(NAME, text)
     print(text)
-    comparison_plot.draw(rows, _path('png'), peaks, names(), DEFAULT)
-    with Image.open(_path('png')) as picture:
+    comparison_plot.draw(rows, saving.path(NAME, 'png'), peaks, names(), DEFAULT)
+    with Image.open(saving.path(NAME, 'png')) as picture:
         small = picture.convert('RGB').quantize(COLORS)
-    small.save(_path('png'), optimize=True)
+    small.save(saving.path(NAME, 'png'), optimize=True)
 
 
 def overheads(rows: list[Row], peak: int) -> str:
@@ -135,7 +126,3 @@ def overheads(rows: list[Row], peak: int) -> str:
 
 def _percent(value: float | None) -> str:
     return '' if value is None else f'{value:+.1%}'
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -11,33 +11,28 @@ iteration; two thirds of what lies above parameters, gradients and optimizer sta
 inside the limit. Without ``--arena`` sessions have none, so that nothing but triggers
 changes.
 
-    python benchmarks/rivals/feedback.py [--rounds 1] [--arena]
+    python -m benchmarks run rivals.feedback [--rounds 1] [--arena]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import pathlib
 import statistics
-import sys
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
-
-import common  # noqa: E402
+from benchmarks import common
 
 # isort: split
-import chainer  # noqa: E402
-import cifar  # noqa: E402
-import numpy as np  # noqa: E402
+import chainer
+import numpy as np
 
-import chainer_hybridmem as hybridmem  # noqa: E402
-from chainer_hybridmem.records.plan import Action, Plan  # noqa: E402
-from chainer_hybridmem.records.profile import Profile  # noqa: E402
-from chainer_hybridmem.search.feedback import moved_earlier  # noqa: E402
-from chainer_hybridmem.simulation import make_problem, simulate  # noqa: E402
+import chainer_hybridmem as hybridmem
+from benchmarks import cifar
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.search.feedback import moved_earlier
+from chainer_hybridmem.simulation import make_problem, simulate
 
 ARCH, BATCHSIZE = 'ResNet50', 4
 PART = 0.65  # of what lies above parameters, gradients and optimizer state
@@ -166,12 +161,14 @@ def rehearse(profile: Profile, plan: Plan, by_lateness: bool) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--rounds', type=int, default=1)
     parser.add_argument('--arena', action='store_true', help='as sessions have it')
     parser.add_argument('--name', default='rivals_feedback', help='of the result file')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     given, rows = conditions(), []
     for turn in range(2 * options.rounds):
         rows.append(run(given, turn % 2 == 0, options.arena))
@@ -194,7 +191,3 @@ def main() -> int:
             print(f'step {step}: {late[0]:.3f} to {late[-1]:.3f} s late', end=', ')
             print(f'{len(late) - 1} iterations')
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Chainer's own recomputation, ``F.forget``, beside plans with the memory it needs.
 
-    python benchmarks/rivals/forget.py [--batchsize N] [--insize N] [--rounds N]
+    python -m benchmarks run rivals.forget [--batchsize N] [--insize N] [--rounds N]
 
 ResNet-50 on the CPU: plain Chainer; every residual block inside ``F.forget``, as its
 documentation has it; and sessions whose limit is the peak of that, with copies as fast
@@ -15,19 +15,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
-
 import chainer_hybridmem as hybridmem
+from benchmarks import catalogue, common
 
 # isort: split
 import chainer.functions as F
@@ -115,12 +110,11 @@ def timed(training: Training, iterations: int) -> list[float]:
 
 def run(variant: str, options: argparse.Namespace, limit_bytes: int) -> Row:
     """Runs one variant in a process of its own."""
-    script = os.path.abspath(__file__)
     arguments = ['--child', variant, '--limit', str(limit_bytes)]
     for name in ('batchsize', 'insize', 'iterations'):
         arguments += [f'--{name}', str(getattr(options, name))]
     done = subprocess.run(
-        [sys.executable, script, *arguments],
+        [*catalogue.command('rivals.forget'), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -130,15 +124,17 @@ def run(variant: str, options: argparse.Namespace, limit_bytes: int) -> Row:
     return {'fits': True, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--batchsize', type=int, default=8)
     parser.add_argument('--insize', type=int, default=112)
     parser.add_argument('--iterations', type=int, default=6)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--child', help=argparse.SUPPRESS)
     parser.add_argument('--limit', type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.child:
         print(json.dumps(child(options)))
         return 0
@@ -181,7 +177,3 @@ def summary(variant: str, runs: list[Row], iterations: int) -> Row:
         'seconds': statistics.median(last),
         'all_seconds': [run['seconds'] for run in runs],
     }
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Published figures of newer systems, and every planner in the same setting.
 
-    python benchmarks/rivals/published.py [--samples FOLDER] [--only SETTING ...]
+    python -m benchmarks run rivals.published [--samples FOLDER] [--only SETTING ...]
                                           [--redraw]
 
 Each setting is a network, a batch size, a GPU and a limit on the axes of one published
@@ -17,16 +17,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
-import os
-import pathlib
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
-
+from benchmarks import common, saving
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.planners import names
@@ -145,17 +139,18 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('--samples', metavar='FOLDER', help='keeps the recordings')
     parser.add_argument('--only', nargs='+', default=[''], metavar='SETTING')
     parser.add_argument(
         '--redraw', action='store_true', help='table from the JSON file'
     )
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.redraw:
-        with open(_path('json'), encoding='utf-8') as file:
-            publish(json.load(file)['settings'])
+        publish(saving.read(NAME)['settings'])
         return 0
     rows = []
     for setting in SETTINGS:
@@ -238,15 +233,10 @@ def bound_overhead(row: Row) -> float | None:
     return row['lower_bound_seconds'] / row['in_core_seconds'] - 1
 
 
-def _path(kind: str) -> str:
-    return os.path.join(common.ROOT, 'benchmarks', 'results', f'{NAME}.{kind}')
-
-
 def publish(rows: list[Row]) -> None:
     """Writes and prints the tables."""
     text = markdown(rows)
-    with open(_path('md'), 'w', encoding='utf-8') as file:
-        file.write(text)
+    saving.save_text(NAME, text)
     print(text)
 
 
@@ -317,7 +307,3 @@ def everybody(rows: list[Row]) -> str:
     return common.table(
         table, {'planner': str, **dict.fromkeys(titles.values(), percent)}
     )
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Makes the profiles that the package ships, ``chainer_hybridmem/profiles``.
 
-    python benchmarks/rivals/record_profiles.py [NAME ...] [--samples FOLDER]
+    python -m benchmarks run rivals.record_profiles [NAME ...] [--samples FOLDER]
                                                 [--gpu [LABEL]] [--rounds N]
                                                 [--output FOLDER]
 
@@ -27,11 +27,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import common
-
+from benchmarks import common
 from chainer_hybridmem import architectures, profiles
 from chainer_hybridmem.commands import recording, samples
 from chainer_hybridmem.estimation import Estimator, load_device_model
@@ -63,8 +59,8 @@ HOST = {
     'resnet50-b8-host': Source('resnet50', 8),
     'googlenet-b16-host': Source('googlenet', 16),
     'alexnet-b32-host': Source('alexnet', 32),
-    'lstm-b128-host': Source('sequences:LSTM', 128),
-    'transformer-b8-host': Source('sequences:Transformer', 8),
+    'lstm-b128-host': Source('benchmarks.rivals.sequences:LSTM', 128),
+    'transformer-b8-host': Source('benchmarks.rivals.sequences:Transformer', 8),
 }
 ESTIMATED = {
     'resnet50-b640-v100-estimated': Source('resnet50', 640, V100),
@@ -76,23 +72,13 @@ GPU = {
     'resnet50-b256': Source('resnet50', 256),
     'googlenet-b512': Source('googlenet', 512),
     'alexnet-b1024': Source('alexnet', 1024),
-    'lstm-b1024': Source('sequences:LSTM', 1024),
-    'transformer-b256': Source('sequences:Transformer', 256),
+    'lstm-b1024': Source('benchmarks.rivals.sequences:LSTM', 1024),
+    'transformer-b256': Source('benchmarks.rivals.sequences:Transformer', 256),
 }
 
 
-def main() -> None:
-    options = parse()
-    for name, source in chosen(options).items():
-        print(f'{name}: {source.batchsize} pictures', file=sys.stderr)
-        profile = make(source, options)
-        path = os.path.join(options.output, name + profiles.SUFFIX)
-        nbytes = write(profile, source, path)
-        print(f'{name}: {nbytes / 1e3:.0f} kB', file=sys.stderr)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('names', nargs='*', metavar='NAME', help='default all')
     parser.add_argument('--samples', metavar='FOLDER', help='keeps small recordings')
     parser.add_argument('--rounds', type=int, default=ROUNDS, metavar='N')
@@ -100,7 +86,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--output', default=os.path.dirname(profiles.__file__), metavar='FOLDER'
     )
-    return parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    for name, source in chosen(options).items():
+        print(f'{name}: {source.batchsize} pictures', file=sys.stderr)
+        profile = make(source, options)
+        path = os.path.join(options.output, name + profiles.SUFFIX)
+        nbytes = write(profile, source, path)
+        print(f'{name}: {nbytes / 1e3:.0f} kB', file=sys.stderr)
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Source]:
@@ -190,7 +184,3 @@ def rounded(value: Any) -> Any:
         dict: lambda items: {key: rounded(item) for key, item in items.items()},
     }
     return kinds.get(type(value), lambda other: other)(value)
-
-
-if __name__ == '__main__':
-    main()

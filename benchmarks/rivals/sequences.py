@@ -1,4 +1,6 @@
-"""Two networks that are no stacks of convolutions, for ``--arch sequences:NAME``.
+"""Two networks that are no stacks of convolutions.
+
+``--arch benchmarks.rivals.sequences:NAME`` chooses one.
 
 Both read pictures, as every architecture does: the LSTM row by row, the transformer
 patch by patch.

@@ -12,7 +12,7 @@ reads it (`Verifier`).
 The tests are those of Chainer's source at v7.8.1 (the source package does not contain
 them); nothing of them comes with this project.
 
-    python benchmarks/upstream/run.py FOLDER [--what links_tests optimizers_tests:5 ...]
+    python -m benchmarks run upstream.run FOLDER [--what links_tests ...]
 
 FOLDER is a checkout of Chainer at v7.8.1; it is cloned from GitHub if there is none.
 A part may have a share: ``:5`` runs every fifth test, chosen by its name, and of every
@@ -32,14 +32,14 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import common
-import regimes
-from worker import PLAIN, method_of
+from benchmarks import common, saving
+from benchmarks.upstream import regimes
+from benchmarks.upstream.worker import PLAIN, method_of
 
 SOURCE = 'https://github.com/chainer/chainer'
 TAG = 'v7.8.1'
-HERE = os.path.dirname(os.path.abspath(__file__))
+# A script, not -m: the current folder is Chainer's source and must not be imported.
+WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'worker.py')
 PARTS = [
     *(
         f'functions_tests/{part}_tests'
@@ -79,9 +79,8 @@ def work(
             with open(names, 'w', encoding='utf-8') as file:
                 json.dump(list(only), file)
             arguments.append(f'@{names}')
-        worker = os.path.join(HERE, 'worker.py')
         subprocess.run(
-            [sys.executable, worker, *arguments],
+            [sys.executable, WORKER, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.DEVNULL,
@@ -176,20 +175,20 @@ def save(rows: list[dict[str, Any]], name: str) -> None:
 
 def saved(name: str) -> list[dict[str, Any]]:
     """The parts of a result that is there."""
-    path = os.path.join(common.ROOT, 'benchmarks', 'results', f'{name}.json')
-    with open(path, encoding='utf-8') as file:
-        rows: list[dict[str, Any]] = json.load(file)['parts']
+    rows: list[dict[str, Any]] = saving.read(name)['parts']
     return rows
 
 
-def main() -> int:
-    """Runs the tests part by part and saves the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
     parser.add_argument('folder')
     parser.add_argument('--what', nargs='+', default=PARTS, help='parts, as PART:SHARE')
     parser.add_argument('--add', action='store_true', help='keep the other parts')
     parser.add_argument('--name', default='upstream_tests')
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the tests part by part and saves the counts."""
     folder = os.path.abspath(options.folder)
     obtain(folder)
     rows = {row['part']: row for row in saved(options.name)} if options.add else {}
@@ -202,7 +201,3 @@ def main() -> int:
         order = sorted(rows.values(), key=lambda row: PARTS.index(row['part']))
         save(order, options.name)
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

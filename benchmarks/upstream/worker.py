@@ -19,8 +19,9 @@ import chainer_hybridmem  # noqa: F401  before chainer
 # isort: split
 import numpy as np
 import pytest
-import regimes
 from _pytest.runner import runtestprotocol
+
+from benchmarks.upstream import regimes
 
 sys.modules.setdefault('mock', unittest.mock)  # the package of that name, by today's
 UNWANTED = ('gpu', 'cudnn', 'ideep', 'chainerx', 'slow', 'multi_gpu', 'theano')

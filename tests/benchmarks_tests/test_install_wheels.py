@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import install_wheels
+from benchmarks.gpu import install_wheels
 
 
 def test_only_what_lacks(tmp_path):

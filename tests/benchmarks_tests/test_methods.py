@@ -6,12 +6,12 @@ import chainer_hybridmem  # noqa: F401  before chainer
 
 # isort: split
 import chainer
-import methods
 import pytest
-import saving
-import summarize
 from support import networks
 
+from benchmarks import __main__ as cli
+from benchmarks import methods, saving
+from benchmarks.gpu import summarize
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners import PLANNERS
 
@@ -90,8 +90,7 @@ def test_the_summary_of_half_a_run(rows, tmp_path, monkeypatch, capsys):
     )
     steps = tmp_path / 'steps.tsv'
     steps.write_text('smoke\tout of time\t124\t60\n')
-    monkeypatch.setattr(summarize.sys, 'argv', ['summarize.py', str(steps)])
-    assert summarize.main() == 0
+    assert cli.main(['run', 'gpu.summarize', str(steps)]) == 0
     text = (tmp_path / 'gpu.md').read_text()
     assert 'out of time' in text and 'Speeds under the limit' in text
     assert '1 passed, 1 failed' in text

@@ -1,4 +1,4 @@
-"""Result files: nothing measured is lost, nothing is said that nobody knows."""
+"""Result files: nothing measured is lost, and what is unknown says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-import saving
+
+from benchmarks import saving
 
 
 @pytest.fixture
@@ -53,11 +54,11 @@ class TestRows:
 
     def test_a_killed_process_leaves_its_rows(self, tmp_path):
         code = (
-            'import os, saving; saving.RESULTS = os.environ["FOLDER"]\n'
+            'import os\nfrom benchmarks import saving\n'
+            'saving.RESULTS = os.environ["FOLDER"]\n'
             'saving.Rows("some").add({"planner": "one"}); os.kill(os.getpid(), 9)'
         )
-        path = os.pathsep.join([os.path.dirname(saving.__file__), saving.ROOT])
-        environment = {**os.environ, 'FOLDER': str(tmp_path), 'PYTHONPATH': path}
+        environment = {**os.environ, 'FOLDER': str(tmp_path), 'PYTHONPATH': saving.ROOT}
         done = subprocess.run([sys.executable, '-c', code], env=environment)
         assert done.returncode == -signal.SIGKILL
         assert read(tmp_path, 'some')['rows'] == [{'planner': 'one'}]

@@ -6,8 +6,10 @@ import json
 import sys
 
 import pytest
-import saving
-import torch_on_gpu
+
+from benchmarks import __main__ as cli
+from benchmarks import saving
+from benchmarks.gpu import torch_on_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +20,7 @@ def results(tmp_path, monkeypatch):
 
 def test_without_pytorch_it_is_left_out_and_says_why(results, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)
-    monkeypatch.setattr(sys, 'argv', ['torch_on_gpu.py'])
-    assert torch_on_gpu.main() == 0
+    assert cli.main(['run', 'gpu.torch_on_gpu']) == 0
     body = json.loads((results / 'gpu_torch.json').read_text())
     assert 'PyTorch cannot be imported' in body['skipped'] and body['rows'] == []
 

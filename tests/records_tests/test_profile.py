@@ -18,8 +18,10 @@ from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records.profile import (
     Category,
     Link,
+    Operation,
     Phase,
     Profile,
+    Recipe,
     Storage,
 )
 from chainer_hybridmem.records.profile_checks import check_profile
@@ -28,9 +30,9 @@ from chainer_hybridmem.simulation import make_problem
 
 NAMES: dict[str, list[str]] = {}
 for name, kind in (
-    ('operations', toys.Operation),
-    ('storages', toys.Storage),
-    ('recipes', toys.Recipe),
+    ('operations', Operation),
+    ('storages', Storage),
+    ('recipes', Recipe),
 ):
     NAMES[name] = [field.name for field in dataclasses.fields(kind)]
 

@@ -1,6 +1,6 @@
 """Programs that change their iterations or use the graph in unusual ways.
 
-Every scenario (tests/support/scenarios.py) gives the bits of plain Chainer after every
+Every scenario (tests/support/scenarios/) gives the bits of plain Chainer after every
 update, stays inside its limit, and settles as far as the program lets it.
 """
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import chainer_hybridmem as hybridmem
-from support import networks
+
+from . import networks
 
 # isort: split
 import chainer

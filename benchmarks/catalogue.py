@@ -1,0 +1,190 @@
+"""The benchmarks by name: what they show, what they write, what they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """One benchmark.
+
+    Attributes:
+        name: Module in this package.
+        help: What it shows, in one line.
+        results: Files that it writes to ``results``.
+        needs: What a machine needs beside a processor; empty if nothing.
+    """
+
+    name: str
+    help: str
+    results: tuple[str, ...] = ()
+    needs: str = ''
+
+
+GPU = 'a GPU'
+BENCHMARKS = (
+    Benchmark(
+        'host_methods',
+        'planners of Ito et al. (Fig. 14) and hybrid on a CPU, measured and predicted',
+        ('host_methods.json',),
+    ),
+    Benchmark(
+        'draw_methods', 'the picture of host_methods.json', ('host_methods.png',)
+    ),
+    Benchmark('pairs', 'hybrid against pooch, in turns', ('host_pairs.json',)),
+    Benchmark(
+        'exactness', 'every planner in half the memory, bits', ('host_exactness.json',)
+    ),
+    Benchmark(
+        'os_limit',
+        'a memory control group kills plain Chainer and not a session',
+        ('host_os_limit.json',),
+    ),
+    Benchmark('host_limit', 'less and less RAM for host copies', ('host_limit.json',)),
+    Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
+    Benchmark(
+        'varying_lengths',
+        'a language model of varying lengths beside a fixed length',
+        ('varying_lengths.json',),
+    ),
+    Benchmark(
+        'memory_profile', 'cost of watching the memory pool', ('memory_profile.json',)
+    ),
+    Benchmark(
+        'checked_replays',
+        'cost of comparing every recomputed map',
+        ('checked_replays.json',),
+    ),
+    Benchmark('recompute', 'forward, whole replay and pass', ('recompute.json',)),
+    Benchmark(
+        'splitting',
+        'ResNet-50 below the working set of single functions',
+        ('splitting.json',),
+    ),
+    Benchmark('planning', 'evaluations per second, seconds per planner'),
+    Benchmark(
+        'pools',
+        'footprint of pools and layouts over the peak load',
+        ('pools.json', 'pools.md'),
+    ),
+    Benchmark('arena', 'the arena on a CPU: footprint, speed', ('host_arena.json',)),
+    Benchmark(
+        'multiloading',
+        "a forward pass without backward, beside Caffe's multiloading",
+        ('multiloading.json', 'multiloading.md'),
+    ),
+    Benchmark(
+        'combined',
+        'plan and layout together, beside Zhang et al.',
+        ('combined.json', 'combined.md', 'combined.png'),
+    ),
+    Benchmark(
+        'crossing',
+        'least memory if states and parameters may leave',
+        ('crossing.json',),
+    ),
+    Benchmark(
+        'many_allocations',
+        'a detector with up to 100,000 small allocations an iteration',
+        ('many_allocations.json',),
+    ),
+    Benchmark(
+        'scale',
+        'planning time and gap of hybrid for five networks',
+        ('planning_scale.json',),
+    ),
+    Benchmark(
+        'cuda_counts',
+        'what every iteration calls of CUDA',
+        ('cuda_counts.json',),
+        'the emulator',
+    ),
+    Benchmark('house', 'the shape of the code: files, classes, functions'),
+    Benchmark(
+        'paper.ito',
+        'Ito et al., Figs. 14 to 17, on a modelled V100',
+        ('paper_ito.json', 'paper_ito.md', 'paper_ito.png'),
+    ),
+    Benchmark(
+        'paper.gap',
+        'gap to the bound against planning time',
+        ('paper_gap.json', 'paper_gap.md', 'paper_gap.png'),
+    ),
+    Benchmark(
+        'paper.evaluations',
+        'evaluations per second by network and kind of candidate',
+        ('evaluations.json',),
+    ),
+    Benchmark(
+        'rivals.compare',
+        'every planner on every shipped profile',
+        ('rivals_compare.json', 'rivals_compare.md', 'rivals_compare.png'),
+    ),
+    Benchmark(
+        'rivals.published',
+        'figures of eight papers beside every planner',
+        ('rivals_published.json', 'rivals_published.md'),
+    ),
+    Benchmark(
+        'rivals.autoswap',
+        "AutoSwap's experiments",
+        ('rivals_autoswap.json', 'rivals_autoswap.md', 'rivals_autoswap.png'),
+    ),
+    Benchmark(
+        'rivals.forget', "Chainer's F.forget beside plans", ('rivals_forget.json',)
+    ),
+    Benchmark(
+        'rivals.feedback',
+        "Capuchin's feedback on a link that becomes slower",
+        ('rivals_feedback.json',),
+    ),
+    Benchmark(
+        'rivals.record_profiles', 'makes the shipped profiles, with --gpu of a GPU'
+    ),
+    Benchmark(
+        'programs.run',
+        "Chainer's example programs below and above their peak",
+        ('programs_LABEL.json', 'programs_LABEL.md'),
+        "Chainer's source",
+    ),
+    Benchmark(
+        'upstream.run',
+        "Chainer's own tests with every feature map leaving",
+        ('upstream_tests.json',),
+        "Chainer's source",
+    ),
+    Benchmark('gpu.install_wheels', 'installs what a GPU machine lacks'),
+    Benchmark('gpu.look', 'which GPU and packages a run has', needs=GPU),
+    Benchmark('gpu.warm', 'compiles what the next ones need'),
+    Benchmark('gpu.smoke', 'a loop in half its memory, bits', ('gpu_smoke.json',), GPU),
+    Benchmark(
+        'gpu.exactness_on_gpu',
+        'small networks in less memory, bits',
+        ('gpu_exactness.json',),
+        GPU,
+    ),
+    Benchmark(
+        'gpu.methods_on_gpu',
+        'planners at a limit, measured and predicted',
+        ('gpu_methods.json',),
+        GPU,
+    ),
+    Benchmark(
+        'gpu.arena_on_gpu', 'the arena as the driver sees it', ('gpu_arena.json',), GPU
+    ),
+    Benchmark(
+        'gpu.torch_on_gpu',
+        "PyTorch's own ways in the same memory",
+        ('gpu_torch.json',),
+        'a GPU and PyTorch',
+    ),
+    Benchmark('gpu.summarize', 'sums up what a run has saved', ('gpu.md',)),
+)
+BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+
+
+def command(name: str) -> list[str]:
+    """The command line of a benchmark, for a process of its own."""
+    return [sys.executable, '-m', 'benchmarks', 'run', name]

@@ -1,0 +1,1 @@
+"""Benchmarks on an NVIDIA GPU; ``run.sh`` runs them in turn."""

@@ -1,0 +1,1 @@
+"""Figures of the paper by Ito et al., and how planning scales."""

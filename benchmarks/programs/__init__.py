@@ -1,0 +1,1 @@
+"""Chainer's example programs under sessions."""

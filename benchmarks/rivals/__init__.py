@@ -1,0 +1,1 @@
+"""Other systems and published figures beside the planners."""

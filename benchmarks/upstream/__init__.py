@@ -1,0 +1,1 @@
+"""Chainer's own tests with every feature map leaving."""
