@@ -19,7 +19,8 @@ from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.pools import in_core_trace, planned_trace
 from chainer_hybridmem.recording import small_arrays
 from chainer_hybridmem.recording.small_arrays import count_together, find_small
-from chainer_hybridmem.records.profile import Category, Profile, Storage, check_profile
+from chainer_hybridmem.records.profile import Category, Profile, Storage
+from chainer_hybridmem.records.profile_checks import check_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import make_problem
 
