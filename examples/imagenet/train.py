@@ -24,6 +24,7 @@ import chainer_hybridmem as hybridmem
 import chainer
 import datasets
 import numpy as np
+import picture_files
 from chainer.training import extensions
 
 from chainer_hybridmem import architectures
@@ -68,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(parser, argv)
     try:
         trainer, extension = make_trainer(args)
-    except (UsageError, datasets.DatasetError, HybridMemoryError) as error:
+    except (UsageError, picture_files.DatasetError, HybridMemoryError) as error:
         parser.error(str(error))
     print(describe(args, trainer))
     try:
         # The exception is shown once: here, or by Python with its traceback.
         trainer.run(show_loop_exception_msg=False)
-    except (datasets.DatasetError, HybridMemoryError) as error:
+    except (picture_files.DatasetError, HybridMemoryError) as error:
         print(f'{parser.prog}: error: {error}', file=sys.stderr)
         return 1
     if extension is not None:

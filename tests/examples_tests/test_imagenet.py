@@ -44,6 +44,8 @@ def load(name):
 
 
 datasets = load('datasets')
+picture_files = load('picture_files')
+DatasetError = picture_files.DatasetError
 train = load('train')
 
 
@@ -89,17 +91,17 @@ class TestLabeledImages:
     def test_bad_line(self, pictures, line):
         (pictures / 'list.txt').write_text(f'a.png 0\n{line}\n')
 
-        with pytest.raises(datasets.DatasetError, match='line 2: expected'):
+        with pytest.raises(DatasetError, match='line 2: expected'):
             datasets.LabeledImages(pictures / 'list.txt', pictures, 8)
 
     def test_no_list_file(self, tmp_path):
-        with pytest.raises(datasets.DatasetError, match='Cannot read the list file'):
+        with pytest.raises(DatasetError, match='Cannot read the list file'):
             datasets.LabeledImages(tmp_path / 'list.txt', tmp_path, 8)
 
     def test_empty_list_file(self, tmp_path):
         (tmp_path / 'list.txt').write_text('\n')
 
-        with pytest.raises(datasets.DatasetError, match='names no picture'):
+        with pytest.raises(DatasetError, match='names no picture'):
             datasets.LabeledImages(tmp_path / 'list.txt', tmp_path, 8)
 
     @pytest.mark.parametrize('content', [None, b'no picture'])
@@ -109,7 +111,7 @@ class TestLabeledImages:
             (pictures / 'a.png').write_bytes(content)
         data = datasets.LabeledImages(pictures / 'list.txt', pictures, 8)
 
-        with pytest.raises(datasets.DatasetError, match='Cannot read the picture'):
+        with pytest.raises(DatasetError, match='Cannot read the picture'):
             data[0]
 
 
@@ -133,13 +135,13 @@ class TestFashionMnist:
 
     def test_keeps_the_pixels_at_their_own_size(self, folder):
         data = datasets.FashionMnist(28, folder)
-        raw = datasets.read_idx(folder / 'train-images-idx3-ubyte', 3)
+        raw = picture_files.read_idx(folder / 'train-images-idx3-ubyte', 3)
 
         expected = (raw[1] - datasets.IMAGENET_MEAN[0]) / datasets.IMAGENET_DEVIATION[0]
         np.testing.assert_allclose(data[1][0][0], expected, rtol=1e-5)
 
     def test_missing_files_name_the_package(self, tmp_path):
-        with pytest.raises(datasets.DatasetError, match='dataset-fashion-mnist'):
+        with pytest.raises(DatasetError, match='dataset-fashion-mnist'):
             datasets.FashionMnist(28, tmp_path)
 
     def test_numbers_differ(self, folder):
@@ -147,7 +149,7 @@ class TestFashionMnist:
             (folder / f'train-labels-idx1-ubyte{suffix}').unlink(missing_ok=True)
         write_idx(folder / 'train-labels-idx1-ubyte', np.zeros(4, np.uint8))
 
-        with pytest.raises(datasets.DatasetError, match='5 pictures but 4 labels'):
+        with pytest.raises(DatasetError, match='5 pictures but 4 labels'):
             datasets.FashionMnist(28, folder)
 
 
@@ -163,8 +165,8 @@ class TestFashionMnist:
 def test_damaged_idx_file(tmp_path, content, message):
     (tmp_path / 'labels').write_bytes(content)
 
-    with pytest.raises(datasets.DatasetError, match=message):
-        datasets.read_idx(tmp_path / 'labels', dimensions=1)
+    with pytest.raises(DatasetError, match=message):
+        picture_files.read_idx(tmp_path / 'labels', dimensions=1)
 
 
 class TestSyntheticPictures:
@@ -211,7 +213,7 @@ class TestDemoPictures:
     def test_without_scikit_image(self, monkeypatch):
         monkeypatch.setattr(datasets.importlib.util, 'find_spec', lambda name: None)
 
-        with pytest.raises(datasets.DatasetError, match='pip install scikit-image'):
+        with pytest.raises(DatasetError, match='pip install scikit-image'):
             datasets.DemoPictures(32)
 
     def test_fashion_mnist_is_preferred(self, tmp_path, monkeypatch):
@@ -224,8 +226,8 @@ class TestDemoPictures:
 def test_without_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, 'PIL', None)
 
-    with pytest.raises(datasets.DatasetError, match='pip install pillow'):
-        datasets.import_pillow()
+    with pytest.raises(DatasetError, match='pip install pillow'):
+        picture_files.import_pillow()
 
 
 class TestTrain:
