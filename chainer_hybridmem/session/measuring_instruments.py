@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.observer import Observer
 from chainer_hybridmem.execution.verifier import Verdict, Verification, Verifier
 from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.recording import Recorder
@@ -99,12 +100,17 @@ class Instruments:
 
     def trace(self) -> None:
         """Traces the iteration."""
-        self.tracer = self._executor.observer = Tracer(self._device)
+        self.tracer = Tracer(self._device)
+        self._observe_with(self.tracer)
         self.tracer.enter()
 
     def find_late(self) -> None:
         """Finds out which swap-ins are late."""
-        self.lateness = self._executor.observer = Lateness(self._device)
+        self.lateness = Lateness(self._device)
+        self._observe_with(self.lateness)
+
+    def _observe_with(self, observer: Observer | None) -> None:
+        self._executor.observer = observer
 
     def log_allocations(self) -> None:
         """Logs what the iteration allocates."""
@@ -172,7 +178,8 @@ class Instruments:
         """Ends whatever observes the executor."""
         if self.tracer is not None:
             self.tracer.close()
-        self.tracer = self._executor.observer = None
+        self.tracer = None
+        self._observe_with(None)
 
     def stop_following(self) -> None:
         """It is no iteration of the plan it has followed; a recording goes on."""

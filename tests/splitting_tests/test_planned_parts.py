@@ -18,8 +18,7 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.session import plan_maker
-from chainer_hybridmem.session import session as session_module
+from chainer_hybridmem.session import observation, plan_maker
 from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.session import Session
@@ -63,7 +62,7 @@ def test_only_the_trial_iteration_tries(data, monkeypatch):
         return Trials(*arguments)
 
     monkeypatch.setattr(Session, 'tries_parts', True)
-    monkeypatch.setattr(session_module, 'Trials', counted)
+    monkeypatch.setattr(observation, 'Trials', counted)
     networks.train(
         networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
     )
