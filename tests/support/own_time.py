@@ -17,9 +17,9 @@ from unittest import mock
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import copies, device
 from chainer_hybridmem.recording import recorder, stopwatch, verification
-from chainer_hybridmem.session import session
+from chainer_hybridmem.session import iteration
 
-_MODULES = copies, device, link, recorder, session, stopwatch, verification
+_MODULES = copies, device, iteration, link, recorder, stopwatch, verification
 
 
 class Clocks(threading.local):
