@@ -36,7 +36,7 @@ import numpy as np
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.pools import exact, from_lifetimes
 from chainer_hybridmem.recording import recorder
-from chainer_hybridmem.session import guide, planning, session
+from chainer_hybridmem.session import guide, learning, planning
 
 Row = dict[str, Any]
 
@@ -44,7 +44,7 @@ SHARE = 0.75
 STAGES = {
     'build profile': (recorder.Recorder, 'build'),
     'learn': (guide.Guide, 'learn'),
-    'foresee': (session.Session, '_foresee'),
+    'foresee': (learning.Learning, '_foresee'),
     'plan': (planning.Planning, 'plan'),
     'retime': (planning.Planning, 'retime'),
     'lay out': (planning.Planning, 'lay_out'),

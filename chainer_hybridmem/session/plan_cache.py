@@ -291,8 +291,8 @@ class PlanCache:
 
     def _name(self, keys: list[OperationKey]) -> str:
         circumstances = self._circumstances()
-        kind = _digest(circumstances + json.dumps(keys))
-        return f'{_digest(circumstances)}-{kind}{SUFFIX}'
+        signature = _digest(circumstances + json.dumps(keys))
+        return f'{_digest(circumstances)}-{signature}{SUFFIX}'
 
     def _circumstances(self) -> str:
         """All that a plan depends on besides the iteration, as JSON."""

@@ -17,9 +17,9 @@ from unittest import mock
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import copies, device
 from chainer_hybridmem.recording import hook_log, stopwatch, trials
-from chainer_hybridmem.session import session
+from chainer_hybridmem.session import iteration
 
-_MODULES = copies, device, link, hook_log, session, stopwatch, trials
+_MODULES = copies, device, hook_log, iteration, link, stopwatch, trials
 
 
 class Clocks(threading.local):
