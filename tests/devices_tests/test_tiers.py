@@ -15,8 +15,9 @@ from hypothesis import strategies
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
-from chainer_hybridmem.devices.swap_store import store
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, SwapFile
+from chainer_hybridmem.devices.swap_store import blocks
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
+from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.devices.swap_store.tiers import TieredStore
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
 from chainer_hybridmem.records.plan import Tier
@@ -200,7 +201,7 @@ def test_a_link_is_measured_with_allocations_that_are_rounded_up(limit):
 
 def test_a_link_is_measured_with_what_the_host_has(open_host, monkeypatch):
     host = open_host()
-    monkeypatch.setattr(store, 'available_ram', lambda: 100_000)
+    monkeypatch.setattr(blocks, 'available_ram', lambda: 100_000)
     assert measure_link(host).d2h_bytes_per_second > 0
 
 
@@ -257,7 +258,7 @@ def test_the_file_is_private(tmp_path):
 
 VICTIM = """
 import sys, time
-from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.swap_store import blocks
 from chainer_hybridmem.devices.host.device import HostDevice
 device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
 device.install(lambda nbytes: None)

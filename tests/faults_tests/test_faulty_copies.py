@@ -17,7 +17,8 @@ from support import faulty
 import chainer_hybridmem
 from chainer_hybridmem.devices.host import copies, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.swap_store.store import Space, SwapFile
+from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.session.session import Session
 

@@ -159,7 +159,8 @@ def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> 
         completion.event = _Done(line)  # type: ignore[assignment]
         transfer = copies.HostTransfer(root, space.nbytes, completion)
         job = copies._Job(transfer, space, address, outward)
-        self._last = space.last = completion
+        self._last = completion
+        space.follow(completion)
         line.add(job)
         for other in lines.values():
             while len(other) and chance.random() < eagerness:

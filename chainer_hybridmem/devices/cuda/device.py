@@ -50,13 +50,9 @@ from chainer_hybridmem.devices.protocol import (
     Transfer,
     View,
 )
-from chainer_hybridmem.devices.swap_store.store import (
-    Completion,
-    MemoryBlock,
-    Space,
-    Store,
-    check_available,
-)
+from chainer_hybridmem.devices.swap_store.blocks import MemoryBlock, check_available
+from chainer_hybridmem.devices.swap_store.space import Completion, Space
+from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.devices.swap_store.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.errors import (
     OptionError,
@@ -528,7 +524,7 @@ class CudaDevice(StoringDevice):
                 space.address, root.ptr, space.nbytes,
                 self._runtime.memcpyDeviceToHost,
             )  # fmt: skip
-        space.last = None
+        space.follow(None)
 
     def same_bits(self, left: Array, right: Array) -> bool:
         return same_bits(left, right, _COMPARED_ELEMENTS)
@@ -615,7 +611,7 @@ class CudaDevice(StoringDevice):
                     target, source, space.nbytes, kind, stream.ptr
                 )
             end.record(stream)
-        space.last = _CudaCompletion(end)
+        space.follow(_CudaCompletion(end))
         return CudaTransfer(self, root, space, start, end)
 
     def order_after(self, transfer: CudaTransfer) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
-from chainer_hybridmem.devices.swap_store.store import Completion, Space
+from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.records.plan import Tier
@@ -171,7 +171,8 @@ class CopyThread:
         completion = HostCompletion(self._living(), outward)
         transfer = HostTransfer(root, space.nbytes, completion)
         job = _Job(transfer, space, address, outward)
-        self._last = space.last = transfer.completion
+        self._last = completion
+        space.follow(completion)
         self._jobs.put(job)
         return transfer
 

@@ -34,7 +34,8 @@ from chainer_hybridmem.devices.protocol import (
     Transfer,
     View,
 )
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, Space
+from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
 from chainer_hybridmem.devices.swap_store.tiers import StoringDevice, TieredStore
 from chainer_hybridmem.errors import (
     OptionError,

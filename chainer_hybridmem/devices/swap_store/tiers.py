@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device, HostCopy
-from chainer_hybridmem.devices.swap_store.store import NO_LIMIT, Space, Store
+from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.store import NO_LIMIT, Store
 from chainer_hybridmem.errors import HostFullError
 from chainer_hybridmem.records.plan import Tier
 
@@ -64,7 +65,7 @@ class TieredStore:
             raise
 
     def close(self) -> None:
-        """Closes every block, whoever still has space in it."""
+        """Closes every block, also those that still hold copies."""
         self._ram.close()
         if self._disk is not None:
             self._disk.close()
