@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support import faulty
+from support.native_faults import NativeFaults
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack
@@ -254,12 +255,14 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
                 reclaim(missing_bytes)
 
             device._reclaim = interrupted
-            device._counter.refuse(40)
+            faults = NativeFaults(device)
+            faults.refuse(40)
             try:
                 yield
             except MemoryError as error:
                 raise AssertionError from error
             finally:
+                faults.remove()
                 device._reclaim = reclaim
 
     for at in (0, 2, 7):

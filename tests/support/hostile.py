@@ -14,18 +14,26 @@ from unittest import mock
 from chainer_hybridmem.devices.host import copies
 from chainer_hybridmem.devices.host.device import HostDevice
 
+from .native_faults import NativeFaults
+
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Freed memory is full of NaN."""
     install = HostDevice.install
+    faults: list[NativeFaults] = []
 
     def poisoned(self: HostDevice, reclaim: Callable[[int], None]) -> None:
         install(self, reclaim)
-        self._counter.poison_freed(True)
+        faults.append(NativeFaults(self))
+        faults[-1].poison_freed()
 
     with mock.patch.object(HostDevice, 'install', poisoned):
-        yield
+        try:
+            yield
+        finally:
+            for fault in reversed(faults):
+                fault.remove()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ import numpy
 from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.copies import CopyThread, HostTransfer
+from chainer_hybridmem.devices.host.counter import Counter
+from chainer_hybridmem.devices.host.counter_words import block_bytes
 from chainer_hybridmem.devices.places import Table
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -106,9 +108,9 @@ class HostDevice(StoringDevice):
         self._stall_seconds = 0.0
 
     @functools.cached_property
-    def _counter(self) -> numpy_memory.Counter:
+    def _counter(self) -> Counter:
         """Made when it is needed: it takes memory that outlives the device."""
-        return numpy_memory.Counter(self.limit_bytes, self._call_reclaim)
+        return Counter(self.limit_bytes, self._call_reclaim)
 
     @functools.cached_property
     def _table(self) -> Table:
@@ -180,22 +182,20 @@ class HostDevice(StoringDevice):
         return self._counter.used_bytes
 
     @property
-    def peak_bytes(self) -> int:
+    def peak_bytes(self) -> int:  # type: ignore[override]
         """See :class:`Device`."""
         return self._counter.peak_bytes
 
-    @peak_bytes.setter
-    def peak_bytes(self, value: int) -> None:
-        self._counter.peak_bytes = value
-
     @property
-    def window_peak_bytes(self) -> int:
+    def window_peak_bytes(self) -> int:  # type: ignore[override]
         """See :class:`Device`."""
         return self._counter.window_peak_bytes
 
-    @window_peak_bytes.setter
-    def window_peak_bytes(self, value: int) -> None:
-        self._counter.window_peak_bytes = value
+    def reset_peak(self) -> None:
+        self._counter.reset_peak()
+
+    def reset_window(self) -> None:
+        self._counter.reset_window()
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
@@ -305,7 +305,7 @@ class HostDevice(StoringDevice):
             strides=view.strides,
         )
         if not view.writeable:
-            array.flags.writeable = False
+            array.setflags(write=False)
         return array
 
     def allocate(self, nbytes: int) -> Root:
@@ -343,7 +343,7 @@ class HostDevice(StoringDevice):
 
     # -- places -------------------------------------------------------------
     def block_bytes(self, nbytes: int) -> int:
-        return numpy_memory.block_bytes(nbytes)
+        return block_bytes(nbytes)
 
     def set_places(self, arena: Arena) -> bool:
         """See :class:`Device`; there are addresses, unless the system refused them."""
