@@ -48,7 +48,7 @@ def open_device() -> HostDevice:
 def install(device: HostDevice) -> None:
     """Counts allocations from here on."""
     device.install(lambda missing_bytes: None)
-    NativeFaults(device).poison_freed()
+    NativeFaults(device.memory).poison_freed()
 
 
 class _Numbers(dict[Slot, int]):

@@ -32,7 +32,7 @@ class Refusal:
 
     @contextlib.contextmanager
     def __call__(self, session: Session) -> Iterator[None]:
-        faults = NativeFaults(session.device)
+        faults = NativeFaults(session.device.memory)  # type: ignore[arg-type]
         if self.number >= 0:
             faults.refuse(self.number, **self.kind)
         try:

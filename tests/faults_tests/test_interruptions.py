@@ -245,8 +245,8 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
 
         @contextlib.contextmanager
         def __call__(self, session: Session) -> Iterator[None]:
-            device: Any = session.device
-            reclaim = device._reclaim
+            memory: Any = session.device.memory
+            reclaim = memory._reclaim
 
             def interrupted(missing_bytes: int) -> None:
                 if self.left:
@@ -254,8 +254,8 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
                     signal.raise_signal(signal.SIGINT)
                 reclaim(missing_bytes)
 
-            device._reclaim = interrupted
-            faults = NativeFaults(device)
+            memory._reclaim = interrupted
+            faults = NativeFaults(memory)
             faults.refuse(40)
             try:
                 yield
@@ -263,7 +263,7 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
                 raise AssertionError from error
             finally:
                 faults.remove()
-                device._reclaim = reclaim
+                memory._reclaim = reclaim
 
     for at in (0, 2, 7):
         refusing = Refusing()

@@ -96,40 +96,40 @@ def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkey
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy
 
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.devices.copies import Copies
 
     spin = cupy.RawKernel(
         r'extern "C" __global__ void spin(long long n) '
         r'{ long long t = clock64(); while (clock64() - t < n); }',
         'spin',
     )
-    original_out, original_in = CudaDevice.swap_out, CudaDevice.swap_in
+    original_out, original_in = Copies.swap_out, Copies.swap_in
 
     def delay(stream):
         with stream:
             spin((1,), (1,), (np.int64(20_000_000),))
 
     def swap_out(self, root, copy):
-        delay(self._d2h)
+        delay(self._engine.d2h)
         return original_out(self, root, copy)
 
     def swap_in(self, copy, root):
-        view = self.restore(root, hybridmem_view(root, self))
+        view = self._arrays.restore(root, hybridmem_view(root))
         view.fill(float('nan'))
-        delay(self._h2d)
+        delay(self._engine.h2d)
         return original_in(self, copy, root)
 
-    monkeypatch.setattr(CudaDevice, 'swap_out', swap_out)
-    monkeypatch.setattr(CudaDevice, 'swap_in', swap_in)
+    monkeypatch.setattr(Copies, 'swap_out', swap_out)
+    monkeypatch.setattr(Copies, 'swap_in', swap_in)
     result, _ = train(memory_limit=int(peak * 0.75), planner='swap-all')
     networks.assert_same(in_core, result)
 
 
-def hybridmem_view(root, device):
+def hybridmem_view(root):
     """All of an allocation as float32."""
     from chainer_hybridmem.devices.protocol import View
 
-    return View(0, (device.root_bytes(root) // 4,), (4,), '<f4')
+    return View(0, (root.size // 4,), (4,), '<f4')
 
 
 def test_out_of_memory_is_cupys_error_too():

@@ -8,7 +8,6 @@ is on its way.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import llvmlite.binding
 from numba import types
@@ -16,6 +15,7 @@ from numba import types
 from chainer_hybridmem.devices import slab
 from chainer_hybridmem.devices.host import counter_words as words
 from chainer_hybridmem.devices.host import native_handler, numpy_memory
+from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.devices.host.native_handler import reclaim
 from chainer_hybridmem.devices.slab import load, store
 from chainer_hybridmem.jit import callback, compiled
@@ -117,18 +117,14 @@ class NativeFaults:
     """Stands between NumPy and the handler of a host device until it is removed.
 
     Args:
-        device: A host device that is installed.
-
-    Attributes:
-        device: That one.
+        memory: A host device's, which is installed.
     """
 
-    def __init__(self, device: Any) -> None:
-        self.device = device
+    def __init__(self, memory: HostMemory) -> None:
         (self._memory,) = (
-            memory
-            for memory in numpy_memory._memories
-            if memory.number == device._counter._number
+            known
+            for known in numpy_memory._memories
+            if known.number == memory.counter._number
         )
         self._own = self._memory.functions
         address = slab.immortal(_BYTES)  # arrays may outlive this object

@@ -15,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 from chainer_hybridmem.devices import link
-from chainer_hybridmem.devices.host import copies, device
+from chainer_hybridmem.devices.host import clock, copies, copy_engine
 from chainer_hybridmem.recording import recorder, stopwatch, verification
 from chainer_hybridmem.session import session
 
-_MODULES = copies, device, link, recorder, session, stopwatch, verification
+_MODULES = clock, copies, copy_engine, link, recorder, session, stopwatch, verification
 
 
 class Clocks(threading.local):

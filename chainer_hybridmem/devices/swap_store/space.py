@@ -7,9 +7,9 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 
-from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.devices.swap_store.blocks import Block
 from chainer_hybridmem.devices.swap_store.free_list import FreeList
+from chainer_hybridmem.devices.values import HostCopy
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.records.plan import Tier
 
