@@ -31,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-import sys
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -491,35 +490,7 @@ class LiveMap:
                 arrays[id(array)] = array
                 places.setdefault(id(array), set()).add(slot.place)
         array = None  # every reference counts
-        on_gpu = self._device.kind == 'cuda'
-        if on_gpu:
-            _add_bases(arrays, places)
-        roots: dict[int, Root] = {}
-        known: dict[int, int] = {}  # references to each root
-        pointers: dict[int, list[Any]] = {}  # of CuPy's arrays; views may share one
-        for key in arrays:
-            root = self._device.root(arrays[key])
-            if id(root) not in roots:
-                roots[id(root)] = root
-                known[id(root)] = 0
-            if root is arrays[key]:
-                known[id(root)] += 1 + len(places[key])  # 1: in `arrays`
-                continue
-            if sys.getrefcount(arrays[key]) != _REFERENCES + len(places[key]):
-                return False
-            pointer = id(arrays[key].data) if on_gpu else 0
-            known[id(root)] += pointer not in pointers
-            if on_gpu:
-                pointers.setdefault(pointer, []).append(arrays[key].data)
-        root = None
-        if any(
-            sys.getrefcount(same[0]) != _REFERENCES + 2 * len(same) - 1
-            for same in pointers.values()
-        ):
-            return False
-        return all(
-            sys.getrefcount(roots[key]) == _REFERENCES + known[key] for key in roots
-        )
+        return self._device.arrays.held_by_none_but(arrays, places)
 
     @property
     def _readable(self) -> bool:
@@ -645,19 +616,6 @@ class LiveMap:
 def uncounted_fingerprint(array: Array) -> int:
     """With NumPy's own memory, which the host device does not count."""
     return contextvars.Context().run(fingerprint, array)
-
-
-def _add_bases(arrays: dict[int, Array], places: dict[int, set[object]]) -> None:
-    """What CuPy's views are of: these refer to the memory as well."""
-    for key in list(arrays):
-        base = arrays[key].base
-        if base is not None:
-            arrays[id(base)] = base
-            places.setdefault(id(base), set()).add(key)
-
-
-_dictionary = {0: object()}
-_REFERENCES = sys.getrefcount(_dictionary[0])  # to what is in one dictionary alone
 
 
 def nothing() -> None:
