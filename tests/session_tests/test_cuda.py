@@ -50,7 +50,7 @@ def test_same_bits_inside_the_limit(planner, in_core, peak):
     assert figures['state'] == 'guided'
     assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
     assert figures['peak_bytes'] <= limit
-    assert session.device.footprint_bytes <= limit
+    assert session.device.memory.footprint_bytes <= limit
     assert figures['swap'] + figures['recompute'] > 0
 
 
@@ -86,7 +86,7 @@ def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
                 networks.iterate(model, optimizer, *batch)
                 session.finish_iteration()
                 rows.append(session.last_iteration())
-                assert session.device.footprint_bytes <= limit
+                assert session.device.memory.footprint_bytes <= limit
             assert rows[-1]['placed'] > 50
     assert [row['evictions'] for row in rows[ITERATIONS:]] == [0] * 2 * ITERATIONS
     assert all(row['placed'] >= 0 == row['unplaced'] for row in rows)
