@@ -9,7 +9,9 @@ with NaN, so that whoever reads what has left finds out.
 from __future__ import annotations
 
 import collections
+import pathlib
 import random
+import sys
 import weakref
 from typing import Any
 
@@ -27,6 +29,10 @@ from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
+
+from support.native_faults import NativeFaults
+
 LIMIT_BYTES = 2**40  # nothing is refused: the regime says what leaves
 REGIMES = ('swap', 'recompute', 'random')
 
@@ -42,7 +48,7 @@ def open_device() -> HostDevice:
 def install(device: HostDevice) -> None:
     """Counts allocations from here on."""
     device.install(lambda missing_bytes: None)
-    device._counter.poison_freed(True)
+    NativeFaults(device.memory).poison_freed()
 
 
 class _Numbers(dict[Slot, int]):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from chainer_hybridmem.devices import cuda_bits, hashing
-from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.devices.values import Array
 
 CHECKED_BYTES = 2**24  # at once
 _UINT_OF_SIZE = {1: 'u1', 2: 'u2', 4: 'u4', 8: 'u8'}

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.devices.values import Array
 
 PIECE_BYTES = 1 << 24  # copied at a time of an array that has gaps
 _WORD_BYTES = 8

@@ -3,7 +3,7 @@
 Four lanes take in 8-byte words in turn with the round of XXH64: a product, a rotation
 and another product. Each round is reversible, so memory that differs in one word
 always has another digest; memory that differs in more has the same one with a
-probability of about 2^-64. No protection against somebody who looks for collisions.
+probability of about 2^-64. No protection against a search for collisions.
 """
 
 from __future__ import annotations

@@ -54,16 +54,16 @@ def measure_link(
         Link: None if there is no room for two small copies in this tier.
     """
     buffers: list[_Buffer] = []
-    room_bytes = device.host_room(tier)
+    room_bytes = device.copies.host_room(tier)
     if room_bytes < LEAST_ROOM_BYTES:
         return None
     nbytes = min(nbytes, (room_bytes - _LEAST_BYTES) // 2)
-    nbytes -= nbytes % device.alignment_bytes  # or allocations would be larger
-    with device.without_reclaim():
+    nbytes -= nbytes % device.offsets.alignment_bytes  # or allocations would be larger
+    with device.memory.without_reclaim():
         try:
             return _measure(device, nbytes, tier, buffers)
         finally:
-            device.synchronize()
+            device.clock.synchronize()
             for buffer in buffers:
                 buffer.close()
 
@@ -104,7 +104,7 @@ def _measure(device: Device, nbytes: int, tier: Tier, buffers: list[_Buffer]) ->
         duplex_share=_noticed(_duplex_share(outward, inward, both), noise),
         d2h_compute_share=_noticed(_compute_share(piece, outward), noise),
         h2d_compute_share=_noticed(_compute_share(piece, inward), noise),
-        issue_seconds=small.issue_seconds if device.asynchronous else 0.0,
+        issue_seconds=small.issue_seconds if device.clock.asynchronous else 0.0,
     )
 
 
@@ -178,19 +178,19 @@ class _Buffer:
 
     def __init__(self, device: Device, nbytes: int, tier: Tier) -> None:
         self.device, self.tier = device, tier
-        self.root = device.allocate(nbytes)
-        self.nbytes = device.root_bytes(self.root)
-        self.copy = device.host_copy(self.nbytes, tier)
+        self.root = device.memory.allocate(nbytes)
+        self.nbytes = device.arrays.root_bytes(self.root)
+        self.copy = device.copies.host_copy(self.nbytes, tier)
         self.issue_seconds = math.inf
 
     def out(self) -> Transfer:
         began = time.perf_counter()
-        _, transfer = self.device.swap_out(self.root, self.copy)
+        _, transfer = self.device.copies.swap_out(self.root, self.copy)
         self.issue_seconds = min(self.issue_seconds, time.perf_counter() - began)
         return transfer
 
     def back(self) -> Transfer:
-        return self.device.swap_in(self.copy, self.root)
+        return self.device.copies.swap_in(self.copy, self.root)
 
     def close(self) -> None:
         self.root = None
@@ -225,14 +225,14 @@ class _Bench:
         while True:
             nbytes = 4 * side * side
             try:
-                roots = [device.allocate(nbytes) for _ in range(3)]
+                roots = [device.memory.allocate(nbytes) for _ in range(3)]
                 break
             except OutOfMemoryError:
                 if side == 1:
                     raise
                 side //= 2
         view = View(0, (side, side), (4 * side, 4), '<f4')
-        matrices = [device.restore(root, view) for root in roots]
+        matrices = [device.arrays.restore(root, view) for root in roots]
         for matrix in matrices:
             matrix[...] = 1.0
         return matrices
@@ -247,17 +247,17 @@ class _Bench:
         device = self.device
         transfers = [start() for start in starts]
         issued = time.perf_counter()
-        began = device.mark()
+        began = device.clock.mark()
         done = 0
         while done < self.pieces:
             self.left.dot(self.right, self.product)
             done += 1
             if time.perf_counter() - issued > _LONGEST_SECONDS:
                 break  # on a busy machine threads of one multiplication wait in turns
-        ended = device.mark()
+        ended = device.clock.mark()
         for transfer in transfers:
-            device.wait(transfer)
-        device.synchronize()
-        seconds = max(device.elapsed(began, ended), _RESOLUTION_SECONDS)
+            device.copies.wait(transfer)
+        device.clock.synchronize()
+        seconds = max(device.clock.elapsed(began, ended), _RESOLUTION_SECONDS)
         copies = [max(t.seconds(), _RESOLUTION_SECONDS) for t in transfers]
         return _Run(done, seconds, copies)

@@ -24,13 +24,13 @@ class DevicePool:
         self.unknown: tuple[str, ...] = (_SMALL,) if device.kind == 'host' else ()
 
     def open(self) -> None:
-        self._device.watch_pool(True)
+        self._device.memory.watch_pool(True)
 
     def close(self) -> None:
-        self._device.watch_pool(False)
+        self._device.memory.watch_pool(False)
 
     def figures(self) -> PoolFigures:
-        return self._device.pool_figures(new_peak=True)
+        return self._device.memory.pool_figures(new_peak=True)
 
 
 class NumpyPool:
@@ -50,16 +50,16 @@ class NumpyPool:
         self._device = HostDevice(_UNLIMITED_BYTES)
 
     def open(self) -> None:
-        self._device.adopt(self._arrays)
+        self._device.memory.adopt(self._arrays)
         self._arrays = ()
-        self._device.install(lambda missing_bytes: None)
+        self._device.memory.install(lambda missing_bytes: None)
 
     def close(self) -> None:
-        self._device.uninstall()
+        self._device.memory.uninstall()
         self._device.close()
 
     def figures(self) -> PoolFigures:
-        return self._device.pool_figures(new_peak=True)
+        return self._device.memory.pool_figures(new_peak=True)
 
 
 class CupyPool:

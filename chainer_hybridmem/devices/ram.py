@@ -2,7 +2,7 @@
 
 What a container may take is said by its control groups: each group that the process is
 in, directly or through a group within it, has a limit, what its processes have taken
-(pages of files included), and how many of these pages nobody has used lately.
+(pages of files included), and how many of these pages have not been used lately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cuts one piece of memory into blocks, and finds planned blocks their place.
+"""Cuts one piece of memory into blocks, and finds planned blocks their offset.
 
 All of this is native code that works with addresses and never looks at what is
 behind them, so the memory may be a GPU's. A slab and a table are structures of
@@ -13,16 +13,16 @@ slab       one piece of memory; blocks are cut from holes, else from above
 hole       free bytes below the top
 held       free bytes that may have physical pages: of holes, and above the
            top as far up as it has ever been
-arena      a slab whose blocks have planned places
+arena      a slab whose blocks have planned offsets
 table      the mallocs a plan expects, in order: size and offset of each; the
-           offset is negative for those that have no place
+           offset is negative for those that have none
 segment    the part of the table that belongs to one operation
 =========  ================================================================
 
-Note: [places]
+Note: [offsets]
     A malloc is looked up by its position in the segment of the operation that
     runs: the next entry, or one of the next few if something planned did not
-    come. It gets its place if its size is the planned one and nothing
+    come. It gets its offset if its size is the planned one and nothing
     lies there. Every other block is the caller's to put somewhere else, so that
     an iteration which leaves its plan loses speed and nothing more.
 """
@@ -161,7 +161,7 @@ def _hole_behind(slab: int, address: int) -> int:
 def _cut_hole(slab: int, index: int, before: int, total: int) -> None:
     """Takes ``total`` bytes out of a hole, ``before`` bytes behind its beginning.
 
-    Nobody knows which of its bytes have pages: each remainder may have all of them.
+    Which of its bytes have pages is not known: each remainder may have all of them.
     """
     hole = load(slab + HOLES) + HOLE_BYTES * index
     start, nbytes = load(hole + HOLE_AT), load(hole + HOLE_SIZE)
@@ -296,7 +296,7 @@ def largest_held(slab: int) -> int:
 # -- table ----------------------------------------------------------------------
 @compiled(_i64(_i64, _i64, _i64))
 def place(table: int, slab: int, total: int) -> int:
-    """The planned place of the next malloc; 0 if it has none. See [places]."""
+    """The planned space of the next malloc; 0 if it has none. See [offsets]."""
     index, stop = load(table + NEXT), load(table + STOP)
     entries = load(table + ENTRIES)
     for i in range(index, min(stop, index + LOOK_AHEAD)):

@@ -61,8 +61,8 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
     else:
         on_gpu = parse_device(device)[0] == 'cuda'
     if on_gpu:
-        from chainer_hybridmem.devices.cuda.device import _import_cupy
+        from chainer_hybridmem.devices.cuda.gpu import import_cupy
 
-        return CupyPool(_import_cupy())
+        return CupyPool(import_cupy())
     arrays = [] if model is None else owners.model_arrays(model)
     return NumpyPool(arrays)

@@ -85,10 +85,10 @@ def _session_is_active():
 
 
 def test_memory_is_not_counted(monkeypatch):
-    from chainer_hybridmem.devices.host.device import HostDevice
+    from chainer_hybridmem.devices.host.memory import HostMemory
 
-    monkeypatch.setattr(HostDevice, 'install', lambda self, reclaim: None)
-    monkeypatch.setattr(HostDevice, 'uninstall', lambda self: None)
+    monkeypatch.setattr(HostMemory, 'install', lambda self, reclaim: None)
+    monkeypatch.setattr(HostMemory, 'uninstall', lambda self: None)
     check = doctor.attempt('memory is counted', doctor.count_memory)
     assert check.status is Status.FAILS
     assert '0 of 1048576 bytes' in check.detail

@@ -21,12 +21,12 @@ class Opened:
     @property
     def host_bytes(self):
         """What host copies hold in all tiers."""
-        return self.device.host_bytes + self.device.disk_bytes
+        return self.device.copies.host_bytes + self.device.copies.disk_bytes
 
     def reserve(self, nbytes):
         """Slabs of so many bytes in all, in RAM first."""
-        ram = min(nbytes, self.device.host_room(Tier.RAM))
-        self.device.reserve(ram, nbytes - ram)
+        ram = min(nbytes, self.device.copies.host_room(Tier.RAM))
+        self.device.copies.reserve(ram, nbytes - ram)
 
     def reclaim(self, nbytes):
         self.asked.append(nbytes)
@@ -63,9 +63,9 @@ def _open(name, tmp_path):
 def opened(request, tmp_path):
     """An installed device; uninstalled and closed afterwards."""
     opened = _open(request.param, tmp_path)
-    opened.device.install(opened.reclaim)
+    opened.device.memory.install(opened.reclaim)
     yield opened
-    opened.device.uninstall()
+    opened.device.memory.uninstall()
     opened.device.close()
 
 
@@ -82,7 +82,7 @@ def open_host():
 
     yield open_one
     for device in devices:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
 
 

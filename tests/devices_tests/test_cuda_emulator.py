@@ -128,38 +128,40 @@ def test_several_devices():
 RACE = """
     import cupy
     from cuda_emulator import control
+    from chainer_hybridmem.devices.cuda.copies import CudaCopyEngine
     from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     control.watch_places()
     {sabotage}
     device = CudaDevice(2**24)
-    device.install(lambda missing: None)
+    device.memory.install(lambda missing: None)
     array = cupy.zeros(100000, 'f')
-    copy, transfer = device.swap_out(device.root(array), None)
+    copy, transfer = device.copies.swap_out(device.arrays.root(array), None)
     other = cupy.zeros(100000, 'f')
-    device.wait(transfer)
+    device.copies.wait(transfer)
     array += 1
     del transfer, array
-    root = device.allocate(400000)
-    transfer = device.swap_in(copy, root)
-    device.wait(transfer)
+    root = device.memory.allocate(400000)
+    transfer = device.copies.swap_in(copy, root)
+    device.copies.wait(transfer)
     array = cupy.ndarray(100000, 'f', cupy.cuda.MemoryPointer(root, 0))
     array += 1
-    device.synchronize()
+    device.clock.synchronize()
     print(control.counters()['race'] > 0)
 """
 SABOTAGES = {
     'none': 'pass',
-    'nobody waits for copies': 'CudaDevice.wait = lambda self, transfer: setattr('
-    "transfer, 'waited', True)",
+    'nobody waits for copies': 'CudaCopyEngine.wait = lambda self, transfer: '
+    'transfer.mark_waited()',
     'copies wait for nobody': 'cupy.cuda.Stream.wait_event = lambda *_: None',
     'blocks are given back too early': """
-    swap_out = CudaDevice.swap_out
-    def hasty(device, root, copy):
-        result = swap_out(device, root, copy)
-        root._owner.block = None
+    start = CudaCopyEngine.start
+    def hasty(engine, root, space, outward):
+        result = start(engine, root, space, outward)
+        if outward:
+            root._owner.block = None
         return result
-    CudaDevice.swap_out = hasty""",
+    CudaCopyEngine.start = hasty""",
 }
 
 
@@ -184,17 +186,18 @@ TWO_STREAMS = """
     control.watch_places()
     beside = cupy.cuda.Stream(non_blocking=True)
     device = CudaDevice(2**24)
-    device.install(lambda missing: None)
+    device.memory.install(lambda missing: None)
     if {arena}:
         log = IterationLog(((1, 400000), (-1, 400000)), (0,), 0)
-        arena = lay_out((log, log), device.block_bytes, device.alignment_bytes)
-        assert device.set_places(arena)
-        device.seek(0)
+        offsets = device.offsets
+        arena = lay_out((log, log), offsets.block_bytes, offsets.alignment_bytes)
+        assert offsets.follow(arena)
+        offsets.seek(0)
     array = cupy.zeros(100000, 'f')
     array += 1
     {between}
     if {arena}:
-        device.seek(0)
+        device.offsets.seek(0)
     with beside:
         other = cupy.zeros(100000, 'f')
         other += 1
@@ -204,15 +207,15 @@ TWO_STREAMS = """
 HANDED_ON = {
     'freed': 'del array',
     'freed while it is copied, on the other stream': """
-    copy, transfer = device.swap_out(device.root(array), None)
+    copy, transfer = device.copies.swap_out(device.arrays.root(array), None)
     del array
     with beside:
         del transfer
     array = cupy.zeros(100000, 'f')""",
     'waited for on the other stream': """
-    copy, transfer = device.swap_out(device.root(array), None)
+    copy, transfer = device.copies.swap_out(device.arrays.root(array), None)
     with beside:
-        device.wait(transfer)
+        device.copies.wait(transfer)
     del array, transfer
     array = cupy.zeros(100000, 'f')""",
 }

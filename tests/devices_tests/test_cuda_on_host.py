@@ -12,6 +12,8 @@ import types
 import numpy
 import pytest
 
+from chainer_hybridmem.devices import bits
+from chainer_hybridmem.devices.cuda import copies, gpu
 from chainer_hybridmem.devices.cuda import device as cuda
 from chainer_hybridmem.errors import (
     HostFullError,
@@ -27,6 +29,7 @@ pytest.importorskip('cupy.cuda.memory')
 
 _MIB = 1 << 20
 _LIMIT = 8 * _MIB
+_PINNED = _LIMIT // 256  # what a store of pinned memory grows by, at least
 
 
 class _CudaError(RuntimeError):
@@ -198,8 +201,7 @@ def _make_cupy():
 def opened(monkeypatch):
     """The device, its compute stream and what ``reclaim`` shall do."""
     fake, compute = _make_cupy()
-    monkeypatch.setattr(cuda, '_import_cupy', lambda: fake)
-    cuda._out_of_memory_class.cache_clear()
+    monkeypatch.setattr(gpu, 'import_cupy', lambda: fake)
     opened = types.SimpleNamespace(compute=compute, asked=[], give_up=lambda: None)
 
     def reclaim(nbytes):
@@ -208,11 +210,10 @@ def opened(monkeypatch):
 
     opened.reclaim = reclaim
     opened.device = cuda.CudaDevice(_LIMIT)
-    opened.device.install(reclaim)
+    opened.device.memory.install(reclaim)
     yield opened
-    opened.device.uninstall()
+    opened.device.memory.uninstall()
     opened.device.close()
-    cuda._out_of_memory_class.cache_clear()
 
 
 def _contents(array):
@@ -225,18 +226,18 @@ def _fill(root, value):
 
 def test_counts_and_identifies(opened):
     device = opened.device
-    device.start_events()
+    device.memory.start_events()
     array = cupy.ndarray((3, 100), 'f4')
-    assert device.used_bytes == 1536
-    ident = device.allocation_id(array)
-    assert ident and device.allocation_id(array[1].T) == ident
+    assert device.memory.used_bytes == 1536
+    ident = device.arrays.allocation_id(array)
+    assert ident and device.arrays.allocation_id(array[1].T) == ident
     view = array[1:]
     del array
-    assert device.used_bytes == 1536
+    assert device.memory.used_bytes == 1536
     del view
-    assert device.used_bytes == 0
-    assert device.take_events() == [(ident, 1536), (-ident, 1536)]
-    assert device.peak_bytes == 1536
+    assert device.memory.used_bytes == 0
+    assert device.memory.take_events() == [(ident, 1536), (-ident, 1536)]
+    assert device.memory.peak_bytes == 1536
 
 
 @pytest.mark.parametrize(
@@ -256,109 +257,111 @@ def test_counts_and_identifies(opened):
 def test_restored_views_are_the_same(opened, make):
     device = opened.device
     array = make(cupy.ndarray((2, 3, 4), 'f4'))
-    again = device.restore(device.root(array), device.capture(array))
+    again = device.arrays.restore(
+        device.arrays.root(array), device.arrays.capture(array)
+    )
     for name in ('shape', 'strides', 'dtype', 'size', 'nbytes'):
         assert getattr(again, name) == getattr(array, name)
     assert again.flags.c_contiguous == array.flags.c_contiguous
     assert again.flags.f_contiguous == array.flags.f_contiguous
     assert not array.size or again.data.ptr == array.data.ptr
-    assert device.root(again) is device.root(array)
-    assert device.allocation_id(again) == device.allocation_id(array)
+    assert device.arrays.root(again) is device.arrays.root(array)
+    assert device.arrays.allocation_id(again) == device.arrays.allocation_id(array)
 
 
 def test_swap_reaches_the_host_and_comes_back(opened):
     device = opened.device
-    root = device.allocate(1000)
+    root = device.memory.allocate(1000)
     _fill(root, 7)
-    copy, out = device.swap_out(root, None)
+    copy, out = device.copies.swap_out(root, None)
     assert not out.done()
-    device.wait(out)
+    device.copies.wait(out)
     assert not out.done()  # the host does not wait
     del root, out  # freed now, overwritten by the next work
-    device.synchronize()
-    assert device.host_bytes == 1024
-    target = device.allocate(1000)
-    inward = device.swap_in(copy, target)
-    device.wait(inward)
-    device.synchronize()
+    device.clock.synchronize()
+    assert device.copies.host_bytes == _PINNED
+    target = device.memory.allocate(1000)
+    inward = device.copies.swap_in(copy, target)
+    device.copies.wait(inward)
+    device.clock.synchronize()
     assert inward.done() and inward.seconds() == 0.002
-    assert device.take_stall_seconds() == 0.004
-    assert device.take_stall_seconds() == 0
+    assert device.copies.take_stall_seconds() == 0.004
+    assert device.copies.take_stall_seconds() == 0
     copy.close()
 
 
 def test_waits_that_are_not_over_are_counted_by_the_next_call(opened):
     """A training loop never synchronises of itself."""
     device = opened.device
-    copy, out = device.swap_out(device.allocate(1000), None)
-    device.wait(out)
-    assert device.take_stall_seconds() == 0
-    device.synchronize()
-    inward = device.swap_in(copy, device.allocate(1000))
-    device.wait(inward)
-    assert device.take_stall_seconds() == 0.002
-    device.synchronize()
-    assert device.take_stall_seconds() == 0.002
-    assert device.take_stall_seconds() == 0
+    copy, out = device.copies.swap_out(device.memory.allocate(1000), None)
+    device.copies.wait(out)
+    assert device.copies.take_stall_seconds() == 0
+    device.clock.synchronize()
+    inward = device.copies.swap_in(copy, device.memory.allocate(1000))
+    device.copies.wait(inward)
+    assert device.copies.take_stall_seconds() == 0.002
+    device.clock.synchronize()
+    assert device.copies.take_stall_seconds() == 0.002
+    assert device.copies.take_stall_seconds() == 0
     copy.close()
 
 
 def test_order_of_copies_and_compute(opened):
     device, compute = opened.device, opened.compute
-    root, target = device.allocate(1000), device.allocate(1000)
+    root, target = device.memory.allocate(1000), device.memory.allocate(1000)
     # Kernels that run late: write the source, use the target's old contents.
     compute.work.append(lambda: _fill(root, 5))
     seen = []
     compute.work.append(lambda: seen.append(ctypes.string_at(target.ptr, 1)))
-    copy, out = device.swap_out(root, None)
-    inward = device.swap_in(copy, target)
-    device.wait(out)
+    copy, out = device.copies.swap_out(root, None)
+    inward = device.copies.swap_in(copy, target)
+    device.copies.wait(out)
     compute.work.append(lambda: _fill(root, 9))  # after the copy has read it
-    device.wait(inward)
+    device.copies.wait(inward)
     compute.work.append(lambda: seen.append(ctypes.string_at(target.ptr, 1)))
     _Stream.streams[2].run_until()  # the swap-in's stream first
-    device.synchronize()
+    device.clock.synchronize()
     assert seen == [b'\0', b'\5']
     copy.close()
 
 
 def test_compute_waits_for_the_copy(opened):
     device, compute = opened.device, opened.compute
-    root = device.allocate(1000)
+    root = device.memory.allocate(1000)
     _fill(root, 5)
-    copy, out = device.swap_out(root, None)
-    device.wait(out)
+    copy, out = device.copies.swap_out(root, None)
+    device.copies.wait(out)
     compute.work.append(lambda: _fill(root, 9))
     compute.run_until()
-    device.synchronize()
+    device.clock.synchronize()
     assert ctypes.string_at(copy.address, copy.nbytes) == b'\5' * 1024
     copy.close()
 
 
 def test_dropped_transfer_keeps_compute_behind_its_copy(opened):
     device, compute = opened.device, opened.compute
-    root = device.allocate(1000)
-    copy, out = device.swap_out(root, None)
+    root = device.memory.allocate(1000)
+    copy, out = device.copies.swap_out(root, None)
     waiting = len(compute.work)
     del out
     assert len(compute.work) == waiting + 1
-    device.synchronize()
+    device.clock.synchronize()
     copy.close()
 
 
 def test_space_is_not_reused_before_its_copy_is_over(opened):
     device = opened.device
-    device.reserve(1024)
-    first, second = device.allocate(1024), device.allocate(1024)
-    copy, out = device.swap_out(first, None)
+    device.copies.reserve(1024)
+    first, second = device.memory.allocate(1024), device.memory.allocate(1024)
+    copy, out = device.copies.swap_out(first, None)
     copy.close()
-    other, out_other = device.swap_out(second, None)
-    assert device.host_bytes == 2048
-    device.wait(out)
-    device.wait(out_other)
-    device.synchronize()
+    other, out_other = device.copies.swap_out(second, None)
+    assert device.copies.host_bytes == 1024 + _PINNED
+    device.copies.wait(out)
+    device.copies.wait(out_other)
+    device.clock.synchronize()
     other.close()
-    assert device.host_bytes == 1024
+    assert device.copies.host_bytes == 1024 + _PINNED  # it keeps what is free
 
 
 def test_refusal_is_both_errors_and_pickles(opened):
@@ -371,7 +374,7 @@ def test_refusal_is_both_errors_and_pickles(opened):
     assert caught.value.limit_bytes == _LIMIT
     assert caught.value.used_bytes == 6 * _MIB
     assert opened.asked == [_MIB]
-    assert device.last_failure == (3 * _MIB, 6 * _MIB)
+    assert device.memory.last_failure == (3 * _MIB, 6 * _MIB)
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.requested_bytes == 3 * _MIB
@@ -387,8 +390,8 @@ def test_reclaim_makes_room(opened):
 
 def test_fragmented_pool_is_a_reason_to_reclaim(opened):
     device = opened.device
-    device._whole_bytes = _LIMIT  # everything from the pool
-    device._pool.fragmented = 4 * _MIB
+    device.memory.pool.whole_bytes = _LIMIT  # everything from the pool
+    device.memory.pool._pool.fragmented = 4 * _MIB
     kept = [cupy.ndarray(512, 'u1')]
     opened.give_up = kept.clear
     assert cupy.ndarray(6 * _MIB, 'u1').nbytes == 6 * _MIB
@@ -397,10 +400,10 @@ def test_fragmented_pool_is_a_reason_to_reclaim(opened):
 
 def test_it_is_asked_for_memory_until_nothing_helps(opened):
     device = opened.device
-    device._whole_bytes = _LIMIT
-    device._ask_pool = lambda nbytes: None
-    parts = [device._count(512) for _ in range(3)]
-    opened.give_up = lambda: parts and device._forget(parts.pop(), 512)
+    device.memory.pool.whole_bytes = _LIMIT
+    device.memory.pool._ask_pool = lambda nbytes: None
+    parts = [device.memory._counter.count(512) for _ in range(3)]
+    opened.give_up = lambda: parts and device.memory._counter.uncount(parts.pop(), 512)
     with pytest.raises(MemoryError):
         cupy.ndarray(6 * _MIB, 'u1')
     assert opened.asked == [6 * _MIB] * 4
@@ -421,29 +424,29 @@ def test_reclaim_error_is_the_cause(opened):
 
 def test_adopted_arrays_take_from_the_pool(opened):
     device = opened.device
-    device.uninstall()
+    device.memory.uninstall()
     other = _Pool()
     cupy.cuda.set_allocator(other.malloc)
     array = cupy.ndarray(2 * _MIB, 'u1')
-    device.install(opened.reclaim)
-    device.adopt([array, array[5:]])
-    assert device.used_bytes == 2 * _MIB
-    assert device.allocation_id(array[7:]) != 0
-    assert device._pool.get_limit() == 6 * _MIB
-    device.start_events()
+    device.memory.install(opened.reclaim)
+    device.memory.adopt([array, array[5:]])
+    assert device.memory.used_bytes == 2 * _MIB
+    assert device.arrays.allocation_id(array[7:]) != 0
+    assert device.memory.pool._pool.get_limit() == 6 * _MIB
+    device.memory.start_events()
     del array
-    assert device.used_bytes == 0
-    assert device.event_count == 1
-    assert device._pool.get_limit() == _LIMIT
+    assert device.memory.used_bytes == 0
+    assert device.memory.event_count == 1
+    assert device.memory.pool._pool.get_limit() == _LIMIT
 
 
 def test_allocator_is_restored(opened):
     device = opened.device
     before = cupy.cuda.get_allocator()
-    assert before is device._allocator
-    device.uninstall()
+    assert before is device.memory._allocator.pointer
+    device.memory.uninstall()
     assert cupy.cuda.get_allocator() is not before
-    device.install(opened.reclaim)
+    device.memory.install(opened.reclaim)
     with pytest.raises(SessionError):
         cuda.CudaDevice(_LIMIT).install(opened.reclaim)
 
@@ -456,20 +459,20 @@ def test_limit_of_the_environment_wins(opened, monkeypatch):
 
 def test_pinned_memory_that_is_refused(opened, monkeypatch):
     with pytest.raises(SwapStoreError, match='available'):
-        opened.device.reserve(1 << 50)
-    monkeypatch.setattr(cuda, 'check_available', lambda nbytes: None)
+        opened.device.copies.reserve(1 << 50)
+    monkeypatch.setattr(copies, 'check_available', lambda nbytes: None)
     with pytest.raises(SwapStoreError, match='refuses'):
-        opened.device.reserve(1 << 50)
+        opened.device.copies.reserve(1 << 50)
 
 
 def test_zero_bytes(opened):
     device = opened.device
-    root = device.allocate(0)
-    copy, out = device.swap_out(root, None)
-    device.wait(out)
-    device.wait(device.swap_in(copy, root))
-    device.synchronize()
-    assert device.used_bytes == 0
+    root = device.memory.allocate(0)
+    copy, out = device.copies.swap_out(root, None)
+    device.copies.wait(out)
+    device.copies.wait(device.copies.swap_in(copy, root))
+    device.clock.synchronize()
+    assert device.memory.used_bytes == 0
     copy.close()
 
 
@@ -487,14 +490,14 @@ def test_options_that_a_gpu_does_not_have(link_bandwidth, tmp_path):
 
 def test_pinned_memory_has_a_limit_too(opened):
     device = cuda.CudaDevice(_LIMIT, host_limit_bytes=2048)
-    device.reserve(4096)
-    assert device.host_bytes == 2048 and device.disk_bytes == 0
-    copies = [device.host_copy(1024) for _ in range(2)]
+    device.copies.reserve(4096)
+    assert device.copies.host_bytes == 2048 and device.copies.disk_bytes == 0
+    copies = [device.copies.host_copy(1024) for _ in range(2)]
     with pytest.raises(HostFullError, match='swap_dir'):
-        device.host_copy(512)
-    assert device.host_refusal is not None
+        device.copies.host_copy(512)
+    assert device.copies.host_refusal is not None
     copies[0].close()
-    device.host_copy(512).close()
+    device.copies.host_copy(512).close()
     device.close()
 
 
@@ -505,24 +508,24 @@ def test_gpu_that_does_not_exist(opened):
 
 def test_compared_by_bits():
     # The device's comparison is shared with the host's; see test_device.
-    assert cuda.same_bits(numpy.float32([numpy.nan]), numpy.float32([numpy.nan]), 1)
+    assert bits.same_bits(numpy.float32([numpy.nan]), numpy.float32([numpy.nan]), 1)
 
 
 def test_pool_figures(opened):
     device = opened.device
-    device._whole_bytes = _LIMIT  # everything from the pool
-    device.watch_pool(True)
-    array = device.allocate(3 * _MIB)
-    figures = device.pool_figures(new_peak=True)
+    device.memory.pool.whole_bytes = _LIMIT  # everything from the pool
+    device.memory.watch_pool(True)
+    array = device.memory.allocate(3 * _MIB)
+    figures = device.memory.pool_figures(new_peak=True)
     assert figures == (3 * _MIB, 0, 0, 3 * _MIB, 3 * _MIB)
     del array
-    assert device.pool_figures(new_peak=True).peak_bytes == 3 * _MIB
-    assert device.pool_figures().peak_bytes == 0
-    held, device._pool.total_bytes = 3 * _MIB, lambda: held
-    array = device.allocate(_MIB)  # from what a pool still holds
-    figures = device.pool_figures()
+    assert device.memory.pool_figures(new_peak=True).peak_bytes == 3 * _MIB
+    assert device.memory.pool_figures().peak_bytes == 0
+    held, device.memory.pool._pool.total_bytes = 3 * _MIB, lambda: held
+    array = device.memory.allocate(_MIB)  # from what a pool still holds
+    figures = device.memory.pool_figures()
     assert figures == (_MIB, 2 * _MIB, _MIB, 3 * _MIB, _MIB)
-    device.watch_pool(False)
+    device.memory.watch_pool(False)
     del array
 
 
@@ -534,38 +537,42 @@ def _arena(*entries, side=0):
 
 def test_arrays_get_their_places(opened):
     device = opened.device
-    assert device.set_places(_arena((1024, 512), (512, 0), (512, 1536)))
-    assert device.footprint_bytes == 2048 and device.used_bytes == 0
+    assert device.offsets.follow(_arena((1024, 512), (512, 0), (512, 1536)))
+    assert device.memory.footprint_bytes == 2048 and device.memory.used_bytes == 0
     beside = cupy.ndarray(100, 'u1')
-    device.seek(0)
+    device.offsets.seek(0)
     first, second = cupy.ndarray(1000, 'u1'), cupy.ndarray(500, 'u1')
     assert first.data.ptr - second.data.ptr == 512
-    assert device.allocation_id(first[3:]) == device.allocation_id(first) != 0
-    assert device.used_bytes == 2048 and device.footprint_bytes == 2560
-    device.seek(-1)
+    assert (
+        device.arrays.allocation_id(first[3:])
+        == device.arrays.allocation_id(first)
+        != 0
+    )
+    assert device.memory.used_bytes == 2048 and device.memory.footprint_bytes == 2560
+    device.offsets.seek(-1)
     other = cupy.ndarray(100, 'u1')
-    assert device.place_figures() == (2, 0, 0)
+    assert device.offsets.figures() == (2, 0, 0)
     del first, second, beside, other
-    assert device.used_bytes == 0
-    assert device.footprint_bytes == 2048
+    assert device.memory.used_bytes == 0
+    assert device.memory.footprint_bytes == 2048
 
 
 def test_a_place_is_reused_behind_the_copy_that_reads_it(opened):
     """Hazard 1: the new array's kernel comes after the swap-out of the old one."""
     device, compute = opened.device, opened.compute
-    device.set_places(_arena((1024, 0), (1024, 0)))
-    device.seek(0)
-    root = device.allocate(1024)
+    device.offsets.follow(_arena((1024, 0), (1024, 0)))
+    device.offsets.seek(0)
+    root = device.memory.allocate(1024)
     _fill(root, 5)
     address = root.ptr
-    copy, out = device.swap_out(root, None)
-    device.wait(out)
+    copy, out = device.copies.swap_out(root, None)
+    device.copies.wait(out)
     del root, out
-    again = device.allocate(1024)
+    again = device.memory.allocate(1024)
     assert again.ptr == address
     compute.work.append(lambda: _fill(again, 255))
     compute.run_until()  # the device runs this as soon as it may
-    device.synchronize()
+    device.clock.synchronize()
     assert ctypes.string_at(copy.address, copy.nbytes) == b'\5' * 1024
     assert _contents_of(again) == b'\xff' * 1024
     copy.close()
@@ -578,42 +585,44 @@ def _contents_of(root):
 def test_an_arena_for_which_there_is_no_memory(opened):
     device = opened.device
     kept = cupy.ndarray(5 * _MIB, 'u1')
-    assert not device.set_places(_arena((4 * _MIB, 0)))
-    device.seek(0)
+    assert not device.offsets.follow(_arena((4 * _MIB, 0)))
+    device.offsets.seek(0)
     assert cupy.ndarray(2 * _MIB, 'u1').size  # as without
-    assert device.place_figures() == (0, 0, 0)
+    assert device.offsets.figures() == (0, 0, 0)
     del kept
 
 
 def test_a_larger_arena_takes_the_place_of_a_smaller_one(opened):
     device = opened.device
-    device.set_places(_arena((_MIB, 0)))
-    device.seek(0)
+    device.offsets.follow(_arena((_MIB, 0)))
+    device.offsets.seek(0)
     old = cupy.ndarray(_MIB, 'u1')
-    assert device.set_places(_arena((2 * _MIB, 0)))
-    device.seek(0)
+    assert device.offsets.follow(_arena((2 * _MIB, 0)))
+    device.offsets.seek(0)
     new = cupy.ndarray(2 * _MIB, 'u1')
-    assert device.footprint_bytes == 3 * _MIB  # the old one as long as it is used
+    assert (
+        device.memory.footprint_bytes == 3 * _MIB
+    )  # the old one as long as it is used
     del old
     other = cupy.ndarray(6 * _MIB, 'u1')  # until somebody wants its memory
-    assert opened.asked == [] and device.footprint_bytes == 8 * _MIB
-    assert device.set_places(_arena((_MIB, 0)))  # a smaller one lies inside
-    assert device.footprint_bytes == 8 * _MIB
+    assert opened.asked == [] and device.memory.footprint_bytes == 8 * _MIB
+    assert device.offsets.follow(_arena((_MIB, 0)))  # a smaller one lies inside
+    assert device.memory.footprint_bytes == 8 * _MIB
     del new, other
 
 
 def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
     device = opened.device
-    device.set_places(_arena((6 * _MIB, 0)))
+    device.offsets.follow(_arena((6 * _MIB, 0)))
     array = cupy.ndarray(5 * _MIB, 'u1')
-    assert opened.asked == [] and device.footprint_bytes == 6 * _MIB
-    device.seek(0)
+    assert opened.asked == [] and device.memory.footprint_bytes == 6 * _MIB
+    device.offsets.seek(0)
     with pytest.raises(MemoryError):
         cupy.ndarray(6 * _MIB, 'u1')
     del array
-    device.seek(0)
+    device.offsets.seek(0)
     assert cupy.ndarray(6 * _MIB, 'u1').size
-    assert device.place_figures().placed == 1
+    assert device.offsets.figures().placed == 1
 
 
 def test_whole_blocks_are_used_again_and_given_back(opened):
@@ -621,17 +630,20 @@ def test_whole_blocks_are_used_again_and_given_back(opened):
     array = cupy.ndarray(2 * _MIB, 'u1')
     address = array.data.ptr
     small = cupy.ndarray(1000, 'u1')  # of the pool
-    assert device.footprint_bytes == 2 * _MIB + 1024
+    assert device.memory.footprint_bytes == 2 * _MIB + 1024
     del array
-    assert device.used_bytes == 1024 and device.footprint_bytes == 2 * _MIB + 1024
+    assert (
+        device.memory.used_bytes == 1024
+        and device.memory.footprint_bytes == 2 * _MIB + 1024
+    )
     again = cupy.ndarray(2 * _MIB, 'u1')
     assert again.data.ptr == address
     del again
     # One of another size: the free one is given back where the limit wants it.
     other = cupy.ndarray(7 * _MIB, 'u1')
-    assert opened.asked == [] and device.footprint_bytes == 7 * _MIB + 1024
-    assert device.limit_bytes >= device.footprint_bytes
-    assert device._pool.get_limit() == _MIB
+    assert opened.asked == [] and device.memory.footprint_bytes == 7 * _MIB + 1024
+    assert device.memory.limit_bytes >= device.memory.footprint_bytes
+    assert device.memory.pool._pool.get_limit() == _MIB
     del other, small
 
 
@@ -640,7 +652,7 @@ def test_the_pool_gets_what_whole_blocks_leave(opened):
     array = cupy.ndarray(6 * _MIB, 'u1')
     del array  # free, and still held
     kept = [cupy.ndarray(16384, 'u1') for _ in range(320)]
-    assert opened.asked == [] and device.footprint_bytes == 5 * _MIB
+    assert opened.asked == [] and device.memory.footprint_bytes == 5 * _MIB
     del kept
 
 
@@ -650,14 +662,14 @@ def test_an_arena_finds_memory_after_whole_blocks(opened):
     large = cupy.ndarray(6 * _MIB, 'u1')
     del large
     stays = cupy.ndarray(_MIB, 'u1')
-    assert device.set_places(_arena((7 * _MIB - 512, 0)))
-    assert device.footprint_bytes == 8 * _MIB - 512
+    assert device.offsets.follow(_arena((7 * _MIB - 512, 0)))
+    assert device.memory.footprint_bytes == 8 * _MIB - 512
     del stays
 
 
 def test_blocks_of_the_driver_that_are_refused(opened, monkeypatch):
     device = opened.device
     monkeypatch.setattr(_Memory, 'refused', True)
-    assert not device.set_places(_arena((_MIB, 0)))
+    assert not device.offsets.follow(_arena((_MIB, 0)))
     with pytest.raises(MemoryError):
         cupy.ndarray(2 * _MIB, 'u1')

@@ -13,7 +13,7 @@ import pytest
 from support.own_time import own_time
 
 from chainer_hybridmem.devices import addresses, slab
-from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host import counter_words, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
@@ -36,9 +36,9 @@ def _nothing(nbytes):
 def test_second_device_in_the_same_thread_is_refused(host, open_host):
     other = open_host(install=False)
     with pytest.raises(SessionError):
-        other.install(_nothing)
+        other.memory.install(_nothing)
     with pytest.raises(SessionError):
-        host.install(_nothing)
+        host.memory.install(_nothing)
 
 
 def test_uninstall_in_another_thread_is_refused(host):
@@ -46,7 +46,7 @@ def test_uninstall_in_another_thread_is_refused(host):
 
     def uninstall():
         try:
-            host.uninstall()
+            host.memory.uninstall()
         except SessionError as error:
             caught.append(error)
 
@@ -54,21 +54,21 @@ def test_uninstall_in_another_thread_is_refused(host):
     thread.start()
     thread.join()
     assert len(caught) == 1
-    assert numpy.empty(_MIB, 'u1').nbytes and host.peak_bytes >= _MIB
+    assert numpy.empty(_MIB, 'u1').nbytes and host.memory.peak_bytes >= _MIB
 
 
 def test_later_device_counts_what_an_earlier_one_gave_out(open_host):
     first, second = open_host(), open_host(install=False)
     array = numpy.zeros(_MIB, 'u1')
-    old = first.allocation_id(array)
-    first.uninstall()
-    second.install(_nothing)
-    assert second.allocation_id(array) == 0
-    second.adopt([array])
-    assert second.used_bytes == _MIB
-    assert second.allocation_id(array) not in (0, old)
+    old = first.arrays.allocation_id(array)
+    first.memory.uninstall()
+    second.memory.install(_nothing)
+    assert second.arrays.allocation_id(array) == 0
+    second.memory.adopt([array])
+    assert second.memory.used_bytes == _MIB
+    assert second.arrays.allocation_id(array) not in (0, old)
     del array
-    assert first.used_bytes == second.used_bytes == 0
+    assert first.memory.used_bytes == second.memory.used_bytes == 0
 
 
 def test_frees_from_another_thread_are_counted(host):
@@ -76,7 +76,7 @@ def test_frees_from_another_thread_are_counted(host):
     thread = threading.Thread(target=arrays.clear)
     thread.start()
     thread.join()
-    assert host.used_bytes == 0
+    assert host.memory.used_bytes == 0
 
 
 def test_other_threads_are_not_limited(host):
@@ -87,14 +87,14 @@ def test_other_threads_are_not_limited(host):
     thread.start()
     thread.join()
     assert sizes == [64 * _MIB]
-    assert host.peak_bytes < _MIB
+    assert host.memory.peak_bytes < _MIB
 
 
 def test_adoption_during_collection_keeps_the_count(host):
     """Frees between two steps of counting must not be lost."""
-    host.uninstall()
+    host.memory.uninstall()
     arrays = [numpy.zeros(1000, 'u1') for _ in range(200)]
-    host.install(_nothing)
+    host.memory.install(_nothing)
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
@@ -102,12 +102,12 @@ def test_adoption_during_collection_keeps_the_count(host):
             cycle = [numpy.empty(1000, 'u1')]
             cycle.append(cycle)
             del cycle
-            host.adopt(arrays[:10])
+            host.memory.adopt(arrays[:10])
             del arrays[:10]
     finally:
         gc.set_threshold(*threshold)
     gc.collect()
-    assert host.used_bytes == 0
+    assert host.memory.used_bytes == 0
 
 
 def test_frees_while_an_exception_is_on_its_way(host):
@@ -121,7 +121,7 @@ def test_frees_while_an_exception_is_on_its_way(host):
         assert caught.value.args == (_MIB,)
         del caught
     gc.collect()
-    assert host.used_bytes == 0
+    assert host.memory.used_bytes == 0
 
 
 def test_exceptions_of_signal_handlers_leave_the_count_whole(host):
@@ -136,7 +136,7 @@ def test_exceptions_of_signal_handlers_leave_the_count_whole(host):
 
     former = signal.signal(signal.SIGALRM, interrupt)
     data = numpy.ones(1 << 14)
-    before = host.used_bytes
+    before = host.memory.used_bytes
     interrupted = 0
     start = time.monotonic()
     least, most = start + 0.5, start + 120  # on a busy machine it takes longer
@@ -152,7 +152,7 @@ def test_exceptions_of_signal_handlers_leave_the_count_whole(host):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
     assert interrupted > 10
-    assert host.used_bytes == before
+    assert host.memory.used_bytes == before
 
 
 @pytest.mark.parametrize('size', [0, 1, 100, 4097, 5 * _MIB])
@@ -169,11 +169,11 @@ def test_resized_array_keeps_its_contents_and_count(host):
     array.resize(5000, refcheck=False)
     assert array[:1000].tolist() == list(range(1000))
     assert not array[1000:].any()
-    assert host.used_bytes == 20000
+    assert host.memory.used_bytes == 20000
     with pytest.raises(MemoryError):
         array.resize(10**8, refcheck=False)
     del array
-    assert host.used_bytes == 0
+    assert host.memory.used_bytes == 0
 
 
 @pytest.mark.parametrize('kind', ['bytes', 'mmap', 'file'])
@@ -184,15 +184,15 @@ def test_foreign_memory_is_not_counted(host, kind, tmp_path):
         array = numpy.frombuffer(mmap.mmap(-1, 4096), 'u1')
     else:
         array = numpy.memmap(tmp_path / 'a', 'u1', 'w+', shape=(64,))
-    host.adopt([array])
-    assert host.used_bytes == 0
-    assert host.allocation_id(array[3:]) == 0
+    host.memory.adopt([array])
+    assert host.memory.used_bytes == 0
+    assert host.arrays.allocation_id(array[3:]) == 0
 
 
 def test_unowned_allocation_is_refused_with_all_figures(host):
     with pytest.raises(OutOfMemoryError) as caught:
-        host.allocate(1 << 30)
-    assert caught.value.limit_bytes == host.limit_bytes
+        host.memory.allocate(1 << 30)
+    assert caught.value.limit_bytes == host.memory.limit_bytes
     assert caught.value.requested_bytes == 1 << 30
 
 
@@ -209,9 +209,9 @@ def test_the_link_may_change(open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
     device.throttle(50e6)
     assert device.describe()['link_bandwidth'] == 50e6
-    root = device.allocate(5_000_000)
-    copy, transfer = device.swap_out(root, None)
-    device.wait(transfer)
+    root = device.memory.allocate(5_000_000)
+    copy, transfer = device.copies.swap_out(root, None)
+    device.copies.wait(transfer)
     assert transfer.seconds() >= 0.099  # as long as 50 MB/s take at least
     copy.close()
     with pytest.raises(OptionError, match='link_bandwidth is 0'):
@@ -229,13 +229,13 @@ def clocks():
 @pytest.mark.parametrize('nbytes', [_MIB, 4 * _MIB])
 def test_throttle(clocks, open_host, nbytes):
     device = open_host(64 * _MIB, link_bandwidth=100e6, link_latency_seconds=0.002)
-    root = device.allocate(nbytes)
-    copy, transfer = device.swap_out(root, None)
-    device.wait(transfer)
+    root = device.memory.allocate(nbytes)
+    copy, transfer = device.copies.swap_out(root, None)
+    device.copies.wait(transfer)
     seconds = []
     for _ in range(3):
-        transfer = device.swap_in(copy, root)
-        device.wait(transfer)
+        transfer = device.copies.swap_in(copy, root)
+        device.copies.wait(transfer)
         seconds.append(transfer.seconds())
     expected = 0.002 + nbytes / 100e6
     assert min(seconds) >= expected * 0.99
@@ -244,13 +244,13 @@ def test_throttle(clocks, open_host, nbytes):
 
 def test_queued_copies_take_the_link_one_after_the_other(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
-    roots = [device.allocate(_MIB) for _ in range(8)]
+    roots = [device.memory.allocate(_MIB) for _ in range(8)]
     start = clocks.perf_counter()
-    pairs = [device.swap_out(root, None) for root in roots]
+    pairs = [device.copies.swap_out(root, None) for root in roots]
     for _, transfer in pairs:
-        device.wait(transfer)
+        device.copies.wait(transfer)
     seconds = clocks.perf_counter() - start
-    stalled = device.take_stall_seconds()
+    stalled = device.copies.take_stall_seconds()
     expected = 8 * _MIB / 100e6
     assert expected * 0.97 <= seconds <= expected * 1.25
     assert stalled == pytest.approx(seconds, rel=0.1)
@@ -258,14 +258,14 @@ def test_queued_copies_take_the_link_one_after_the_other(clocks, open_host):
 
 def test_both_directions_run_at_once(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
-    first, second = device.allocate(4 * _MIB), device.allocate(4 * _MIB)
-    copy, transfer = device.swap_out(first, None)
-    device.wait(transfer)
+    first, second = device.memory.allocate(4 * _MIB), device.memory.allocate(4 * _MIB)
+    copy, transfer = device.copies.swap_out(first, None)
+    device.copies.wait(transfer)
     start = clocks.perf_counter()
-    _, out = device.swap_out(second, None)
-    inward = device.swap_in(copy, first)
-    device.wait(out)
-    device.wait(inward)
+    _, out = device.copies.swap_out(second, None)
+    inward = device.copies.swap_in(copy, first)
+    device.copies.wait(out)
+    device.copies.wait(inward)
     seconds = clocks.perf_counter() - start
     assert seconds < 1.6 * 4 * _MIB / 100e6
 
@@ -282,7 +282,7 @@ def test_throttled_link_is_measured(clocks, open_host):
 
 def test_link_is_measured_with_what_fits(open_host):
     device = open_host(_MIB)
-    kept = device.allocate(_MIB - 40_000)
+    kept = device.memory.allocate(_MIB - 40_000)
     link = measure_link(device)
     assert link.d2h_bytes_per_second > 0 and link.h2d_bytes_per_second > 0
     del kept
@@ -291,28 +291,28 @@ def test_link_is_measured_with_what_fits(open_host):
 def test_memory_of_a_slow_copy_is_not_reused_before_wait(open_host):
     """Hazard 1: poisoned memory must not reach the host copy."""
     device = open_host(64 * _MIB, link_bandwidth=50e6)
-    root = device.allocate(2 * _MIB)
+    root = device.memory.allocate(2 * _MIB)
     root[...] = 5
     address = root.ctypes.data
-    copy, transfer = device.swap_out(root, None)
+    copy, transfer = device.copies.swap_out(root, None)
     del root  # the transfer alone keeps it now
     poison = [numpy.full(2 * _MIB, 255, 'u1') for _ in range(8)]
     assert address not in [array.ctypes.data for array in poison]
-    device.wait(transfer)
+    device.copies.wait(transfer)
     del poison
     target = numpy.full(2 * _MIB, 255, 'u1')
-    device.wait(device.swap_in(copy, target))
+    device.copies.wait(device.copies.swap_in(copy, target))
     assert bool((target == 5).all())
     del transfer
 
 
 def test_worker_does_not_keep_a_finished_copy_alive(host):
     for _ in range(50):
-        root = host.allocate(_MIB)
-        copy, transfer = host.swap_out(root, None)
-        host.wait(transfer)
+        root = host.memory.allocate(_MIB)
+        copy, transfer = host.copies.swap_out(root, None)
+        host.copies.wait(transfer)
         del root, transfer
-        assert host.used_bytes == 0
+        assert host.memory.used_bytes == 0
         copy.close()
 
 
@@ -323,7 +323,7 @@ import numpy
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 device = HostDevice(1 << 26)
-device.install(lambda nbytes: None)
+device.memory.install(lambda nbytes: None)
 kept = [numpy.ones(n, 'u1') for n in (1, 1000, 1 << 20, 1 << 23)]
 cycle = [numpy.ones(1 << 20, 'u1')]
 cycle.append(cycle)
@@ -335,13 +335,15 @@ class Late:
 late = Late()
 numpy.kept_for_ever = [numpy.ones(5000), late]
 threading.kept_for_ever = numpy.ones(5000)
-copy, transfer = device.swap_out(device.allocate(1 << 22), None)
+copy, transfer = device.copies.swap_out(device.memory.allocate(1 << 22), None)
 {end}
-print('alive', device.used_bytes > 0)
+print('alive', device.memory.used_bytes > 0)
 """
 
 
-@pytest.mark.parametrize('end', ['', 'device.uninstall()', 'raise SystemExit(0)'])
+@pytest.mark.parametrize(
+    'end', ['', 'device.memory.uninstall()', 'raise SystemExit(0)']
+)
 def test_exit_with_live_arrays(end):
     finished = subprocess.run(
         [sys.executable, '-X', 'faulthandler', '-c', _EXIT.format(end=end)],
@@ -357,9 +359,9 @@ def test_exit_with_live_arrays(end):
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_forked_child_is_not_limited(host):
     kept = numpy.ones(_MIB)
-    root = host.allocate(1000)
-    _, transfer = host.swap_out(root, None)
-    host.wait(transfer)
+    root = host.memory.allocate(1000)
+    _, transfer = host.copies.swap_out(root, None)
+    host.copies.wait(transfer)
     child = os.fork()
     if not child:
         status = 1
@@ -370,7 +372,7 @@ def test_forked_child_is_not_limited(host):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    assert host.used_bytes >= 8 * _MIB
+    assert host.memory.used_bytes >= 8 * _MIB
 
 
 def _flags_at(address):
@@ -394,14 +396,14 @@ def test_addresses_are_not_accounted_for(open_host):
     """Else a fork fails as soon as there are more of them than the machine has."""
     device = open_host(1 << 30)
     array = numpy.empty(_MIB, 'u1')
-    counter = device._counter
-    for place in (numpy_memory._SIDE, numpy_memory._ARENA):
+    counter = device.memory.counter
+    for place in (counter_words.SIDE, counter_words.ARENA):
         flags = _flags_at(counter._get(place + slab.BASE))
         assert 'nr' in flags and 'ac' not in flags
         assert 'dc' not in flags  # children read what lies there
     assert 'nr' in _flags_at(array.ctypes.data)
-    copy, transfer = device.swap_out(device.allocate(5 * _MIB), None)
-    device.wait(transfer)
+    copy, transfer = device.copies.swap_out(device.memory.allocate(5 * _MIB), None)
+    device.copies.wait(transfer)
     assert 'nr' in _flags_at(copy.address)
 
 
@@ -444,9 +446,9 @@ def test_a_device_that_is_never_installed_leaves_nothing(tmp_path):
 def _use_once(limit_bytes=_MIB):
     """A device that has had its time, and an array that it has counted."""
     device = HostDevice(limit_bytes)
-    device.install(_nothing)
-    array = device.allocate(100_000)
-    device.uninstall()
+    device.memory.install(_nothing)
+    array = device.memory.allocate(100_000)
+    device.memory.uninstall()
     device.close()
     return device, array
 
@@ -461,35 +463,38 @@ def test_devices_one_after_the_other_share_their_memory():
 
 def test_memory_is_not_shared_while_an_array_needs_it():
     first, array = _use_once()
-    before = first.allocation_id(array)
+    before = first.arrays.allocation_id(array)
     second, other = _use_once()
-    assert first.allocation_id(array) == before != second.allocation_id(other)
-    assert (first.used_bytes, second.used_bytes) == (100_000, 100_000)
+    assert (
+        first.arrays.allocation_id(array)
+        == before
+        != second.arrays.allocation_id(other)
+    )
+    assert (first.memory.used_bytes, second.memory.used_bytes) == (100_000, 100_000)
     del array
-    assert (first.used_bytes, second.used_bytes) == (0, 100_000)
+    assert (first.memory.used_bytes, second.memory.used_bytes) == (0, 100_000)
 
 
 def test_a_device_keeps_its_figures_when_its_memory_is_taken_over():
     first, array = _use_once()
     del array
-    address, peak = first._counter._address, first.peak_bytes
+    address, peak = first.memory.counter._address, first.memory.peak_bytes
     others = [_use_once(2 * _MIB) for _ in range(_memories())]
-    assert first._counter._address != address
-    assert first.peak_bytes == peak >= 100_000
-    first.peak_bytes = 7  # its own business now
-    assert all(device.peak_bytes >= 100_000 for device, _ in others)
+    assert first.memory.counter._address != address
+    assert first.memory.peak_bytes == peak >= 100_000
+    first.memory.reset_peak()  # its own business now
+    assert first.memory.peak_bytes == 0
+    assert all(device.memory.peak_bytes >= 100_000 for device, _ in others)
 
 
 def test_what_was_set_for_one_device_is_not_left_to_the_next():
     first, array = _use_once()
-    counter = first._counter
-    counter.poison_freed(True)
-    counter.refuse(1000, lasting=True)
-    first.start_events()
-    number = counter._number
+    first.memory.start_events()
+    number = first.memory.counter._number
     del array
     used = dict(_use_once() for _ in range(_memories()))
-    device = next(device for device in used if device._counter._number == number)
-    assert not device._counter.refuses
-    assert (device.event_count, device.used_bytes) == (0, 100_000)
-    assert device.allocation_id(used[device]) & 0xFFFF > 1, 'ids are never used twice'
+    device = next(device for device in used if device.memory.counter._number == number)
+    assert (device.memory.event_count, device.memory.used_bytes) == (0, 100_000)
+    assert device.arrays.allocation_id(used[device]) & 0xFFFF > 1, (
+        'ids are never used twice'
+    )

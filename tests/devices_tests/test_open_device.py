@@ -8,7 +8,7 @@ from chainer_hybridmem.errors import UnknownNameError
 def test_host_names(name):
     device = open_device(name, 1000, 5e6)
     assert device.kind == 'host'
-    assert device.limit_bytes == 1000
+    assert device.memory.limit_bytes == 1000
     assert device.describe()['link_bandwidth'] == 5e6
     device.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chainer_hybridmem.devices import ram
-from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.swap_store import blocks
 
 KIB = 1024
 UNLIMITED_1 = 9223372036854771712
@@ -134,7 +134,7 @@ def test_a_block_that_the_group_has_no_room_for_is_refused(system, monkeypatch):
     system.mount(CGROUP2)
     system.inside('0::/a')
     system.group2('a', 500 * KIB, 300 * KIB)
-    monkeypatch.setattr(store, 'available_ram', system.available)
-    store.RamBlock(200 * KIB).close()
+    monkeypatch.setattr(blocks, 'available_ram', system.available)
+    blocks.RamBlock(200 * KIB).close()
     with pytest.raises(MemoryError, match='204800 bytes are available'):
-        store.RamBlock(200 * KIB + 1)
+        blocks.RamBlock(200 * KIB + 1)

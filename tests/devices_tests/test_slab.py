@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.devices import slab
-from chainer_hybridmem.devices.places import Slab
+from chainer_hybridmem.devices.cuda.arena_memory import ArenaMemory
 
 UNIT = 64
 SIZE = 400 * UNIT
@@ -115,7 +115,7 @@ class Places:
 
 @pytest.fixture
 def places():
-    made = Slab(Memory(), 2560)
+    made = ArenaMemory(Memory(), 2560)
     made.table.expect(Places())
     return made
 

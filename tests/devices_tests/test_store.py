@@ -12,6 +12,8 @@ from hypothesis import strategies
 
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.swap_store.blocks import RamBlock
+from chainer_hybridmem.devices.swap_store.free_list import FreeList
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.records.plan import Tier
 
@@ -24,7 +26,7 @@ _MIB = 1 << 20
     )
 )
 def test_free_list_never_hands_out_a_byte_twice(steps):
-    free = store.FreeList(100)
+    free = FreeList(100)
     taken = []
     for take, number in steps:
         if take:
@@ -223,7 +225,7 @@ def make_growing(limit_bytes=None, refuse_above=1 << 40):
         if nbytes > refuse_above:
             raise MemoryError('no more')
         sizes.append(nbytes)
-        return store.RamBlock(nbytes)
+        return RamBlock(nbytes)
 
     return store.Store(make_block, Tier.RAM, limit_bytes, 1000), sizes
 

@@ -12,11 +12,15 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from chainer_hybridmem.devices.host import device as host_device
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
-from chainer_hybridmem.devices.swap_store import store
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, SwapFile
+from chainer_hybridmem.devices.swap_store import blocks
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
+from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.devices.swap_store.tiers import TieredStore
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
 from chainer_hybridmem.records.plan import Tier
@@ -113,18 +117,18 @@ def test_the_limit_is_kept_at_all_times(steps):
 
 def test_contents_come_back_from_both_tiers(open_host, tmp_path):
     host = open_host(swap_dir=str(tmp_path), host_limit_bytes=_MIB)
-    roots = [host.allocate(_MIB) for _ in range(3)]
+    roots = [host.memory.allocate(_MIB) for _ in range(3)]
     copies = []
     for value, root in enumerate(roots):
         root[...] = value + 1
-        copy, transfer = host.swap_out(root, None)
-        host.wait(transfer)
+        copy, transfer = host.copies.swap_out(root, None)
+        host.copies.wait(transfer)
         root[...] = 0
         copies.append(copy)
     assert [c.tier for c in copies] == [Tier.RAM, Tier.DISK, Tier.DISK]
-    assert (host.host_bytes, host.disk_bytes) == (_MIB, 2 * _MIB)
+    assert (host.copies.host_bytes, host.copies.disk_bytes) == (_MIB, 2 * _MIB)
     for value, (copy, root) in enumerate(zip(copies, roots, strict=True)):
-        host.wait(host.swap_in(copy, root))
+        host.copies.wait(host.copies.swap_in(copy, root))
         assert (root == value + 1).all()
 
 
@@ -140,10 +144,12 @@ def test_each_tier_has_its_throttle(
     open_host, tmp_path, options, ram_seconds, disk_seconds
 ):
     host = open_host(swap_dir=str(tmp_path), host_limit_bytes=4 * _MIB, **options)
-    root = host.allocate(4 * _MIB)
+    root = host.memory.allocate(4 * _MIB)
     for tier, seconds in ((Tier.RAM, ram_seconds), (Tier.DISK, disk_seconds)):
-        copy, transfer = host.swap_out(root, host.host_copy(4 * _MIB, tier))
-        host.wait(transfer)
+        copy, transfer = host.copies.swap_out(
+            root, host.copies.host_copy(4 * _MIB, tier)
+        )
+        host.copies.wait(transfer)
         assert seconds * 0.95 <= transfer.seconds() < seconds + 0.09
         copy.close()
 
@@ -156,7 +162,7 @@ def test_each_tier_has_its_link(open_host, tmp_path):
         disk_bandwidth=5 * _MIB,
     )
     ram, disk = (measure_link(host, tier=tier) for tier in Tier)
-    assert host.host_bytes == host.disk_bytes == 0
+    assert host.copies.host_bytes == host.copies.disk_bytes == 0
     for link, rate in ((ram, 200 * _MIB), (disk, 5 * _MIB)):
         assert rate / 10 < link.d2h_bytes_per_second < rate * 1.1
         assert rate / 10 < link.h2d_bytes_per_second < rate * 1.1
@@ -167,46 +173,46 @@ def test_each_tier_has_its_link(open_host, tmp_path):
 
 def test_measuring_keeps_the_host_limit(open_host):
     host = open_host(host_limit_bytes=_MIB, link_bandwidth=200 * _MIB)
-    host.host_copy(_MIB // 2)
+    host.copies.host_copy(_MIB // 2)
     link = measure_link(host)
     assert 0 < link.d2h_bytes_per_second < 220 * _MIB
-    assert host.host_refusal is None
+    assert host.copies.host_refusal is None
     assert measure_link(host, tier=Tier.DISK) is None
-    host.host_copy(_MIB // 2)
+    host.copies.host_copy(_MIB // 2)
     assert measure_link(host) is None
 
 
-class _Rounding(HostDevice):
+class _Rounding(HostMemory):
     """Gives more than it is asked for, as CUDA does."""
-
-    alignment_bytes = 512
 
     def allocate(self, nbytes):
         return super().allocate(-(-nbytes // 512) * 512)
 
 
 @pytest.mark.parametrize('limit', [LEAST_ROOM_BYTES, 54321, 100_001, 3 * _MIB + 1])
-def test_a_link_is_measured_with_allocations_that_are_rounded_up(limit):
-    device = _Rounding(16 * _MIB, host_limit_bytes=limit)
-    device.install(lambda missing: None)
+def test_a_link_is_measured_with_allocations_that_are_rounded_up(limit, monkeypatch):
+    monkeypatch.setattr(host_device, 'HostMemory', _Rounding)
+    monkeypatch.setattr(HostOffsets, 'alignment_bytes', 512)
+    device = HostDevice(16 * _MIB, host_limit_bytes=limit)
+    device.memory.install(lambda missing: None)
     try:
         assert measure_link(device).d2h_bytes_per_second > 0
-        assert device.host_refusal is None
-        assert device.host_bytes == 0
+        assert device.copies.host_refusal is None
+        assert device.copies.host_bytes == 0
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
 
 
 def test_a_link_is_measured_with_what_the_host_has(open_host, monkeypatch):
     host = open_host()
-    monkeypatch.setattr(store, 'available_ram', lambda: 100_000)
+    monkeypatch.setattr(blocks, 'available_ram', lambda: 100_000)
     assert measure_link(host).d2h_bytes_per_second > 0
 
 
 def test_swap_dir_alone_takes_no_ram(open_host, tmp_path):
     host = open_host(swap_dir=str(tmp_path))
-    assert host.host_copy(1000).tier is Tier.DISK
+    assert host.copies.host_copy(1000).tier is Tier.DISK
     assert host.describe()['swap_dir'] == 'file'
 
 
@@ -257,13 +263,13 @@ def test_the_file_is_private(tmp_path):
 
 VICTIM = """
 import sys, time
-from chainer_hybridmem.devices.swap_store import store
+from chainer_hybridmem.devices.swap_store import blocks
 from chainer_hybridmem.devices.host.device import HostDevice
 device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
-device.install(lambda nbytes: None)
-copy, transfer = device.swap_out(device.allocate(1 << 23), None)
-device.wait(transfer)
-print(device.disk_bytes, flush=True)
+device.memory.install(lambda nbytes: None)
+copy, transfer = device.copies.swap_out(device.memory.allocate(1 << 23), None)
+device.copies.wait(transfer)
+print(device.copies.disk_bytes, flush=True)
 time.sleep(3600)
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import faulty
+from support.native_faults import NativeFaults
 
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.session.session import Session
@@ -31,16 +32,14 @@ class Refusal:
 
     @contextlib.contextmanager
     def __call__(self, session: Session) -> Iterator[None]:
-        counter = session.device._counter  # type: ignore[attr-defined]
-        first = counter.next_id
+        faults = NativeFaults(session.device.memory)  # type: ignore[arg-type]
         if self.number >= 0:
-            counter.refuse(self.number, **self.kind)
+            faults.refuse(self.number, **self.kind)
         try:
             yield
         finally:
-            self.allocations = counter.next_id - first
-            self.happened = not counter.refuses
-            counter.refuse(-1)
+            self.allocations, self.happened = faults.allocations, faults.happened
+            faults.remove()
 
 
 @functools.cache

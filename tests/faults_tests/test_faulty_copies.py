@@ -17,7 +17,8 @@ from support import faulty
 import chainer_hybridmem
 from chainer_hybridmem.devices.host import copies, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.swap_store.store import Space, SwapFile
+from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.session.session import Session
 
@@ -198,7 +199,7 @@ def no_host_memory(session: Session) -> Iterator[None]:
     def refuse(nbytes: int) -> Any:
         raise MemoryError(f'the machine has {nbytes - 1} bytes available')
 
-    store = session.device._store._ram  # type: ignore[attr-defined]
+    store = session.device.copies._store._ram  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, '_make_block', refuse)
         yield
@@ -240,7 +241,7 @@ def test_a_swap_file_that_must_not_grow(stage: str, tmp_path: Any) -> None:
 def truncated_file(session: Session) -> Iterator[None]:
     """The file loses its contents between the first swap-out and swap-in."""
     execute = copies.CopyThread._execute
-    file = session.device._store._disk._file  # type: ignore[attr-defined]
+    file = session.device.copies._store._disk._file  # type: ignore[attr-defined]
 
     def truncating(thread: Any, job: Any) -> None:
         if not job.outward:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support import faulty
+from support.native_faults import NativeFaults
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack
@@ -245,8 +246,8 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
 
         @contextlib.contextmanager
         def __call__(self, session: Session) -> Iterator[None]:
-            device: Any = session.device
-            reclaim = device._reclaim
+            memory: Any = session.device.memory
+            reclaim = memory._reclaim
 
             def interrupted(missing_bytes: int) -> None:
                 if self.left:
@@ -254,14 +255,16 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
                     signal.raise_signal(signal.SIGINT)
                 reclaim(missing_bytes)
 
-            device._reclaim = interrupted
-            device._counter.refuse(40)
+            memory._reclaim = interrupted
+            faults = NativeFaults(memory)
+            faults.refuse(40)
             try:
                 yield
             except MemoryError as error:
                 raise AssertionError from error
             finally:
-                device._reclaim = reclaim
+                faults.remove()
+                memory._reclaim = reclaim
 
     for at in (0, 2, 7):
         refusing = Refusing()

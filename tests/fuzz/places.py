@@ -121,17 +121,17 @@ class Cuda(Host):
         chance: random.Random,
         clock: Clock,
     ) -> None:
-        from chainer_hybridmem.devices.cuda.device import CudaDevice
+        from chainer_hybridmem.devices.cuda.clock import CudaClock
 
         enter(_poisoned_blocks())
-        elapsed = CudaDevice.elapsed
+        elapsed = CudaClock.elapsed
 
         def drawn(self: Any, start: Any, end: Any) -> float:
             elapsed(self, start, end)  # both have happened
             first = _moment(start, clock)
             return max(_moment(end, clock) - first, 1e-9)
 
-        enter(mock.patch.object(CudaDevice, 'elapsed', drawn))
+        enter(mock.patch.object(CudaClock, 'elapsed', drawn))
 
     def open_unlimited(self) -> Any:
         from chainer_hybridmem.devices.cuda.device import CudaDevice
@@ -141,10 +141,10 @@ class Cuda(Host):
     def is_left(self) -> bool:
         import cupy
 
-        from chainer_hybridmem.devices.cuda.device import CudaDevice
+        from chainer_hybridmem.devices.cuda.allocator import Allocator
 
         allocator = cupy.cuda.get_allocator()
-        return isinstance(getattr(allocator, '__self__', None), CudaDevice)
+        return isinstance(getattr(allocator, '__self__', None), Allocator)
 
     def take_figures(self) -> tuple[int, int]:
         control = _emulator()
@@ -186,15 +186,15 @@ class _Poisoned:
 
 @contextlib.contextmanager
 def _poisoned_blocks() -> Iterator[None]:
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.devices.cuda.block_pool import BlockPool
 
-    find = CudaDevice._find_block
+    find = BlockPool.find
 
     def found(self: Any, nbytes: int, stream: int) -> Any:
         block = find(self, nbytes, stream)
         return None if block is None else _Poisoned(block, nbytes)
 
-    with mock.patch.object(CudaDevice, '_find_block', found):
+    with mock.patch.object(BlockPool, 'find', found):
         yield
 
 

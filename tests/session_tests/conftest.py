@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from support.hostile import late_copies, poisoned_memory
 
+from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.host.memory import HostMemory
 
 
 @pytest.fixture
@@ -31,22 +33,24 @@ def device() -> Iterator[HostDevice]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is handed out while the copy of its contents still runs."""
-    swap_out, uninstall = HostDevice.swap_out, HostDevice.uninstall
-    wait = HostDevice.wait
+    swap_out, wait, uninstall = Copies.swap_out, Copies.wait, HostMemory.uninstall
+    engines: set[Any] = set()
 
-    def unheld(self: HostDevice, root: Any, copy: Any) -> Any:
+    def unheld(self: Copies, root: Any, copy: Any) -> Any:
+        engines.add(self._engine)
         copy, transfer = swap_out(self, root, copy)
         transfer.root = None  # nothing keeps the memory any more
         return copy, transfer
 
-    def orderly(self: HostDevice) -> None:
-        self.synchronize()  # or the slab goes while threads read it
+    def orderly(self: HostMemory) -> None:
+        for engine in engines:
+            engine.finish()  # or the slab goes while threads read it
         uninstall(self)
 
-    monkeypatch.setattr(HostDevice, 'swap_out', unheld)
-    monkeypatch.setattr(HostDevice, 'uninstall', orderly)
+    monkeypatch.setattr(Copies, 'swap_out', unheld)
+    monkeypatch.setattr(HostMemory, 'uninstall', orderly)
     monkeypatch.setattr(
-        HostDevice,
+        Copies,
         'wait',
         lambda self, transfer: transfer.root is None or wait(self, transfer),
     )

@@ -387,6 +387,10 @@ def test_memory_to_which_there_are_no_weak_references():
     """As on CUDA: the array tells whether anybody has its memory."""
 
     class Device:
+        @property
+        def arrays(self):
+            return self
+
         def root(self, array):
             return (array.ctypes.data,)
 

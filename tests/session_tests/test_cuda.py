@@ -50,7 +50,7 @@ def test_same_bits_inside_the_limit(planner, in_core, peak):
     assert figures['state'] == 'guided'
     assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
     assert figures['peak_bytes'] <= limit
-    assert session.device.footprint_bytes <= limit
+    assert session.device.memory.footprint_bytes <= limit
     assert figures['swap'] + figures['recompute'] > 0
 
 
@@ -86,7 +86,7 @@ def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
                 networks.iterate(model, optimizer, *batch)
                 session.finish_iteration()
                 rows.append(session.last_iteration())
-                assert session.device.footprint_bytes <= limit
+                assert session.device.memory.footprint_bytes <= limit
             assert rows[-1]['placed'] > 50
     assert [row['evictions'] for row in rows[ITERATIONS:]] == [0] * 2 * ITERATIONS
     assert all(row['placed'] >= 0 == row['unplaced'] for row in rows)
@@ -96,40 +96,40 @@ def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkey
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy
 
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.devices.copies import Copies
 
     spin = cupy.RawKernel(
         r'extern "C" __global__ void spin(long long n) '
         r'{ long long t = clock64(); while (clock64() - t < n); }',
         'spin',
     )
-    original_out, original_in = CudaDevice.swap_out, CudaDevice.swap_in
+    original_out, original_in = Copies.swap_out, Copies.swap_in
 
     def delay(stream):
         with stream:
             spin((1,), (1,), (np.int64(20_000_000),))
 
     def swap_out(self, root, copy):
-        delay(self._d2h)
+        delay(self._engine.d2h)
         return original_out(self, root, copy)
 
     def swap_in(self, copy, root):
-        view = self.restore(root, hybridmem_view(root, self))
+        view = self._arrays.restore(root, hybridmem_view(root))
         view.fill(float('nan'))
-        delay(self._h2d)
+        delay(self._engine.h2d)
         return original_in(self, copy, root)
 
-    monkeypatch.setattr(CudaDevice, 'swap_out', swap_out)
-    monkeypatch.setattr(CudaDevice, 'swap_in', swap_in)
+    monkeypatch.setattr(Copies, 'swap_out', swap_out)
+    monkeypatch.setattr(Copies, 'swap_in', swap_in)
     result, _ = train(memory_limit=int(peak * 0.75), planner='swap-all')
     networks.assert_same(in_core, result)
 
 
-def hybridmem_view(root, device):
+def hybridmem_view(root):
     """All of an allocation as float32."""
     from chainer_hybridmem.devices.protocol import View
 
-    return View(0, (device.root_bytes(root) // 4,), (4,), '<f4')
+    return View(0, (root.size // 4,), (4,), '<f4')
 
 
 def test_out_of_memory_is_cupys_error_too():

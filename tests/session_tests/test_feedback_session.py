@@ -7,7 +7,7 @@ from support import networks
 from support.own_time import own_time
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action
@@ -129,16 +129,16 @@ def test_the_link_is_what_the_copies_were(late, plans, data, in_core, monkeypatc
 
     In a time of its own: a busy machine is slower from the beginning.
     """
-    take = HostDevice.take_stall_seconds
+    take = Copies.take_stall_seconds
     calls = []
 
     def slower(self):
         calls.append(self)
         if len(calls) == 7:
-            self.throttle(20e6)
+            self._engine.throttle(20e6)
         return take(self)
 
-    monkeypatch.setattr(HostDevice, 'take_stall_seconds', slower)
+    monkeypatch.setattr(Copies, 'take_stall_seconds', slower)
     with own_time():
         result, session = run(data, arena=False)
     networks.assert_same(in_core, result)

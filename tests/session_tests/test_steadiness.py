@@ -174,7 +174,7 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
         return False
 
     monkeypatch.setattr(
-        'chainer_hybridmem.devices.host.device.HostDevice.set_places', refuse
+        'chainer_hybridmem.devices.host.offsets.HostOffsets.follow', refuse
     )
     watched = Watched(data[:9])
     reason = 'none: no memory for it beside what the pool keeps'

@@ -348,7 +348,7 @@ def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatc
     def full(nbytes, tier=None):
         raise SwapStoreError('no room')
 
-    monkeypatch.setattr(device, 'host_copy', full)
+    monkeypatch.setattr(device.copies, 'host_copy', full)
     array[7] = 2
     del array
     with pytest.raises(SwapStoreError, match='no room'):

@@ -242,7 +242,7 @@ def test_an_interrupted_reclaim_is_not_tried_again(splitter, monkeypatch):
     lengths = narrow(monkeypatch, 4)
     splitter.begin({})
     error = SwapStoreError('the swap file is full')
-    monkeypatch.setattr(type(splitter._device), 'reclaim_error', error)
+    monkeypatch.setattr(type(splitter._device.memory), 'reclaim_error', error)
     with pytest.raises(MemoryError):
         apply(splitter, 0, np.random.rand(8, 3))
     assert lengths == [8]

@@ -12,20 +12,29 @@ from typing import Any
 from unittest import mock
 
 from chainer_hybridmem.devices.host import copies
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.host.clock import HostClock
+from chainer_hybridmem.devices.host.memory import HostMemory
+
+from .native_faults import NativeFaults
 
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Freed memory is full of NaN."""
-    install = HostDevice.install
+    install = HostMemory.install
+    faults: list[NativeFaults] = []
 
-    def poisoned(self: HostDevice, reclaim: Callable[[int], None]) -> None:
+    def poisoned(self: HostMemory, reclaim: Callable[[int], None]) -> None:
         install(self, reclaim)
-        self._counter.poison_freed(True)
+        faults.append(NativeFaults(self))
+        faults[-1].poison_freed()
 
-    with mock.patch.object(HostDevice, 'install', poisoned):
-        yield
+    with mock.patch.object(HostMemory, 'install', poisoned):
+        try:
+            yield
+        finally:
+            for fault in reversed(faults):
+                fault.remove()
 
 
 @contextlib.contextmanager
@@ -159,7 +168,8 @@ def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> 
         completion.event = _Done(line)  # type: ignore[assignment]
         transfer = copies.HostTransfer(root, space.nbytes, completion)
         job = copies._Job(transfer, space, address, outward)
-        self._last = space.last = completion
+        self._last = completion
+        space.follow(completion)
         line.add(job)
         for other in lines.values():
             while len(other) and chance.random() < eagerness:
@@ -175,6 +185,6 @@ def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> 
         mock.patch.object(copies.CopyThread, 'submit', submit),
         mock.patch.object(copies.CopyThread, 'close', close),
         mock.patch.object(copies, 'time', clock),
-        mock.patch.object(HostDevice, 'mark', lambda self: clock.perf_counter()),
+        mock.patch.object(HostClock, 'mark', lambda self: clock.perf_counter()),
     ):
         yield

@@ -15,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 from chainer_hybridmem.devices import link
-from chainer_hybridmem.devices.host import copies, device
+from chainer_hybridmem.devices.host import clock, copies, copy_engine
 from chainer_hybridmem.recording import hook_log, stopwatch, trials
 from chainer_hybridmem.session import iteration
 
-_MODULES = copies, device, hook_log, iteration, link, stopwatch, trials
+_MODULES = clock, copies, copy_engine, hook_log, iteration, link, stopwatch, trials
 
 
 class Clocks(threading.local):

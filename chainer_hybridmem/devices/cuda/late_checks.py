@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.devices import cuda_bits
-from chainer_hybridmem.devices.protocol import Array
+from chainer_hybridmem.devices.values import Array
 
 CHUNK_WORDS = 1 << 16
 _WORD_BYTES = 8

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from chainer_hybridmem.devices.protocol import Mark, Root, Span, Transfer
-from chainer_hybridmem.devices.swap_store.store import Completion, Space
+from chainer_hybridmem.devices.swap_store.space import Completion, Space
+from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.records.plan import Tier
@@ -171,14 +171,15 @@ class CopyThread:
         completion = HostCompletion(self._living(), outward)
         transfer = HostTransfer(root, space.nbytes, completion)
         job = _Job(transfer, space, address, outward)
-        self._last = space.last = transfer.completion
+        self._last = completion
+        space.follow(completion)
         self._jobs.put(job)
         return transfer
 
     def _living(self) -> threading.Thread:
         """The thread, which begins with the first copy, and again if it has died.
 
-        What it had not finished then, nobody does: who waits for that is told.
+        What a dead thread had not finished stays undone; waiting for it is an error.
         """
         if self._closed:
             raise SwapStoreError(

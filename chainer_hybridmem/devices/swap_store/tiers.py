@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.devices.protocol import Device, HostCopy
-from chainer_hybridmem.devices.swap_store.store import NO_LIMIT, Space, Store
+from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.store import NO_LIMIT, Store
 from chainer_hybridmem.errors import HostFullError
 from chainer_hybridmem.records.plan import Tier
 
@@ -46,13 +46,13 @@ class TieredStore:
         return 0 if self._disk is None else NO_LIMIT
 
     def reserve(self, ram_bytes: int, disk_bytes: int) -> None:
-        """See :meth:`.Device.reserve`."""
+        """See :meth:`.Copies.reserve`."""
         self._ram.reserve(ram_bytes)
         if self._disk is not None:
             self._disk.reserve(disk_bytes)
 
     def take(self, nbytes: int, tier: Tier | None) -> Space:
-        """See :meth:`.Device.host_copy`."""
+        """See :meth:`.Copies.host_copy`."""
         if self._disk is not None and tier is Tier.DISK:
             return self._disk.take(nbytes)
         try:
@@ -64,40 +64,7 @@ class TieredStore:
             raise
 
     def close(self) -> None:
-        """Closes every block, whoever still has space in it."""
+        """Closes every block, also those that still hold copies."""
         self._ram.close()
         if self._disk is not None:
             self._disk.close()
-
-
-class StoringDevice(Device):
-    """A device whose host copies lie in a :class:`TieredStore`, ``_store``."""
-
-    _store: TieredStore
-
-    @property
-    def host_bytes(self) -> int:
-        """See :class:`Device`."""
-        return self._store.ram_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """See :class:`Device`."""
-        return self._store.disk_bytes
-
-    @property
-    def host_refusal(self) -> str | None:  # type: ignore[override]
-        """See :class:`Device`."""
-        return self._store.refusal
-
-    def host_room(self, tier: Tier) -> int:
-        """See :class:`Device`."""
-        return self._store.room_bytes(tier)
-
-    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
-        """See :class:`Device`."""
-        self._store.reserve(ram_bytes, disk_bytes)
-
-    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
-        """See :class:`Device`."""
-        return self._store.take(nbytes, tier)

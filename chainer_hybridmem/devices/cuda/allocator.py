@@ -1,0 +1,240 @@
+"""The allocator that CuPy calls.
+
+Note: [block owners]
+    CuPy's memory hooks do not fire for foreign allocators, so the allocator
+    hands out :class:`cupy.cuda.UnownedMemory` whose owner is an
+    :class:`Allocation`. It holds the pool's block, and its ``__del__`` learns
+    when the last array has let go. CuPy's pool does not give back what is free when it
+    dies itself: what outlives a session does so, array by array. And a block that dies
+    with its pool, in one run of Python's collector, is lost: the pool lives longer.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+from chainer_hybridmem.devices.cuda.counting import AllocationCounter
+from chainer_hybridmem.devices.cuda.errors import make_out_of_memory_error
+from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
+from chainer_hybridmem.devices.cuda.other_pools import OtherPools
+from chainer_hybridmem.devices.values import Root
+from chainer_hybridmem.errors import without_frames
+
+
+class Allocator:
+    """Serves blocks within the limit, and asks for space where there is none.
+
+    Args:
+        gpu: Whose memory it is.
+        pool: Where blocks come from.
+        counter: Counts them.
+        others: What CuPy's default pool holds beside them.
+        recount: Counts that anew.
+
+    Attributes:
+        pointer: The function that CuPy calls; one object, to be recognised.
+        last_failure (tuple or None): Bytes asked for and bytes in use when an
+            allocation was last refused.
+        reclaim_error (BaseException or None): What ``reclaim`` raised last.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        pool: BlockPool,
+        counter: AllocationCounter,
+        others: OtherPools,
+        recount: Callable[[], None],
+    ) -> None:
+        self._gpu = gpu
+        self._pool = pool
+        self._counter = counter
+        self._others = others
+        self._recount = recount
+        # Looked up once, for each allocation calls them.
+        self._gpu_now: Callable[[], int] = gpu.runtime.getDevice
+        self._new_memory: Callable[..., Any] = gpu.cuda.UnownedMemory
+        self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
+        self._reclaim: Callable[[int], None] | None = None
+        self._reclaiming = False
+        self._previous: Any = None
+        self._closed = False
+        self.last_failure: tuple[int, int] | None = None
+        self.reclaim_error: BaseException | None = None
+        self.pointer = self._take_pointer
+
+    def begin(self, reclaim: Callable[[int], None], previous: Any) -> None:
+        """CuPy calls this allocator from now on.
+
+        Args:
+            reclaim: See :meth:`.Memory.install`.
+            previous: The allocator before, which serves other GPUs.
+        """
+        self._reclaim, self._previous = reclaim, previous
+
+    def end(self) -> Any:
+        """CuPy shall not call this allocator any more; returns the one before."""
+        previous, self._previous, self._reclaim = self._previous, None, None
+        return previous
+
+    def close(self) -> None:
+        """From now on what is freed goes back to the driver at once."""
+        self._closed = True
+        self._pool.give_back()
+
+    def forget_failure(self) -> None:
+        """Resets :attr:`last_failure`: it has been dealt with."""
+        self.last_failure = None
+
+    @contextmanager
+    def without_reclaim(self) -> Iterator[None]:
+        """See :meth:`.Memory.without_reclaim`."""
+        former, self._reclaiming = self._reclaiming, True
+        try:
+            with self._gpu.current():
+                yield
+        finally:
+            self._reclaiming = former
+
+    def find_owner(self, root: Root) -> Allocation | None:
+        """The owner of memory that this allocator has given; None for other memory."""
+        owner = getattr(root, '_owner', None)
+        return owner if type(owner) is Allocation and owner.allocator is self else None
+
+    def let_go(self, ident: int, nbytes: int) -> None:
+        """A block has been given back; see [block owners]."""
+        self._counter.uncount(ident, nbytes)
+        if self._closed:
+            self._pool.give_back()
+
+    def _take_pointer(self, size: int) -> Any:
+        """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
+        gpu, pool, counter = self._gpu, self._pool, self._counter
+        if self._gpu_now() != gpu.number:
+            return self._other_pointer(size)
+        if size == 0:
+            return pool.empty_pointer()
+        if self._others.shrinks:
+            self._recount()
+        nbytes = round_up(size)
+        if counter.used_bytes + nbytes > pool.limit_bytes:
+            self._make_room(nbytes)
+        stream = gpu.compute()
+        block = pool.find(nbytes, stream.ptr)
+        # It fits by count, but what is free may lie in pieces.
+        while block is None and self._frees(nbytes):
+            block = pool.find(nbytes, stream.ptr)
+        if block is None:
+            self._refuse(size)
+        owner = Allocation(self, counter.count(nbytes), nbytes, block, stream)
+        memory = self._new_memory(block.ptr, nbytes, owner, gpu.number)
+        return self._new_pointer(memory, 0)
+
+    def _other_pointer(self, size: int) -> Any:
+        """For another GPU: what was installed before."""
+        previous = self._previous or self._gpu.cuda.get_allocator()
+        if previous is self.pointer:
+            previous = self._gpu.cupy.get_default_memory_pool().malloc
+        return previous(size)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Sees to it that a block fits by count."""
+        if self._reclaim is None:
+            return
+        counter, limit_bytes = self._counter, self._pool.limit_bytes
+        self._call_reclaim(counter.used_bytes + nbytes - limit_bytes)
+        if counter.used_bytes + nbytes > limit_bytes:
+            self._refuse(nbytes)
+
+    def _frees(self, nbytes: int) -> bool:
+        """Whether asking for memory once more has freed any."""
+        before = self._counter.used_bytes
+        return self._call_reclaim(nbytes) and self._counter.used_bytes < before
+
+    def _call_reclaim(self, missing_bytes: int) -> bool:
+        if self._reclaim is None or self._reclaiming:
+            return False
+        with self.without_reclaim():
+            try:
+                self._reclaim(missing_bytes)
+            except Exception as error:
+                self.reclaim_error = without_frames(error)
+        self._pool.give_back()
+        return True
+
+    def _refuse(self, nbytes: int) -> None:
+        used_bytes, limit_bytes = self._counter.used_bytes, self._pool.limit_bytes
+        self.last_failure = (nbytes, used_bytes)
+        kept = ''
+        if self._others.nbytes >= self._pool.whole_bytes:
+            kept = (
+                f" {self._others.nbytes} of them are kept by CuPy's default pool for "
+                'arrays from before the session; begin the session earlier.'
+            )
+        raise make_out_of_memory_error(
+            f'{nbytes} bytes do not fit: {used_bytes} of {limit_bytes} bytes '
+            f'are in use, and the pool takes {self._pool.footprint_bytes}.{kept} Raise '
+            'the memory limit or use smaller batches.',
+            nbytes,
+            limit_bytes,
+            used_bytes,
+        ) from self.reclaim_error
+
+
+class Allocation:
+    """Owner of one block; see Note: [block owners].
+
+    Attributes:
+        allocator (Allocator): Which has given it.
+        ident (int): Its id.
+        nbytes (int): Its size.
+        block: Of the pool or of the arena; given back when it dies.
+        stream: On which the block is used again.
+    """
+
+    __slots__ = (
+        '__weakref__', '_look', 'allocator', 'block', 'ident', 'nbytes', 'stream'
+    )  # fmt: skip
+
+    def __init__(
+        self, allocator: Allocator, ident: int, nbytes: int, block: Any, stream: Any
+    ) -> None:
+        self.allocator = allocator
+        self.ident = ident
+        self.nbytes = nbytes
+        self.block = block
+        self.stream = stream
+        self._look: Any = None  # weak reference to a _Look
+
+    def call_last(self, look: Callable[[int], None]) -> object:
+        """Has a function called with the address before the block is given back.
+
+        Returns:
+            What keeps it so.
+        """
+        kept = _Look(look)
+        self._look = weakref.ref(kept)
+        return kept
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():
+            return
+        look = self._look and self._look()
+        if look is not None:
+            look.look(self.block.ptr)
+        self.block = None
+        self.allocator.let_go(self.ident, self.nbytes)
+
+
+class _Look:
+    """A function that is called before a block is given back."""
+
+    __slots__ = ('__weakref__', 'look')
+
+    def __init__(self, look: Callable[[int], None]) -> None:
+        self.look = look

@@ -1,0 +1,163 @@
+"""Where blocks of GPU memory come from: the arena, whole blocks, CuPy's pool."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from chainer_hybridmem.devices.cuda.arena_memory import ArenaMemory
+from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.whole_blocks import WholeBlocks
+
+_WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
+WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of the pool
+
+
+class BlockPool:
+    """Takes memory from the driver, up to the limit, and cuts blocks from it.
+
+    Args:
+        gpu: Whose memory it is.
+        limit_bytes: Most bytes; a smaller ``CUPY_GPU_MEMORY_LIMIT`` wins.
+
+    Attributes:
+        limit_bytes (int): The limit.
+        whole_bytes (int): From this size on blocks are not split.
+        from_pool (int): Bytes served from memory held already, while watched.
+        from_driver (int): Bytes asked of the driver, while watched.
+    """
+
+    def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
+        self._gpu = gpu
+        with gpu.current():
+            self._pool = gpu.cuda.MemoryPool()
+            # What outlives the session does not keep what is free.
+            weakref.finalize(self, self._pool.free_all_blocks).atexit = False
+            self._whole = WholeBlocks()
+            of_environment = self._pool.get_limit()  # 0: none
+        self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
+        self.whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // WHOLE_SHARE)
+        self.from_pool = self.from_driver = 0
+        self._elsewhere_bytes = 0
+        self._limited = True
+        self._watching = 0
+        self._arena: ArenaMemory | None = None
+        self._set_pool_limit()
+
+    @property
+    def footprint_bytes(self) -> int:
+        """GPU memory taken, whether in use or free."""
+        with self._gpu.current():
+            return int(self._pool.total_bytes()) + self._whole.total_bytes
+
+    @property
+    def arena(self) -> ArenaMemory | None:
+        """Where blocks with planned offsets lie."""
+        return self._arena
+
+    def use_arena(self, arena: ArenaMemory | None) -> None:
+        """From now on blocks lie in this arena; None: in none."""
+        self._arena = arena
+
+    def limit(self, limited: bool) -> None:
+        """Whether the limit holds."""
+        self._limited = limited
+
+    def leave_bytes(self, elsewhere_bytes: int) -> None:
+        """So many bytes are in use that do not come from here."""
+        self._elsewhere_bytes = elsewhere_bytes
+        self._set_pool_limit()
+
+    def watch(self, watched: bool) -> None:
+        """Begins or ends counting where blocks come from."""
+        self._watching += 1 if watched else -1
+
+    def find(self, nbytes: int, stream: int) -> Any:
+        """Memory at its planned offset, beside the arena, or in a hole of it.
+
+        Args:
+            nbytes: A multiple of CuPy's unit.
+            stream: Address of the stream that uses it.
+
+        Returns:
+            An object whose ``ptr`` is the address; None if there is none.
+        """
+        arena = self._arena
+        if arena is not None and stream != arena.stream:
+            arena = None  # only there its memory is used again
+        held: Any = arena.place(nbytes) if arena is not None else None
+        if held is not None and not self._watching:
+            return held
+        whole = nbytes >= self.whole_bytes
+        if held is None and whole:
+            held = self._whole.take(nbytes, stream)
+        if held is None:
+            new = self.new_block(nbytes) if whole else self._pool_pointer(nbytes)
+            if new is not None or arena is None:
+                return new
+            held = arena.cut(nbytes)
+        if held is not None and self._watching:
+            self.from_pool += nbytes
+        return held
+
+    def new_block(self, nbytes: int) -> Any:
+        """A block of its own from the driver, or None if there is no memory."""
+        limit = self.limit_bytes - self._elsewhere_bytes
+        if self.footprint_bytes + nbytes > limit:
+            self.give_back()
+        if self._limited and self.footprint_bytes + nbytes > limit:
+            return None
+        try:
+            with self._gpu.current():
+                memory = self._gpu.cuda.Memory(nbytes)
+        except (
+            self._gpu.runtime.CUDARuntimeError,
+            self._gpu.cuda.memory.OutOfMemoryError,
+        ):
+            return None
+        if self._watching:
+            self.from_driver += nbytes
+        block = self._whole.add(memory, nbytes, self._gpu.compute().ptr)
+        self._set_pool_limit()
+        return block
+
+    def empty_pointer(self) -> Any:
+        """A pointer to no bytes."""
+        return self._pool.malloc(0)
+
+    def give_back(self) -> None:
+        """Gives the driver what is held and not in use."""
+        with self._gpu.current():
+            self._pool.free_all_blocks()
+            self._whole.free_all()
+            self._set_pool_limit()
+
+    def _pool_pointer(self, nbytes: int) -> Any:
+        """Memory of the pool, or None if the pool cannot give it."""
+        before = self._pool.total_bytes() if self._watching else 0
+        pointer = self._ask_pool(nbytes)
+        if pointer is None and self._whole.total_bytes:
+            self.give_back()
+            pointer = self._ask_pool(nbytes)
+        if pointer is None:
+            return None
+        if self._watching:
+            # What it held may have shrunk meanwhile: it gives back before it asks.
+            if self._pool.total_bytes() > before:
+                self.from_driver += nbytes
+            else:
+                self.from_pool += nbytes
+        return pointer
+
+    def _ask_pool(self, nbytes: int) -> Any:
+        try:
+            return self._pool.malloc(nbytes)
+        except self._gpu.cuda.memory.OutOfMemoryError:
+            return None
+
+    def _set_pool_limit(self) -> None:
+        """Leaves the pool what nothing else takes; 0 is no limit."""
+        others = self._elsewhere_bytes + self._whole.total_bytes
+        left = max(self.limit_bytes - others, 1) if self._limited else 0
+        with self._gpu.current():
+            self._pool.set_limit(size=left)

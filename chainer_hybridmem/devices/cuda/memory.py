@@ -1,0 +1,186 @@
+"""Counted and limited GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from chainer_hybridmem.devices.adopted import AdoptedArrays
+from chainer_hybridmem.devices.cuda.allocator import Allocation, Allocator
+from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+from chainer_hybridmem.devices.cuda.counting import AllocationCounter
+from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
+from chainer_hybridmem.devices.cuda.other_pools import OtherPools
+from chainer_hybridmem.devices.ports import Memory
+from chainer_hybridmem.devices.values import Array, PoolFigures, Root
+from chainer_hybridmem.errors import SessionError
+
+
+class CudaMemory(Memory):
+    """CuPy's allocations; see :class:`.Memory`.
+
+    Args:
+        gpu: Whose memory it is.
+        limit_bytes: Most bytes in use; a smaller ``CUPY_GPU_MEMORY_LIMIT`` wins.
+
+    Attributes:
+        pool (BlockPool): Where blocks come from.
+    """
+
+    def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
+        self._gpu = gpu
+        self.pool = BlockPool(gpu, limit_bytes)
+        self.limit_bytes = self.pool.limit_bytes
+        self._counter = AllocationCounter()
+        self._adopted = AdoptedArrays(self._counter.count, self._lose_adopted)
+        self._others = OtherPools(gpu, self._counter)
+        self._allocator = Allocator(
+            gpu, self.pool, self._counter, self._others, self._count_others
+        )
+        self._installed = False
+
+    # -- life ---------------------------------------------------------------
+    def install(self, reclaim: Callable[[int], None]) -> None:
+        """See :meth:`.Memory.install`; counts the allocations of all threads.
+
+        Raises:
+            SessionError: If a CUDA device is installed, or inside
+                ``cupy.cuda.using_allocator``.
+        """
+        previous = self._gpu.cuda.get_allocator()
+        if isinstance(getattr(previous, '__self__', None), Allocator):
+            raise SessionError(
+                'a CUDA device already counts the CuPy allocations; leave the first '
+                'session before entering another one.'
+            )
+        try:
+            self._gpu.cuda.set_allocator(self._allocator.pointer)
+        except ValueError as error:
+            raise SessionError(
+                'no session can start inside cupy.cuda.using_allocator; start it '
+                'outside.'
+            ) from error
+        self._allocator.begin(reclaim, previous)
+        self._installed = True
+        self.pool.limit(True)
+        self._count_others()
+
+    def uninstall(self) -> None:
+        if not self._installed:
+            return
+        self._installed = False
+        self.pool.limit(False)  # graphs that the program keeps come back
+        previous = self._allocator.end()
+        if self._gpu.cuda.get_allocator() is self._allocator.pointer:
+            self._gpu.cuda.set_allocator(previous)
+        self._others.forget()
+        self.pool.leave_bytes(self._elsewhere_bytes)
+        self.pool.give_back()
+
+    def close(self) -> None:
+        self._adopted.clear()
+        self._allocator.close()
+
+    def without_reclaim(self) -> AbstractContextManager[None]:
+        return self._allocator.without_reclaim()
+
+    def adopt(self, arrays: Iterable[Array]) -> None:
+        for array in arrays:
+            base = array if array.base is None else array.base
+            memory = array.data.mem
+            if memory.size and not self.ident_of(memory):
+                with self._counter.lock:
+                    self._adopted.add(memory.ptr, base, round_up(memory.size))
+                    self.pool.leave_bytes(self._elsewhere_bytes)
+
+    def allocate(self, nbytes: int) -> Root:
+        with self._gpu.current():
+            return self._allocator.pointer(nbytes).mem
+
+    def find_owner(self, root: Root) -> Allocation | None:
+        """The owner of memory that comes from here; None for other memory."""
+        return self._allocator.find_owner(root)
+
+    def ident_of(self, root: Root) -> int:
+        """Id of an allocation; 0 if it is not counted."""
+        owner = self._allocator.find_owner(root)
+        return self._adopted.ident_at(root.ptr) if owner is None else owner.ident
+
+    # -- counting -----------------------------------------------------------
+    @property
+    def used_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._counter.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._counter.peak_bytes
+
+    @property
+    def window_peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._counter.window_peak_bytes
+
+    @property
+    def other_bytes(self) -> int:
+        """See [other pools] in :mod:`.other_pools`."""
+        return self._others.nbytes
+
+    @property
+    def footprint_bytes(self) -> int:
+        """GPU memory taken by the pool, whether in use or free."""
+        return self.pool.footprint_bytes
+
+    @property
+    def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._allocator.last_failure
+
+    @property
+    def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._allocator.reclaim_error
+
+    def forget_failure(self) -> None:
+        self._allocator.forget_failure()
+
+    def reset_peak(self) -> None:
+        self._counter.reset_peak()
+
+    def reset_window(self) -> None:
+        self._counter.reset_window()
+
+    def start_events(self) -> None:
+        self._counter.start_events()
+
+    @property
+    def event_count(self) -> int:
+        return self._counter.event_count
+
+    def take_events(self) -> list[tuple[int, int]]:
+        return self._counter.take_events()
+
+    def watch_pool(self, watched: bool) -> None:
+        self.pool.watch(watched)
+
+    def pool_figures(self, new_peak: bool = False) -> PoolFigures:
+        used, peak = self._counter.sample(new_peak)
+        pool = self.pool
+        free = max(0, pool.footprint_bytes - (used - self._elsewhere_bytes))
+        return PoolFigures(used, free, pool.from_pool, pool.from_driver, peak)
+
+    @property
+    def _elsewhere_bytes(self) -> int:
+        """In use, but not from here."""
+        return self._adopted.nbytes + self._others.nbytes
+
+    def _count_others(self) -> None:
+        self._others.count(self._adopted.nbytes)
+        self.pool.leave_bytes(self._elsewhere_bytes)
+
+    def _lose_adopted(self, ident: int, nbytes: int) -> None:
+        self._counter.uncount(ident, nbytes)
+        if self._installed:
+            self._others.expect_less()
+        self.pool.leave_bytes(self._elsewhere_bytes)

@@ -1,0 +1,193 @@
+"""Counts and limits NumPy's data allocations of one context."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices.host import counter_words as words
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.native_counting import (
+    count,
+    uncount,
+    write_figures,
+)
+from chainer_hybridmem.devices.host.native_pages import (
+    drop_slab,
+    make_slab,
+    release_holes,
+)
+from chainer_hybridmem.devices.host.reclaimer import Reclaimer
+from chainer_hybridmem.devices.ram import physical_ram
+
+
+class Counter:
+    """A handler of its own, with a limit and counters.
+
+    Args:
+        limit_bytes: Most bytes in use; more is refused while installed.
+        reclaim: Called with the bytes missing when a block does not fit. What
+            it raises is kept in ``error`` and the block is refused.
+    """
+
+    def __init__(self, limit_bytes: int, reclaim: Callable[[int], None]) -> None:
+        memory = numpy_memory.take_memory()
+        self._words: ctypes.Array[ctypes.c_int64] = memory.words
+        self._address = memory.address
+        self._set(words.LIMIT, limit_bytes)
+        self._number = memory.number
+        self._figures = (ctypes.c_int64 * 5)()
+        self._figures_address = ctypes.addressof(self._figures)
+        self._previous: Any = None
+        self._capsule: Any = memory.capsule
+        self._reclaimer = Reclaimer(reclaim)
+        self._reclaimer.serve(memory.address)
+        memory.belong_to(self)
+
+    def close(self) -> None:
+        """The last array that this counter has counted frees its memory for others.
+
+        Until then, and afterwards, the figures can be read.
+        """
+        self._capsule = None
+
+    def keep_figures(self) -> None:
+        """Another counter gets the memory: keeps the last figures elsewhere."""
+        self._words = type(self._words).from_buffer_copy(self._words)
+        self._address = ctypes.addressof(self._words)
+
+    def _get(self, field: int) -> int:
+        return self._words[field // 8]
+
+    def _set(self, field: int, value: int) -> None:
+        self._words[field // 8] = value
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use."""
+        return self._get(words.USED)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest load since :meth:`reset_peak`."""
+        return self._get(words.PEAK)
+
+    @property
+    def window_peak_bytes(self) -> int:
+        """Highest load since :meth:`reset_window`."""
+        return self._get(words.WINDOW)
+
+    def reset_peak(self) -> None:
+        """Starts a new peak at the present load."""
+        self._set(words.PEAK, self.used_bytes)
+
+    def reset_window(self) -> None:
+        """Starts a new window peak at the present load."""
+        self._set(words.WINDOW, self.used_bytes)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ``reclaim`` has raised last."""
+        return self._reclaimer.error
+
+    @property
+    def last_failure(self) -> tuple[int, int] | None:
+        """Bytes asked for and in use when a block was last refused."""
+        nbytes = self._get(words.FAILED_BYTES)
+        return (nbytes, self._get(words.FAILED_USED)) if nbytes else None
+
+    def forget_failure(self) -> None:
+        """No block has been refused since."""
+        self._set(words.FAILED_BYTES, 0)
+
+    def count_foreign(self, nbytes: int) -> int:
+        """Counts memory the handler has not given out; returns its id.
+
+        In one native step: between two Python statements a garbage collection
+        may free arrays.
+        """
+        return int(count(self._address, nbytes))
+
+    def uncount_foreign(self, ident: int, nbytes: int) -> None:
+        """Takes back what :meth:`count_foreign` has counted."""
+        uncount(self._address, ident, nbytes)
+
+    def pool_figures(self, new_peak: bool) -> tuple[int, ...]:
+        """Bytes in use, held but free, served from held pages, asked of the system
+        so far, and the highest load since this was last asked with ``new_peak``.
+
+        Small blocks come from the C library's heap, which tells nothing: they are
+        in use but neither served from here nor asked of the system. Pages that a
+        hole shares with blocks count as the hole's.
+        """
+        write_figures(self._address, self._figures_address, int(new_peak))
+        return tuple(self._figures)
+
+    # -- offsets --------------------------------------------------------------
+    @property
+    def table_address(self) -> int:
+        """Of the words that say where the next blocks shall lie."""
+        return self._address + words.TABLE
+
+    def release_side(self) -> None:
+        """Gives free pages outside of the arena back to the system."""
+        arena_bytes = self._get(words.ARENA + slab.HELD)
+        release_holes(self._address, self._get(words.USED) + arena_bytes)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Addresses for blocks with planned offsets."""
+        return self._get(words.ARENA + slab.SIZE)
+
+    # -- events ---------------------------------------------------------------
+    def start_events(self) -> None:
+        """Starts a new event log."""
+        self._set(words.LOG_LENGTH, 0)
+        self._set(words.LOGGING, 1)
+
+    @property
+    def event_count(self) -> int:
+        """Events logged so far."""
+        return self._get(words.LOG_LENGTH)
+
+    def take_events(self) -> list[tuple[int, int]]:
+        """Ends the log: ``(+id or -id, bytes)`` for each malloc and free."""
+        self._set(words.LOGGING, 0)
+        length = self._get(words.LOG_LENGTH)
+        self._set(words.LOG_LENGTH, 0)
+        log = (ctypes.c_int64 * (2 * length)).from_address(self._get(words.LOG))
+        return list(zip(log[::2], log[1::2], strict=True))
+
+    # -- installing -----------------------------------------------------------
+    def install(self) -> None:
+        """Sends NumPy's allocations of the current context to this counter."""
+        for place in (words.SIDE, words.ARENA):
+            make_slab(self._address, place, _slab_bytes(self._get(words.LIMIT)))
+        self._set(words.LIMITED, 1)
+        self._previous = numpy_memory.set_handler(self._capsule)
+
+    def uninstall(self) -> None:
+        """Restores the handler that :meth:`install` replaced."""
+        self._set(words.LIMITED, 0)
+        release_holes(self._address, 0)
+        self._set(words.TABLE + slab.STOP, 0)
+        for place in (words.SIDE, words.ARENA):
+            drop_slab(self._address, place)
+        numpy_memory.set_handler(self._previous)
+        self._previous = None
+
+    def pause_reclaim(self, paused: bool) -> None:
+        """Refuses blocks that do not fit without asking for space first."""
+        self._set(words.RECLAIMING, int(paused))
+
+    def ident_at(self, address: int) -> int:
+        """Id of a block one of our handlers has given out; 0 if another did."""
+        ident = ctypes.c_int64.from_address(address - words.HEADER).value
+        return ident if ident >> words.ID_BITS == self._number else 0
+
+
+def _slab_bytes(limit_bytes: int) -> int:
+    """Whole pages for the limit, and no more than the machine has."""
+    return (min(limit_bytes, physical_ram()) + 4095) & -4096

@@ -1,0 +1,173 @@
+"""Counted and limited memory of NumPy's arrays.
+
+All array data allocated in the context where the memory is installed counts
+against the limit: that of Chainer, NumPy's temporaries, the user's own code. Memory
+that libraries take for themselves (BLAS buffers, Python objects) is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy
+
+from chainer_hybridmem.devices.adopted import AdoptedArrays
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.array_data import address_of, root_of
+from chainer_hybridmem.devices.host.counter import Counter
+from chainer_hybridmem.devices.ports import Memory
+from chainer_hybridmem.devices.values import Array, PoolFigures, Root
+from chainer_hybridmem.errors import OutOfMemoryError, SessionError
+
+
+class HostMemory(Memory):
+    """NumPy's allocations; see :class:`.Memory`.
+
+    Args:
+        limit_bytes: Most bytes in use.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._reclaim: Callable[[int], None] | None = None
+        self._installed = False
+        self._adopted = AdoptedArrays(
+            lambda nbytes: self.counter.count_foreign(nbytes),
+            lambda ident, nbytes: self.counter.uncount_foreign(ident, nbytes),
+        )
+
+    @functools.cached_property
+    def counter(self) -> Counter:
+        """Made when it is needed: it takes memory that outlives the device."""
+        return Counter(self.limit_bytes, self._call_reclaim)
+
+    # -- life ---------------------------------------------------------------
+    def install(self, reclaim: Callable[[int], None]) -> None:
+        """See :meth:`.Memory.install`.
+
+        Raises:
+            SessionError: If a host device is installed in this context.
+        """
+        if self._installed or numpy_memory.installed():
+            raise SessionError(
+                'a host device already counts the NumPy allocations of this thread; '
+                'leave the first session before entering another one, and enter '
+                'profile_memory() inside the session.'
+            )
+        self._reclaim = reclaim
+        self.counter.install()
+        self._installed = True
+
+    def uninstall(self) -> None:
+        """See :meth:`.Memory.uninstall`.
+
+        Raises:
+            SessionError: If called in another context than :meth:`install`.
+        """
+        if not self._installed:
+            return
+        if not numpy_memory.installed():
+            raise SessionError(
+                'a host device must be uninstalled in the thread and context that '
+                'installed it.'
+            )
+        self.counter.uninstall()
+        self._reclaim = None
+        self._installed = False
+
+    def close(self) -> None:
+        self._adopted.clear()
+        if 'counter' in vars(self):
+            self.counter.close()
+
+    def adopt(self, arrays: Iterable[Array]) -> None:
+        for array in arrays:
+            root = root_of(array)
+            if root.flags.owndata and not self.ident_of(root):
+                self._adopted.add(address_of(root), root, root.nbytes)
+
+    def allocate(self, nbytes: int) -> Root:
+        try:
+            return numpy.empty(nbytes, numpy.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f'{nbytes} bytes do not fit: {self.used_bytes} of {self.limit_bytes} '
+                'bytes are in use. Raise the memory limit or use smaller batches.',
+                nbytes,
+                self.limit_bytes,
+                self.used_bytes,
+            ) from (self.reclaim_error or error)
+
+    def ident_of(self, root: numpy.ndarray) -> int:
+        """Id of an allocation; 0 if it is not counted."""
+        address = address_of(root)
+        if numpy_memory.counted(root):  # never for memory it does not own
+            ident = self.counter.ident_at(address)
+            if ident:
+                return ident
+        return self._adopted.ident_at(address)
+
+    def _call_reclaim(self, missing_bytes: int) -> None:
+        if self._reclaim is not None:
+            self._reclaim(missing_bytes)
+
+    @contextmanager
+    def without_reclaim(self) -> Iterator[None]:
+        self.counter.pause_reclaim(True)
+        try:
+            yield
+        finally:
+            self.counter.pause_reclaim(False)
+
+    # -- counting -----------------------------------------------------------
+    @property
+    def used_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.peak_bytes
+
+    @property
+    def window_peak_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.window_peak_bytes
+
+    def reset_peak(self) -> None:
+        self.counter.reset_peak()
+
+    def reset_window(self) -> None:
+        self.counter.reset_window()
+
+    @property
+    def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.last_failure
+
+    def forget_failure(self) -> None:
+        self.counter.forget_failure()
+
+    @property
+    def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.error
+
+    def start_events(self) -> None:
+        self.counter.start_events()
+
+    @property
+    def event_count(self) -> int:
+        return self.counter.event_count
+
+    def take_events(self) -> list[tuple[int, int]]:
+        return self.counter.take_events()
+
+    def watch_pool(self, watched: bool) -> None:
+        """See :class:`.Memory`; the native handler always counts."""
+
+    def pool_figures(self, new_peak: bool = False) -> PoolFigures:
+        return PoolFigures(*self.counter.pool_figures(new_peak))
