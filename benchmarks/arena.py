@@ -174,8 +174,8 @@ def footprint(arch: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def log_of(training: common.Training) -> tuple[IterationLog, IterationLog]:
     """Two iterations of plain training, each as one operation."""
     device = HostDevice(UNLIMITED)
-    device.adopt(p.array for p in training.model.params() if p.is_initialized)
-    device.install(lambda nbytes: None)
+    device.memory.adopt(p.array for p in training.model.params() if p.is_initialized)
+    device.memory.install(lambda nbytes: None)
     try:
         training.step()
         logs = []
@@ -185,7 +185,7 @@ def log_of(training: common.Training) -> tuple[IterationLog, IterationLog]:
             training.step()
             logs.append(log.finish())
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
     return logs[0], logs[1]
 
@@ -230,20 +230,22 @@ def allocation(arch: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         log = IterationLog(tuple(events), (0,), 0)
         device = HostDevice(UNLIMITED)
         began = time.perf_counter()
-        arena = lay_out((log, log), device.block_bytes, device.alignment_bytes)
+        arena = lay_out(
+            (log, log), device.offsets.block_bytes, device.offsets.alignment_bytes
+        )
         took = time.perf_counter() - began
         times: dict[str, list[float]] = {'numpy': [], 'slab': [], 'arena': []}
         for _ in range(REPEATS):
             times['numpy'].append(warm_replay(events, lambda: None))
-            device.install(lambda nbytes: None)
+            device.memory.install(lambda nbytes: None)
             times['slab'].append(warm_replay(events, lambda: None))
-            assert device.set_places(arena)
-            before = device.place_figures().placed
+            assert device.offsets.follow(arena)
+            before = device.offsets.figures().placed
             times['arena'].append(
-                warm_replay(events, functools.partial(device.seek, 0))
+                warm_replay(events, functools.partial(device.offsets.seek, 0))
             )
-            placed = (device.place_figures().placed - before) // 2
-            device.uninstall()
+            placed = (device.offsets.figures().placed - before) // 2
+            device.memory.uninstall()
         device.close()
         medians = {way: statistics.median(values) for way, values in times.items()}
         row = {

@@ -72,11 +72,11 @@ class NoHook(chainer.FunctionHook):
 def pool_only() -> Any:
     """The profiler's pool under NumPy, and nobody who looks at it."""
     device = HostDevice(1 << 60)
-    device.install(lambda missing_bytes: None)
+    device.memory.install(lambda missing_bytes: None)
     try:
         yield
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
 
 

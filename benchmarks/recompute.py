@@ -138,7 +138,7 @@ class Forms:
     def exact(self) -> bool:
         again = self.run('pass')[0] if self.covers else self.run('replay')
         same = again[0].strides == self.y.array.strides
-        return same and bool(self.device.same_bits(again[0], self.y.array))
+        return same and bool(self.device.arrays.same_bits(again[0], self.y.array))
 
 
 class _Copies(chainer.FunctionHook):
@@ -162,12 +162,12 @@ def measure(name: str, build: Any, device: Any, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for form in names:
             walker.walk(2**25)
-            device.reset_window()
-            load = device.used_bytes
+            device.memory.reset_window()
+            load = device.memory.used_bytes
             start = time.perf_counter()
             result = forms.run(form)
             seconds[form].append(time.perf_counter() - start)
-            row[f'{form}_peak_bytes'] = device.window_peak_bytes - load
+            row[f'{form}_peak_bytes'] = device.memory.window_peak_bytes - load
             del result
     for form in FORMS:
         values = seconds[form] or seconds['replay']
@@ -185,13 +185,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     device = open_device('cpu', 2**40, None, None)
-    device.install(lambda missing: None)
+    device.memory.install(lambda missing: None)
     rows = []
     try:
         for name, build in cases().items():
             rows.append(measure(name, build, device, options.repeats))
     finally:
-        device.uninstall()
+        device.memory.uninstall()
     milliseconds: Callable[[float], str] = lambda s: f'{s * 1e3:.2f} ms'  # noqa: E731
     mebibytes: Callable[[float], str] = lambda b: f'{b / 2**20:.1f} MiB'  # noqa: E731
     print(

@@ -75,7 +75,7 @@ def log_of(arch: str, batchsize: int) -> IterationLog:
     """One iteration without a plan."""
     training = common.Training(arch, batchsize, gpu=True)
     device = CudaDevice(WITHOUT_LIMIT)
-    device.install(lambda nbytes: None)
+    device.memory.install(lambda nbytes: None)
     try:
         training.step()
         log = AllocationLog(device)
@@ -83,7 +83,7 @@ def log_of(arch: str, batchsize: int) -> IterationLog:
         training.step()
         return log.finish()
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
 
 
@@ -120,7 +120,9 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
     common.free_gpu()
     device = CudaDevice(WITHOUT_LIMIT)
     one = IterationLog(tuple(events), (0,), 0)
-    arena = lay_out((one, one), device.block_bytes, device.alignment_bytes)
+    arena = lay_out(
+        (one, one), device.offsets.block_bytes, device.offsets.alignment_bytes
+    )
     times: dict[str, list[float]] = {'cupy': [], 'pool': [], 'arena': []}
     real = cupy.cuda.MemoryPool()
     previous = cupy.cuda.get_allocator()
@@ -131,15 +133,15 @@ def allocation(arch: str, batchsize: int) -> dict[str, Any]:
         if not number:
             real_bytes = real.total_bytes()
         cupy.cuda.set_allocator(previous)
-        device.install(lambda nbytes: None)
-        device.seek(-1)
+        device.memory.install(lambda nbytes: None)
+        device.offsets.seek(-1)
         replay(events, lambda: None)
         times['pool'].append(replay(events, lambda: None))
-        assert device.set_places(arena)
-        replay(events, functools.partial(device.seek, 0))
-        times['arena'].append(replay(events, functools.partial(device.seek, 0)))
-        device.uninstall()
-    figures = device.place_figures()
+        assert device.offsets.follow(arena)
+        replay(events, functools.partial(device.offsets.seek, 0))
+        times['arena'].append(replay(events, functools.partial(device.offsets.seek, 0)))
+        device.memory.uninstall()
+    figures = device.offsets.figures()
     device.close()
     ids = [(abs(e), n if e > 0 else -1) for e, n in events]
     model = replay_model(from_log(ids), 'cupy', 2)

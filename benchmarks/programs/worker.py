@@ -78,19 +78,19 @@ def peaks(source: str, name: str, count: int) -> tuple[list[int], int]:
     device = HostDevice(1 << 50)
     found = []
     permanent = 0
-    device.install(lambda missing: None)
+    device.memory.install(lambda missing: None)
     try:
         for link in program.links:
-            device.adopt(array for _, array in permanent_arrays(link))
+            device.memory.adopt(array for _, array in permanent_arrays(link))
         for i in range(count):
-            device.reset_peak()
+            device.memory.reset_peak()
             program.step(i)
-            found.append(device.peak_bytes)
+            found.append(device.memory.peak_bytes)
         for link in program.links:
             arrays = [array for _, array in permanent_arrays(link)]
-            permanent += device.distinct_bytes(arrays)
+            permanent += device.arrays.distinct_bytes(arrays)
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
     return found, permanent
 

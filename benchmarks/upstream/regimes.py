@@ -47,7 +47,7 @@ def open_device() -> HostDevice:
 
 def install(device: HostDevice) -> None:
     """Counts allocations from here on."""
-    device.install(lambda missing_bytes: None)
+    device.memory.install(lambda missing_bytes: None)
     NativeFaults(device.memory).poison_freed()
 
 
@@ -159,9 +159,9 @@ class Regime(chainer.FunctionHook):
         k = self._position
         self._position += 1
         self._executor.before_forward(k, function)
-        owns = self.device.owns
+        owns = self.device.arrays.owns
         names = {name for name, _ in graph.attribute_arrays(function, owns)}
-        newest = self.device.allocation_id(self.device.allocate(1))
+        newest = self.device.arrays.allocation_id(self.device.memory.allocate(1))
         self._last = _Running(k, function, newest, names)
         self._positions[function] = k
 
@@ -249,7 +249,7 @@ class Regime(chainer.FunctionHook):
             self.counts['untrusted'] += 1
             return
         device, executor = self.device, self._executor
-        owns, identify = device.owns, device.allocation_id
+        owns, identify = device.arrays.owns, device.arrays.allocation_id
         arrays = dict(zip(function.inputs, last.inputs, strict=True))
         made = {
             name: array

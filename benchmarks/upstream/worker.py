@@ -93,7 +93,7 @@ class Passes:
         self._run: set[tuple[str, ...]] = set()  # methods that were not skipped
         self._mode = PLAIN
         self._device = regimes.open_device()
-        self._device.uninstall()
+        self._device.memory.uninstall()
 
     @pytest.hookimpl(trylast=True)  # of those that no mark excludes
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -146,7 +146,7 @@ class Passes:
         with contextlib.ExitStack() as stack:
             if mode != PLAIN:
                 regimes.install(self._device)
-                stack.callback(self._device.uninstall)
+                stack.callback(self._device.memory.uninstall)
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
         if nextitem is item.parent and hasattr(item, '_initrequest'):
             item._initrequest()  # its fixtures are made anew

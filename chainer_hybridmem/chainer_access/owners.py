@@ -196,7 +196,7 @@ def move_in(model: chainer.Link, device: Device) -> None:
     """
     for owner in (*owners_of(model), *persistents_of(model)):
         array = owner.get()
-        if array is None or not device.owns(array) or not owner.alone():
+        if array is None or not device.arrays.owns(array) or not owner.alone():
             continue
         node = owner.node
         holders = 1 + (node is not None and node._data is array)

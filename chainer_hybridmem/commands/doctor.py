@@ -125,15 +125,15 @@ def count_memory() -> str:
 
     limit_bytes, nbytes = 2**24, 2**20
     device = HostDevice(limit_bytes)
-    device.install(lambda missing: None)
+    device.memory.install(lambda missing: None)
     try:
-        before = device.used_bytes
+        before = device.memory.used_bytes
         array = numpy.empty(nbytes, numpy.uint8)
-        counted = device.used_bytes - before
+        counted = device.memory.used_bytes - before
         refused = _refuses(2 * limit_bytes)
         del array
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()
     if counted < nbytes or not refused:
         raise HybridMemoryError(

@@ -10,7 +10,6 @@ import abc
 from typing import Any
 
 from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.flat_names import FlatNames
 from chainer_hybridmem.devices.ports import Arrays, Checks, Clock, Memory, Offsets
 from chainer_hybridmem.devices.values import (
     Array,
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 
-class Device(FlatNames, abc.ABC):
+class Device(abc.ABC):
     """The ports of one compute device; a client takes those that it needs.
 
     Attributes:

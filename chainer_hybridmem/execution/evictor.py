@@ -112,7 +112,7 @@ class Evictor:
             SwapStoreError: If too little could go because copies have failed.
         """
         device = self._device
-        goal = device.used_bytes - missing_bytes
+        goal = device.memory.used_bytes - missing_bytes
         self.spare.clear()
         leaving = [
             live
@@ -121,7 +121,7 @@ class Evictor:
         ]
         candidates = itertools.chain(leaving, self._find_candidates())
         failure: SwapStoreError | None = None
-        while device.used_bytes > goal:
+        while device.memory.used_bytes > goal:
             live = next(candidates, None)
             if live is None:
                 break
@@ -130,9 +130,9 @@ class Evictor:
             except SwapStoreError as error:  # another one may get through
                 failure = error
                 self._stuck.add(live)
-        if device.used_bytes > goal:
+        if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
-        if device.used_bytes > goal:
+        if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
             if failure is not None:
                 raise failure
@@ -191,7 +191,7 @@ class Evictor:
             if live not in self.busy and (live.slots.are_held() or live.sticks)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
-        return Shortage(self._device.used_bytes, busy, held, stuck)
+        return Shortage(self._device.memory.used_bytes, busy, held, stuck)
 
     # -- older graphs ---------------------------------------------------------
     def start_clearing(self) -> None:

@@ -79,14 +79,14 @@ class Fingerprints:
 
     def take_before_drop(self) -> None:
         """The map is about to be dropped, and a replay must make it again."""
-        if not self._device.asynchronous or self._may_be_written():
+        if not self._device.clock.asynchronous or self._may_be_written():
             self.final = self._slots.compute_prints()
         else:
             self.digests = self._issue_digests()
 
     def find_before_move(self) -> Prints:
         """What the contents must still be after the map has been moved."""
-        if not self._device.asynchronous or self._may_be_written():
+        if not self._device.clock.asynchronous or self._may_be_written():
             return self._slots.compute_prints()
         return {}
 
@@ -105,7 +105,7 @@ class Fingerprints:
 
     def _is_looked_for(self) -> bool:
         """Whether to look for what others write at once."""
-        return self.watched or not self._device.asynchronous
+        return self.watched or not self._device.clock.asynchronous
 
     # -- afterwards -----------------------------------------------------------
     @property
@@ -140,7 +140,9 @@ class Fingerprints:
         if not self.final:
             return False
         now = {
-            view: compute_uncounted_fingerprint(self._device.restore(memory, view))
+            view: compute_uncounted_fingerprint(
+                self._device.arrays.restore(memory, view)
+            )
             for view in self.final
         }
         if now == self.final:
@@ -164,7 +166,7 @@ class Fingerprints:
         if checks is None:
             return
         for view, digest in self.digests.items():
-            now = checks.digest(self._device.restore(memory, view))
+            now = checks.digest(self._device.arrays.restore(memory, view))
             if now is not None:
                 checks.expect_same(digest, now, what)
 
@@ -178,5 +180,7 @@ class Fingerprints:
         if root is None or checks is None:
             return {}
         views = self._slots.find_living_views()
-        digests = {v: checks.digest(self._device.restore(root, v)) for v in views}
+        digests = {
+            v: checks.digest(self._device.arrays.restore(root, v)) for v in views
+        }
         return {view: found for view, found in digests.items() if found is not None}

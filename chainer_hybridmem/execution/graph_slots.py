@@ -107,11 +107,11 @@ class GraphSlots:
     def find_root(self) -> Root | None:
         """The allocation, if the graph has it now."""
         array = self.find_array()
-        return None if array is None else self._device.root(array)
+        return None if array is None else self._device.arrays.root(array)
 
     def fill(self, root: Root) -> None:
         """Gives every slot its view of an allocation."""
-        restore = self._device.restore
+        restore = self._device.arrays.restore
         for reference in self._references:
             reference.put(restore(root, reference.view))
 

@@ -37,7 +37,7 @@ def track_memory(device: Device, array: Array | None) -> Callable[[], Root | Non
     """Finds the allocation of an array for as long as any reference keeps it alive."""
     if array is None:
         return find_nothing
-    held = device.root(array)
+    held = device.arrays.root(array)
     if type(held).__weakrefoffset__:
         return weakref.ref(held)
     # CuPy's memory; there, views refer to the array they are of.
@@ -45,7 +45,7 @@ def track_memory(device: Device, array: Array | None) -> Callable[[], Root | Non
 
     def find_root() -> Root | None:
         alive = reference()
-        return None if alive is None else device.root(alive)
+        return None if alive is None else device.arrays.root(alive)
 
     return find_root
 

@@ -58,7 +58,7 @@ class HostSide:
         """Makes sure that there is space; False if the host has no room."""
         if self.copy is None:
             try:
-                self.copy = self._device.host_copy(self._nbytes, self.tier)
+                self.copy = self._device.copies.host_copy(self._nbytes, self.tier)
             except HostFullError:
                 return False
         return True
@@ -70,9 +70,9 @@ class HostSide:
 
     def differs_from(self, root: Root | None) -> bool:
         """Whether device memory has other contents, where the host can look at it."""
-        if root is None or self.copy is None or self._device.asynchronous:
+        if root is None or self.copy is None or self._device.clock.asynchronous:
             return False
-        return not self._device.same_contents(self.copy, root)
+        return not self._device.copies.same_contents(self.copy, root)
 
     def save(self, memory: Root) -> None:
         """Writes device memory into the host copy at once.
@@ -83,8 +83,8 @@ class HostSide:
         self.let_finish()
         self.end_copy()
         if self.copy is None:
-            self.copy = self._device.host_copy(self._nbytes, self.tier)
-        self._device.fill(self.copy, memory)
+            self.copy = self._device.copies.host_copy(self._nbytes, self.tier)
+        self._device.copies.fill(self.copy, memory)
         self.valid = True
 
     def lose(self, error: BaseException) -> None:
@@ -108,13 +108,13 @@ class HostSide:
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:
         """Starts a copy of device memory to the host."""
-        self.copy, self.transfer = self._device.swap_out(root, self.copy)
+        self.copy, self.transfer = self._device.copies.swap_out(root, self.copy)
         self.memory = root
 
     def start_copy_in(self, root: Root) -> None:
         """Starts a copy of the contents to device memory."""
         assert self.copy is not None
-        self.transfer = self._device.swap_in(self.copy, root)
+        self.transfer = self._device.copies.swap_in(self.copy, root)
         self.memory = root
 
     def wait(self) -> None:
@@ -124,13 +124,13 @@ class HostSide:
             SwapStoreError: If it has failed.
         """
         assert self.transfer is not None
-        self._device.wait(self.transfer)
+        self._device.copies.wait(self.transfer)
 
     def let_finish(self) -> None:
         """Waits for a copy whose result is not needed."""
         if self.transfer is not None:
             with contextlib.suppress(SwapStoreError):
-                self._device.wait(self.transfer)
+                self._device.copies.wait(self.transfer)
 
     def end_copy(self) -> None:
         """Lets go of the copy and of its device memory."""

@@ -37,7 +37,7 @@ from chainer_hybridmem.records.plan import Tier
 
 def _copy_bytes(device: Device, target: Root, source: Root, nbytes: int) -> None:
     whole = View(0, (nbytes,), (1,), '|u1')
-    device.restore(target, whole)[...] = device.restore(source, whole)
+    device.arrays.restore(target, whole)[...] = device.arrays.restore(source, whole)
 
 
 class State(enum.Enum):
@@ -130,7 +130,7 @@ class LiveMap:
         if host.transfer is not None:
             host.let_finish()
         if self.state is not State.RESIDENT:
-            self._return(self._device.root(array))
+            self._return(self._device.arrays.root(array))
         elif host.valid:
             host.set_valid(False)
 
@@ -169,7 +169,7 @@ class LiveMap:
         self.prints.take_before_copy()
         array = self._find_array()
         self._held = track_memory(self._device, array)
-        self.host.start_copy_out(self._device.root(array))
+        self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.clear()
 
@@ -252,7 +252,7 @@ class LiveMap:
         if held is not None:
             self._return(held)
             return 0
-        self.host.start_copy_in(self._device.allocate(self.nbytes))
+        self.host.start_copy_in(self._device.memory.allocate(self.nbytes))
         self.state = State.COMING
         return self.nbytes
 
@@ -313,9 +313,9 @@ class LiveMap:
         root = self.slots.find_root() if self.state is State.RESIDENT else None
         if root is None or self.host.copy is not None:
             return
-        with self._device.without_reclaim():
+        with self._device.memory.without_reclaim():
             try:
-                target = self._device.allocate(self.nbytes)
+                target = self._device.memory.allocate(self.nbytes)
             except OutOfMemoryError:
                 return  # no room here either
         _copy_bytes(self._device, target, root, self.nbytes)
@@ -373,7 +373,7 @@ class LiveMap:
             if live is not None:
                 live._take_last_look(address)
 
-        self._look = self._device.last_look(root, look)
+        self._look = self._device.arrays.last_look(root, look)
 
     def _take_last_look(self, address: int) -> None:
         """Its last other reference is gone, and its memory is about to be freed."""
@@ -381,7 +381,7 @@ class LiveMap:
         if self.state is State.RESIDENT and not self.vacated:
             return
         try:
-            memory = self._device.memory_at(address, self.nbytes)
+            memory = self._device.arrays.memory_at(address, self.nbytes)
             if not self.prints.final:
                 self.prints.expect_unwritten(memory, self.nbytes)
             elif self.prints.accept_changes(memory):

@@ -125,7 +125,7 @@ class LiveMaps:
         for reference in live.slots:
             array = graph.node_array(reference.node)
             if array is not None:
-                live.renew(self._device.root(array))
+                live.renew(self._device.arrays.root(array))
                 return
 
     def forget_all(self) -> None:
@@ -162,11 +162,11 @@ class LiveMaps:
             self.forget_dead()
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
         device, maps = self._device, []
-        for slot, owner, array in graph.find_slots(function, k, device.owns):
+        for slot, owner, array in graph.find_slots(function, k, device.arrays.owns):
             live = self._find_or_make(function, slot, owner, array)
             if live is None:
                 continue
-            reference = graph.SlotRef(slot, owner, device.capture(array))
+            reference = graph.SlotRef(slot, owner, device.arrays.capture(array))
             live.add(reference, array)
             if self._bring_back is not None:
                 graph.watch(owner, self._bring_back)
@@ -201,7 +201,7 @@ class LiveMaps:
     ) -> LiveMap | None:
         """The feature map that an array in the graph is, if it is one."""
         device = self._device
-        allocation = device.allocation_id(array)
+        allocation = device.arrays.allocation_id(array)
         if owners.is_parameter(owner):
             self.permanent.add(allocation)  # it may have been made just now
         elif allocation in self.permanent:
@@ -215,7 +215,7 @@ class LiveMaps:
         if live is None and not attribute:
             live = self._find_returned(owner, array)
         if live is None:
-            nbytes = device.root_bytes(device.root(array))
+            nbytes = device.arrays.root_bytes(device.arrays.root(array))
             if nbytes < self.minimum_map_bytes:
                 return None
             live = LiveMap(device, allocation, nbytes)
@@ -226,7 +226,9 @@ class LiveMaps:
     def _find_returned(self, owner: Any, array: Array) -> LiveMap | None:
         """The map of a node if the array is that map, back in other memory."""
         live = self._by_node.get(owner)
-        if live is not None and live.slots.find_root() is self._device.root(array):
+        if live is not None and live.slots.find_root() is self._device.arrays.root(
+            array
+        ):
             return live
         return None
 

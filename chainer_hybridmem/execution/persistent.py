@@ -39,12 +39,14 @@ class PersistentMap(LiveMap):
         array: Array,
         recall: Callable[[PersistentMap], None],
     ) -> None:
-        root = device.root(array)
-        super().__init__(device, device.allocation_id(array), device.root_bytes(root))
+        root = device.arrays.root(array)
+        super().__init__(
+            device, device.arrays.allocation_id(array), device.arrays.root_bytes(root)
+        )
         self.label = owner.label
         self._owner = owner
         self._recall = recall
-        self._view: View = device.capture(array)
+        self._view: View = device.arrays.capture(array)
         self._lost: str | None = None  # why its values are nowhere
 
     def start_swap_out(self) -> int:
@@ -116,10 +118,10 @@ class PersistentMap(LiveMap):
         return self._owner.get()
 
     def _arrived(self, root: Any) -> None:
-        array = self._device.restore(root, self._view)
+        array = self._device.arrays.restore(root, self._view)
         self._owner.put(array)
         self._owner.unwatch()
-        self.allocation = self._device.allocation_id(array)
+        self.allocation = self._device.arrays.allocation_id(array)
         super()._arrived(root)
         self.host.set_valid(False)  # the update changes it
 

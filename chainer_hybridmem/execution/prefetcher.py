@@ -58,12 +58,12 @@ class Prefetcher:
 
     def open_window(self) -> None:
         """What is taken from here on, the function under way takes."""
-        self._device.reset_window()
-        self._load_before = self._device.used_bytes
+        self._device.memory.reset_window()
+        self._load_before = self._device.memory.used_bytes
 
     def close_window(self) -> None:
         """The backward function under way has ended."""
-        taken = self._device.window_peak_bytes - self._load_before
+        taken = self._device.memory.window_peak_bytes - self._load_before
         self._transient_bytes = max(self._transient_bytes, taken)
 
     def put_off(self, live: LiveMap) -> None:
@@ -80,14 +80,16 @@ class Prefetcher:
         if self._queue is None:
             self._queue = self._find_stray(serial)
         queue, device = self._queue, self._device
-        free_bytes = device.limit_bytes - device.used_bytes - self._transient_bytes
+        free_bytes = (
+            device.memory.limit_bytes - device.memory.used_bytes - self._transient_bytes
+        )
         while queue:
             live = queue[-1]
             if live.state is State.AWAY and live.slots.are_alive():
                 if live.nbytes > free_bytes:
                     return
                 try:
-                    with device.without_reclaim():
+                    with device.memory.without_reclaim():
                         self._movements.start_swap_in(live)
                 except MemoryError:  # not in one piece
                     return

@@ -149,7 +149,7 @@ class Recipes:
             array = graph.node_array(node) if node.creator_node is None else None
             if array is None or owners.is_parameter(node):
                 continue
-            if self._device.allocation_id(array) in self._maps.permanent:
+            if self._device.arrays.allocation_id(array) in self._maps.permanent:
                 # The device does not count the session's own copies.
                 self._leaves[node] = contextvars.Context().run(array.copy)
 

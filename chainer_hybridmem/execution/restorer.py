@@ -155,9 +155,9 @@ class Restorer:
         """Lets go of an array and of every view made of it."""
         if array is None:
             return
-        allocation = self._device.allocation_id(array)
+        allocation = self._device.arrays.allocation_id(array)
         for node, other in list(self._temporaries.items()):
-            if self._device.allocation_id(other) == allocation:
+            if self._device.arrays.allocation_id(other) == allocation:
                 del self._temporaries[node]
 
     # -- one map --------------------------------------------------------------
@@ -192,7 +192,7 @@ class Restorer:
             f'depends on something that has changed. Write into a copy, or use a '
             f'planner that only swaps, such as swap-opt.'
         )
-        same = live.refill(self._device.root(array), message)
+        same = live.refill(self._device.arrays.root(array), message)
         if not same and self._verifier is None:  # which will tell more
             raise SessionError(message)
 

@@ -16,14 +16,14 @@ class AllocationLog:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._starts: list[int] = []
-        self._initial_bytes = device.used_bytes
-        device.start_events()
+        self._initial_bytes = device.memory.used_bytes
+        device.memory.start_events()
 
     def start_operation(self) -> None:
         """The next events belong to the next operation."""
-        self._starts.append(self._device.event_count)
+        self._starts.append(self._device.memory.event_count)
 
     def finish(self) -> IterationLog:
         """Ends the log."""
-        events = tuple(self._device.take_events())
+        events = tuple(self._device.memory.take_events())
         return IterationLog(events, (0, *self._starts[1:]), self._initial_bytes)

@@ -32,11 +32,11 @@ class Allocations:
     def identify(self, array: Any) -> int:
         """The allocation of an array; ``NOT_OF_DEVICE`` for other memory."""
         device = self._device
-        if not device.owns(array):
+        if not device.arrays.owns(array):
             return NOT_OF_DEVICE
-        allocation = device.allocation_id(array)
+        allocation = device.arrays.allocation_id(array)
         if allocation not in self.sizes:
-            self.sizes[allocation] = device.root_bytes(device.root(array))
+            self.sizes[allocation] = device.arrays.root_bytes(device.arrays.root(array))
         return allocation
 
     def add_slots(self, allocation: int, slots: Iterable[Slot]) -> None:

@@ -26,7 +26,7 @@ class GraphLife:
         if function not in self._reached:
 
             def graph_died(_: Any) -> None:
-                self._end = self._device.event_count
+                self._end = self._device.memory.event_count
 
             self._watched.append(weakref.ref(function, graph_died))
         for node in function.inputs:

@@ -45,11 +45,11 @@ class HookLog:
 
     def enter(self) -> None:
         """The session's hook begins."""
-        mark, now = self._device.mark(), time.perf_counter()
-        position = self._device.event_count
+        mark, now = self._device.clock.mark(), time.perf_counter()
+        position = self._device.memory.event_count
         self.calls.append(HookCall(mark, mark, now, now, position, position))
 
     def leave(self) -> None:
         """The session's hook ends."""
-        position = self._device.event_count
-        self.calls[-1].end(self._device.mark(), time.perf_counter(), position)
+        position = self._device.memory.event_count
+        self.calls[-1].end(self._device.clock.mark(), time.perf_counter(), position)

@@ -54,8 +54,8 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
                 for kind, array in owners.permanent_arrays(model)
                 if kind is Category.PARAMETER
             ]
-            device.adopt(parameters)
-            device.install(lambda missing_bytes: None)
+            device.memory.adopt(parameters)
+            device.memory.install(lambda missing_bytes: None)
             try:
                 recorder = InferenceRecorder(device, parameters)
                 recorder.expect((args, kwargs))
@@ -64,7 +64,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
                 profile = recorder.build()
                 del result
             finally:
-                device.uninstall()
+                device.memory.uninstall()
         finally:
             device.close()
     return profile

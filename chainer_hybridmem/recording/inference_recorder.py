@@ -99,18 +99,18 @@ class InferenceRecorder(chainer.FunctionHook):
         if isinstance(argument, list | tuple):
             for value in argument:
                 self.expect(value)
-        elif self._device.owns(argument):
+        elif self._device.arrays.owns(argument):
             self._batch.add(self._identify(argument))
 
     def __enter__(self) -> InferenceRecorder:
-        self._device.start_events()
+        self._device.memory.start_events()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._ended = self._device.mark()
-        self._events = self._device.take_events()
+        self._ended = self._device.clock.mark()
+        self._events = self._device.memory.take_events()
 
     # -- hooks ----------------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Array, ...]) -> None:
@@ -135,8 +135,8 @@ class InferenceRecorder(chainer.FunctionHook):
                 graph.function_name(function),
                 tuple(spec_of(array) for array in in_data),
                 tuple(self._identify(array) for array in in_data),
-                device.mark(),
-                device.event_count,
+                device.clock.mark(),
+                device.memory.event_count,
             )
         )
 
@@ -148,29 +148,29 @@ class InferenceRecorder(chainer.FunctionHook):
         graph.restore_forward(function)
         k, step = len(self._steps) - 1, self._steps[-1]
         for index, array in enumerate(self._outputs):
-            if self._device.owns(array):
+            if self._device.arrays.owns(array):
                 slot = Slot(k, SlotKind.OUTPUT, index)
                 step.slots.append((self._identify(array), slot))
-        for key, array in graph.attribute_arrays(function, self._device.owns):
+        for key, array in graph.attribute_arrays(function, self._device.arrays.owns):
             slot = Slot(k, SlotKind.ATTRIBUTE, key)
             step.slots.append((self._identify(array), slot))
         self._outputs = ()
-        step.ran_event = self._device.event_count
+        step.ran_event = self._device.memory.event_count
 
     def _identify(self, array: Array) -> int:
         """The allocation of an array; see Note: [aliases]. 0 if it is unknown."""
         device = self._device
-        found = device.allocation_id(array)
+        found = device.arrays.allocation_id(array)
         if not found:
-            device.adopt([array])
-            found = device.allocation_id(array)
+            device.memory.adopt([array])
+            found = device.arrays.allocation_id(array)
         if found and found not in self._sizes:
-            self._sizes[found] = device.root_bytes(device.root(array))
+            self._sizes[found] = device.arrays.root_bytes(device.arrays.root(array))
         if not isinstance(array, np.ndarray):
             return found
         address = array.__array_interface__['data'][0]
         if found:
-            root = device.root(array)
+            root = device.arrays.root(array)
             start = root.__array_interface__['data'][0]
             self._extents[found] = (start, start + root.nbytes)
             return found
@@ -218,7 +218,7 @@ class _Builder:
 
     def build(self) -> Profile:
         device = self.recorder._device
-        device.synchronize()
+        device.clock.synchronize()
         slots, uses = self._slots(), self._uses()
         storages = tuple(
             self._storage(allocation, i, slots[i], sorted(uses[i]))
@@ -315,7 +315,7 @@ class _Builder:
             index=k,
             label=step.label,
             phase=Phase.FORWARD,
-            device_seconds=self.recorder._device.elapsed(step.started, ended),
+            device_seconds=self.recorder._device.clock.elapsed(step.started, ended),
             host_seconds=0.0,
             reads=tuple(self.index[a] for a in step.reads if a),
             writes=tuple(sorted(self.index[e] for e in made)),

@@ -20,7 +20,7 @@ class Lateness(Observer):
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._origin = device.mark()
+        self._origin = device.clock.mark()
         self._copies: list[tuple[str, int, Span]] = []
         self._waits: list[tuple[int, Mark, Mark]] = []
 
@@ -30,14 +30,14 @@ class Lateness(Observer):
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         """See :class:`Observer`."""
-        start = self._device.mark()
+        start = self._device.clock.mark()
         action()
         if kind == 'swap-in':
-            self._waits.append((storage, start, self._device.mark()))
+            self._waits.append((storage, start, self._device.clock.mark()))
 
     def late_seconds(self) -> dict[int, float]:
         """Seconds that compute waited for swap-ins, by storage."""
-        elapsed = self._device.elapsed
+        elapsed = self._device.clock.elapsed
         return {storage: elapsed(start, end) for storage, start, end in self._waits}
 
     def copy_seconds(self, kind: str) -> dict[int, float]:

@@ -187,10 +187,12 @@ class ProfileBuilder:
             index=k,
             label=step.label,
             phase=step.phase,
-            device_seconds=sum(device.elapsed(a.left, b.entered) for a, b in spans),
+            device_seconds=sum(
+                device.clock.elapsed(a.left, b.entered) for a, b in spans
+            ),
             host_seconds=(
                 sum(b.entered_seconds - a.left_seconds for a, b in spans)
-                if device.asynchronous
+                if device.clock.asynchronous
                 else 0.0
             ),
             reads=tuple(index[a] for a in step.reads if a in index),

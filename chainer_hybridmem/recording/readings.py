@@ -28,8 +28,8 @@ class Reading:
 
     def __init__(self, device: Device, array: Any) -> None:
         self._device = device
-        owned = device.owns(array)
-        self.allocation = device.allocation_id(array) if owned else 0
+        owned = device.arrays.owns(array)
+        self.allocation = device.arrays.allocation_id(array) if owned else 0
         self._memory: Callable[[], Any] = find_nothing
         if self.allocation:
             self._memory = track_memory(device, array)
@@ -44,8 +44,8 @@ class Reading:
             return None
         if not self.allocation:
             return fingerprint(memory)
-        whole = View(0, (self._device.root_bytes(memory),), (1,), '|u1')
-        return fingerprint(self._device.restore(memory, whole))
+        whole = View(0, (self._device.arrays.root_bytes(memory),), (1,), '|u1')
+        return fingerprint(self._device.arrays.restore(memory, whole))
 
     def changed(self) -> bool:
         """Whether the contents have changed since; False if the memory is gone."""

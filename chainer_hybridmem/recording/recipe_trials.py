@@ -196,7 +196,7 @@ class RecipeTrials:
             array = arrays.get(node)
             if array is None or node in spare or array.nbytes < SMALLEST_COPY_BYTES:
                 continue  # copied before, or a parameter that stays
-            if device.used_bytes + 3 * array.nbytes > device.limit_bytes:
+            if device.memory.used_bytes + 3 * array.nbytes > device.memory.limit_bytes:
                 return
             try:
                 spare[node] = array.copy(order='K')

@@ -78,8 +78,8 @@ class Recorder:
         self._trials = (
             RecipeTrials(device, self._maps, self._positions) if trial else None
         )
-        device.start_events()
-        self._initial_bytes = device.used_bytes
+        device.memory.start_events()
+        self._initial_bytes = device.memory.used_bytes
 
     # -- what kind of recording -------------------------------------------------
     def mark_as_draft(self) -> None:
@@ -116,7 +116,7 @@ class Recorder:
         hook = self._hooks.latest
         step = Step(label, Phase.FORWARD, hook, -1, specs, reads)
         self._steps.append(step)
-        given = dict(graph.attribute_arrays(function, self._device.owns))
+        given = dict(graph.attribute_arrays(function, self._device.arrays.owns))
         self._before = set(given)
         if self._trials is not None:
             self._trials.begin(step, function, inputs, given.values())
@@ -137,7 +137,9 @@ class Recorder:
             self._allocations.add_slots(allocation, slots)
         made = {
             name: array
-            for name, array in graph.attribute_arrays(function, self._device.owns)
+            for name, array in graph.attribute_arrays(
+                function, self._device.arrays.owns
+            )
             if name not in self._before
         }
         step.set_products(self._list_products(k, function, made))
@@ -147,9 +149,9 @@ class Recorder:
     def _list_products(
         self, k: int, function: Any, made: dict[str, Array]
     ) -> list[tuple[int, Slot]]:
-        result, identify = [], self._device.allocation_id
+        result, identify = [], self._device.arrays.allocation_id
         for index, array in enumerate(graph.output_arrays(function)):
-            if array is not None and self._device.owns(array):
+            if array is not None and self._device.arrays.owns(array):
                 result.append((identify(array), Slot(k, SlotKind.OUTPUT, index)))
         for name, array in made.items():
             result.append((identify(array), Slot(k, SlotKind.ATTRIBUTE, name)))
@@ -215,7 +217,7 @@ class Recorder:
         if self._trials is not None:
             self._trials.close()
         self._graph_life.finish()
-        self._device.take_events()
+        self._device.memory.take_events()
 
     def build(
         self,
@@ -243,7 +245,9 @@ class Recorder:
             device=self._device,
             hooks=self._hooks.calls,
             steps=[*self._steps, update],
-            raw_events=np.array(self._device.take_events(), np.int64).reshape(-1, 2),
+            raw_events=np.array(self._device.memory.take_events(), np.int64).reshape(
+                -1, 2
+            ),
             allocations=self._allocations,
             model=ModelMemory(kinds, owners or {}, maps.pinned, maps.parked),
             spans=self._spans,

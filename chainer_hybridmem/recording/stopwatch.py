@@ -39,13 +39,13 @@ class Hooks:
 
     def enter(self) -> None:
         """The session's hook begins."""
-        self.entered.append(self.device.mark())
+        self.entered.append(self.device.clock.mark())
 
     def leave(self, starts_operation: bool) -> None:
         """The session's hook ends, perhaps the one before an operation."""
         if starts_operation:
             self.starts.append(len(self.left))
-        self.left.append(self.device.mark())
+        self.left.append(self.device.clock.mark())
 
     def operations(self) -> list[tuple[int, int]]:
         """The hooks before and after each operation, the update last.
@@ -85,12 +85,12 @@ class Stopwatch(Hooks):
         ]
 
     def _device_seconds(self, start: int, end: int) -> float:
-        elapsed = self.device.elapsed
+        elapsed = self.device.clock.elapsed
         return sum(
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
 
     def _host_seconds(self, start: int, end: int) -> float:
-        if not self.device.asynchronous:
+        if not self.device.clock.asynchronous:
             return 0.0
         return self._issued[end] - self._issued[start]

@@ -37,9 +37,9 @@ class Tracer(Hooks, Observer):
         self._figures: list[tuple[Mark, PoolFigures, int]] = []
         self._positions: list[int] = []  # events before each hook
         self._taken: list[tuple[int, int]] = []  # events so far, storage swapped in
-        device.watch_pool(True)
-        device.reset_window()
-        device.start_events()
+        device.memory.watch_pool(True)
+        device.memory.reset_window()
+        device.memory.start_events()
         self._open = True
 
     def close(self) -> list[tuple[int, int]]:
@@ -47,14 +47,14 @@ class Tracer(Hooks, Observer):
         if not self._open:
             return []
         self._open = False
-        self.device.watch_pool(False)
-        return self.device.take_events()
+        self.device.memory.watch_pool(False)
+        return self.device.memory.take_events()
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
         super().enter()
-        self._positions.append(self.device.event_count)
+        self._positions.append(self.device.memory.event_count)
         self._look(self.entered[-1])
 
     def leave(self, starts_operation: bool) -> None:
@@ -64,25 +64,27 @@ class Tracer(Hooks, Observer):
 
     def _look(self, mark: Mark) -> None:
         device = self.device
-        self._figures.append((mark, device.pool_figures(), device.window_peak_bytes))
-        device.reset_window()
+        self._figures.append(
+            (mark, device.memory.pool_figures(), device.memory.window_peak_bytes)
+        )
+        device.memory.reset_window()
 
     # -- what the executor does -----------------------------------------------
     def copy(self, kind: str, storage: int, span: Span) -> None:
         """A copy has been started."""
         self._copies.append((kind, storage, span))
         if kind == 'swap-in':
-            self._taken.append((self.device.event_count, storage))
+            self._taken.append((self.device.memory.event_count, storage))
 
     def released(self) -> None:
         """What leaves before an operation has left: its own load begins here."""
-        self.device.reset_window()
+        self.device.memory.reset_window()
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         """Does something that may wait for a copy."""
-        start = self.device.mark()
+        start = self.device.clock.mark()
         action()
-        self._stalls.append((kind, storage, start, self.device.mark()))
+        self._stalls.append((kind, storage, start, self.device.clock.mark()))
 
     def use(self, storage: int) -> None:
         """The next operation uses what has been swapped in."""
@@ -90,9 +92,9 @@ class Tracer(Hooks, Observer):
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         """Runs one replay."""
-        start = self.device.mark()
+        start = self.device.clock.mark()
         action()
-        self._replays.append((operation, start, self.device.mark()))
+        self._replays.append((operation, start, self.device.clock.mark()))
 
     # -- result ---------------------------------------------------------------
     def build(self, profile: Profile, plan: Plan) -> Measured:
@@ -108,7 +110,7 @@ class Tracer(Hooks, Observer):
         origin = self.entered[0]
 
         def after(mark: Mark) -> float:
-            return self.device.elapsed(origin, mark)
+            return self.device.clock.elapsed(origin, mark)
 
         hooks = self.operations()
         operations = [
@@ -135,7 +137,7 @@ class Tracer(Hooks, Observer):
         return Measured(
             planner=plan.planner,
             profile_fingerprint=plan.profile_fingerprint,
-            memory_limit_bytes=self.device.limit_bytes,
+            memory_limit_bytes=self.device.memory.limit_bytes,
             device=self.device.describe(),
             total_seconds=operations[-1].end_seconds,
             load_bytes=tuple(loads),

@@ -52,7 +52,7 @@ class TrialResult:
         """Median time of one replay; see [steady times]."""
         if not self.spans:
             return 0.0
-        return statistics.median(device.elapsed(*span) for span in self.spans)
+        return statistics.median(device.clock.elapsed(*span) for span in self.spans)
 
 
 class Walker:
@@ -65,7 +65,7 @@ class Walker:
     def __init__(self, device: Device) -> None:
         nbytes = 1
         if device.kind == 'host':
-            nbytes += min(WALKED_BYTES, device.limit_bytes // 8)
+            nbytes += min(WALKED_BYTES, device.memory.limit_bytes // 8)
         # Not the program's memory, and all of it goes back to the system.
         self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
@@ -157,12 +157,12 @@ def try_fused(
     with random_guard(device) as drawn:
         for _ in range(1 + _runs(device)):  # the first one may compile
             walker.walk(peak_bytes)
-            device.reset_window()
-            load, start = device.used_bytes, device.mark()
+            device.memory.reset_window()
+            load, start = device.memory.used_bytes, device.clock.mark()
             try:
                 again, made = fused_replays.run(functions, fetch)
-                spans.append((start, device.mark()))
-                peak_bytes = max(peak_bytes, device.window_peak_bytes - load)
+                spans.append((start, device.clock.mark()))
+                peak_bytes = max(peak_bytes, device.memory.window_peak_bytes - load)
                 exact = exact and all(
                     _same(device, *pair) for pair in zip(outputs, again, strict=True)
                 )
@@ -200,18 +200,18 @@ def _run_trial(
     attributes: tuple[str, ...],
     device: Device,
 ) -> TrialResult:
-    device.reset_window()
-    load = device.used_bytes
+    device.memory.reset_window()
+    load = device.memory.used_bytes
     with random_guard(device) as drawn:
-        start = device.mark()
+        start = device.clock.mark()
         try:
             again, owner = graph.replay(before, function, attributes, inputs, device)
         except MemoryError:
             raise
         except Exception:  # a function that cannot run twice is not recomputable
             return TrialResult(False, attributes, (), 0)
-        end = device.mark()
-    peak_bytes = device.window_peak_bytes - load
+        end = device.clock.mark()
+    peak_bytes = device.memory.window_peak_bytes - load
     exact = not drawn and len(again) == len(outputs)
     exact = exact and all(
         _same(device, left, right) for left, right in zip(outputs, again, strict=True)
@@ -225,10 +225,10 @@ def _run_trial(
 
 def _same(device: Device, left: Any, right: Any) -> bool:
     return (
-        device.owns(left)
-        and device.owns(right)
+        device.arrays.owns(left)
+        and device.arrays.owns(right)
         and left.strides == right.strides
-        and device.same_bits(left, right)
+        and device.arrays.same_bits(left, right)
     )
 
 

@@ -45,7 +45,7 @@ class IterationHistory:
 
     def begin_placing(self) -> None:
         """Offsets are set now: what has been before does not count."""
-        self._placed_before = self._device.place_figures()
+        self._placed_before = self._device.offsets.figures()
 
     def note_shortage(self, short: bool) -> None:
         """Whether an allocation has not fitted in the iteration to be added."""
@@ -83,17 +83,17 @@ class IterationHistory:
             verified: Whether every bit was checked, which takes its time.
         """
         device = self._device
-        placed, pool = device.place_figures(), device.pool_figures()
+        placed, pool = device.offsets.figures(), device.memory.pool_figures()
         before, self._placed_before = self._placed_before, placed
         entry = {
             'guided': float(guided),
             'verified': float(verified),
-            'host_bytes': device.host_bytes,
-            'disk_bytes': device.disk_bytes,
+            'host_bytes': device.copies.host_bytes,
+            'disk_bytes': device.copies.disk_bytes,
             'plan': plan,
             'seconds': seconds,
-            'stall_seconds': device.take_stall_seconds(),
-            'peak_bytes': device.peak_bytes,
+            'stall_seconds': device.copies.take_stall_seconds(),
+            'peak_bytes': device.memory.peak_bytes,
             'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
             'recomputed_bytes': counters.recomputed_bytes,
             'evictions': counters.evictions,
@@ -102,7 +102,7 @@ class IterationHistory:
             'split': len(splitter.used),
             'split_inexact': splitter.inexact,
             'footprint_bytes': max(
-                device.peak_bytes, pool.occupied_bytes + pool.free_bytes
+                device.memory.peak_bytes, pool.occupied_bytes + pool.free_bytes
             ),
             'placed': placed.placed - before.placed,
             'unplaced': sum(placed[1:]) - sum(before[1:]),

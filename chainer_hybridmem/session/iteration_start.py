@@ -80,8 +80,8 @@ class IterationStart:
         if not executor.maps.all_present:
             return False
         self._splitter.begin({})
-        self._device.forget_failure()
-        self._device.reset_peak()
+        self._device.memory.forget_failure()
+        self._device.memory.reset_peak()
         fingerprint = 0 if self._signatures.takes_fingerprints else None
         iteration.start(quiet=True, fingerprint=fingerprint)
         return True
@@ -101,9 +101,9 @@ class IterationStart:
         else:
             self._follow(guide, may_switch)
             iteration.note_foreign(self._count_foreign(guide))
-        self._device.forget_failure()
+        self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
-        self._device.reset_peak()
+        self._device.memory.reset_peak()
         iteration.start()
 
     def _follow(self, guide: Guide, may_switch: bool) -> None:
@@ -124,7 +124,7 @@ class IterationStart:
         """What the program holds beyond what it held in the guide's profile."""
         if guide.problem is None:
             return 0
-        held_bytes = self._device.used_bytes - self._executor.maps.older_bytes
+        held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
         return max(0, held_bytes - guide.problem.profile.initial_bytes)
 
     def _refuse(self, guide: Guide | None) -> None:
@@ -135,7 +135,7 @@ class IterationStart:
         """
         if guide is None or guide.forecast is None or not guide.trial:
             return
-        used = self._device.used_bytes - self._executor.maps.older_bytes
+        used = self._device.memory.used_bytes - self._executor.maps.older_bytes
         options = self._options
         host_limited = options.host_limit_bytes is not None
         error = guide.forecast.refusal(options.limit_bytes, used, host_limited)

@@ -165,7 +165,7 @@ class Learning:
         guide.pace.rest(placing or not (self._options.arena and guide.arena.wanted))
         planning = self._planning
         if watch is not None:
-            self._device.synchronize()
+            self._device.clock.synchronize()
             guide.pace.note_times(watch.times())
             if guide.timed:
                 call_uncounted(planning.retime, guide)
@@ -174,7 +174,7 @@ class Learning:
         if self._options.improve and guide.timed:
             call_uncounted(planning.adopt, guide)
         if lateness is not None and guide.plan is followed:
-            self._device.synchronize()
+            self._device.clock.synchronize()
             call_uncounted(planning.move_late, guide, lateness)
         if guide.foreign.end_iteration(bool(self._executor.counters.evictions)):
             call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
@@ -200,7 +200,7 @@ class Learning:
             return guide
         written = recorder.written_slots() | self._executor.maps.find_written_slots()
         self._executor.settle()
-        self._device.synchronize()
+        self._device.clock.synchronize()
         links = self._links.measure_once()
         if links is None:
             recorder.discard()

@@ -45,7 +45,7 @@ class LinkMeasurement:
 
     def _measure(self) -> Links | None:
         device = self._device
-        free_bytes = device.limit_bytes - device.used_bytes
+        free_bytes = device.memory.limit_bytes - device.memory.used_bytes
         if free_bytes < MEASURING_BYTES:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
         try:

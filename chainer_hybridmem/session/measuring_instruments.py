@@ -76,7 +76,7 @@ class Instruments:
     def start_operation(self, k: int) -> None:
         """What is allocated from here on belongs to operation k."""
         if self.placing:
-            self._device.seek(k)
+            self._device.offsets.seek(k)
         elif self.log is not None:
             self.log.start_operation()
 
@@ -115,7 +115,7 @@ class Instruments:
 
     def place(self, arena: Arena) -> bool:
         """Gives allocations their offsets; False if the arena finds no memory."""
-        self.placing = self._device.set_places(arena)
+        self.placing = self._device.offsets.follow(arena)
         return self.placing
 
     def verify(self) -> bool:
@@ -145,7 +145,7 @@ class Instruments:
     def finish_trace(self, profile: Profile, plan: Plan) -> None:
         """Makes the timeline of a whole iteration, if that was traced."""
         if self.tracer is not None:
-            self._device.synchronize()
+            self._device.clock.synchronize()
             self.timeline = call_uncounted(self.tracer.build, profile, plan)
             self.trace_requested = False
 
@@ -165,7 +165,7 @@ class Instruments:
     def stop_placing(self) -> None:
         """Ends offsets and log."""
         if self.placing:
-            self._device.seek(-1)
+            self._device.offsets.seek(-1)
             self.placing = False
         if self.log is not None:
             self.log.finish()

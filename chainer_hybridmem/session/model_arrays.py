@@ -31,7 +31,7 @@ class ModelArrays:
 
     def find_categories(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
-        identify, owns = self._device.allocation_id, self._device.owns
+        identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
         return {
             identify(array): category
             for category, array in permanent_arrays(self._model)
@@ -52,7 +52,9 @@ class ModelArrays:
         found: dict[int, list[Owner]] = {}
         for owner in owners_of(self._model):
             array = owner.get()
-            allocation = self._device.allocation_id(array) if array is not None else 0
+            allocation = (
+                self._device.arrays.allocation_id(array) if array is not None else 0
+            )
             found.setdefault(allocation, []).append(owner)
         return {a: owners[0] for a, owners in found.items() if a and len(owners) == 1}
 
@@ -64,7 +66,7 @@ class ModelArrays:
     @property
     def distinct_bytes(self) -> int:
         """What all of them take; shared memory counts once."""
-        return self._device.distinct_bytes(model_arrays(self._model))
+        return self._device.arrays.distinct_bytes(model_arrays(self._model))
 
     def begin_counting_updates(self) -> None:
         """Updates from here on count."""

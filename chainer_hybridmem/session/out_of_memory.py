@@ -67,19 +67,19 @@ class OutOfMemoryExplainer:
         if not isinstance(error, MemoryError) or isinstance(error, HybridMemoryError):
             return None
         device = self._runtime.device
-        if device.reclaim_error is not None:
-            return device.reclaim_error  # Ctrl-C, or a swap file that is full
-        if device.last_failure is None:
+        if device.memory.reclaim_error is not None:
+            return device.memory.reclaim_error  # Ctrl-C, or a swap file that is full
+        if device.memory.last_failure is None:
             return None
         moment = moment_of(error, hook.describe_progress(number), self._model)
-        requested, used = device.last_failure
+        requested, used = device.memory.last_failure
         return call_uncounted(self._make_error, requested, used, hook.iteration, moment)
 
     def _make_error(
         self, requested: int, used: int, iteration: Iteration, moment: Moment
     ) -> OutOfMemoryError:
         options, device = self._options, self._runtime.device
-        limit_bytes, refusal = options.limit_bytes, device.host_refusal
+        limit_bytes, refusal = options.limit_bytes, device.copies.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
         crossing = ''
         if moment.in_operation and not options.cross_iteration:
@@ -124,7 +124,7 @@ class OutOfMemoryExplainer:
         assert recorder is not None
         recorder.enter()
         categories = {**iteration.categories, **self._arrays.find_categories()}
-        on_host = not self._runtime.device.asynchronous
+        on_host = not self._runtime.device.clock.asynchronous
         try:
             draft = recorder.build(NO_LINK, {}, categories, self._arrays.find_owners())
             return enough_for_update(draft, coming(self._model, on_host))
@@ -173,7 +173,7 @@ def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> st
     """
     states = [owner for owner in owners_of(model) if isinstance(owner, StateOwner)]
     sizes = [owner.nbytes for owner in states if owner.nbytes >= MINIMUM_MAP_BYTES]
-    room_bytes = sum(device.host_room(tier) for tier in Tier)
+    room_bytes = sum(device.copies.host_room(tier) for tier in Tier)
     if not 0 < missing_bytes <= min(sum(sizes), room_bytes):
         return ''
     return (

@@ -76,7 +76,7 @@ class PlanMaker:
             lambda logs: self.lay_out(logs, room_bytes - guide.arena.spare_bytes),
             room_bytes,
             guide.arena.spare_bytes,
-            optional=self._device.moves_in,
+            optional=self._device.offsets.moves_in,
         )
         if not fits:
             guide.arena.reject(TOO_SLOW)
@@ -118,8 +118,8 @@ class PlanMaker:
         device = self._device
         return lay_out(
             logs,
-            device.block_bytes,
-            device.alignment_bytes,
-            device.moves_in,
+            device.offsets.block_bytes,
+            device.offsets.alignment_bytes,
+            device.offsets.moves_in,
             enough_bytes,
         )

@@ -266,7 +266,7 @@ class Planning:
         if guide.plan is not None and guide.problem is not None:
             profile = guide.problem.profile
             ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
-            self._device.reserve(ram, disk)
+            self._device.copies.reserve(ram, disk)
 
     # -- the next iteration ---------------------------------------------------
     @count_time
@@ -288,7 +288,7 @@ class Planning:
         guide.follow(problem, plan)
         if had_arena and guide.arena.laid_out is None:
             # Its last iteration is over: what it keeps is outside of it.
-            self._device.release_places()
+            self._device.offsets.release()
         self.reserve(guide)
         self._keep(guide)
         took = format_seconds(guide.spent.tell())

@@ -147,20 +147,20 @@ class QuietIterations:
     def reclaim(self, iteration: Iteration, missing_bytes: int) -> None:
         """An allocation of a quiet iteration does not fit; see [quiet iterations]."""
         executor, device = self._executor, self._device
-        goal_bytes = device.used_bytes - missing_bytes
+        goal_bytes = device.memory.used_bytes - missing_bytes
         if iteration.first_serial < 0:
             self._begin_to_know(iteration)
         self._know_running(iteration)
         count = KNOWN_AT_ONCE
-        while device.used_bytes > goal_bytes and not self._noted.nested:
-            executor.evictor.reclaim(device.used_bytes - goal_bytes)
-            if device.used_bytes <= goal_bytes or self._noted.all_out:
+        while device.memory.used_bytes > goal_bytes and not self._noted.nested:
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
+            if device.memory.used_bytes <= goal_bytes or self._noted.all_out:
                 break
             self._know_more(iteration, count)
             count *= 2
-        if device.used_bytes > goal_bytes:
+        if device.memory.used_bytes > goal_bytes:
             self.know_all(iteration)
-            executor.evictor.reclaim(device.used_bytes - goal_bytes)
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
 
     def know_all(self, iteration: Iteration) -> None:
         """All that has run so far is known from now on, and what follows, too."""

@@ -168,14 +168,14 @@ class Session:
         device = self.device
         self._thread.enter()
         self._arrays.begin_counting_updates()
-        device.adopt(array for _, array in permanent_arrays(self.model))
-        device.install(self._hook.reclaim)
+        device.memory.adopt(array for _, array in permanent_arrays(self.model))
+        device.memory.install(self._hook.reclaim)
         try:
-            if device.other_bytes:
+            if device.memory.other_bytes:
                 move_in(self.model, device)
             self._hook.enter(None if self._cache is None else self._cache.meet)
         except BaseException:
-            device.uninstall()
+            device.memory.uninstall()
             raise
         _active.session = self
         self._thread.open()
@@ -217,7 +217,7 @@ class Session:
                 clear_frames(error)
                 executor.evictor.drop_graphs()
         finally:
-            device.uninstall()
+            device.memory.uninstall()
         try:
             if error is None:
                 self._hook.count_last()

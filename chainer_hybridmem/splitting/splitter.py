@@ -143,7 +143,7 @@ class Splitter:
                 outputs: tuple[Array, ...] = called.forward(inputs)
                 return outputs
             except MemoryError:
-                if self._device.reclaim_error is not None:
+                if self._device.memory.reclaim_error is not None:
                     raise
             # Out here the failed forward's arrays are gone with its exception.
             restore()
@@ -184,7 +184,7 @@ class Splitter:
             return sums_of_gradients.chainers(gradients)
         except MemoryError as error:
             failure = error.with_traceback(None)  # its frames hold the gradients
-        if not in_place or self._device.reclaim_error is not None:
+        if not in_place or self._device.memory.reclaim_error is not None:
             raise failure
         if not add_in_place(gradients):
             raise failure
@@ -243,7 +243,7 @@ class Splitter:
 
     def _gives_up(self, way: Way | None, place: Place) -> bool:
         """Whether a forward that does not fit has no other way."""
-        if way is None or self._device.reclaim_error is not None:
+        if way is None or self._device.memory.reclaim_error is not None:
             return True
         if way.exact or self._splitting is True:
             return False

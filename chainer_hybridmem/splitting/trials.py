@@ -83,8 +83,8 @@ class Trials:
             if last is not None and more and load[0] > last[1] * (1 - LEAST_SAVING):
                 useless = way.cut
         self._recording.leave()
-        self._first_event = self._device.event_count
-        self._load_bytes = self._device.used_bytes
+        self._first_event = self._device.memory.event_count
+        self._load_bytes = self._device.memory.used_bytes
 
     def _load(
         self,
@@ -95,18 +95,21 @@ class Trials:
     ) -> tuple[int, int] | None:
         """Bytes above the beginning: the most, and at the end."""
         device = self._device
-        before = device.used_bytes
-        device.reset_window()
+        before = device.memory.used_bytes
+        device.memory.reset_window()
         result = None
         try:
             outputs = rules.run(function, inputs, way)
-            result = device.window_peak_bytes - before, device.used_bytes - before
+            result = (
+                device.memory.window_peak_bytes - before,
+                device.memory.used_bytes - before,
+            )
             del outputs
         except MemoryError:
             pass
         restore()
         # Something else may have been evicted: then this is not the function's load.
-        return result if device.used_bytes == before else None
+        return result if device.memory.used_bytes == before else None
 
     def end(self, place: tuple[int, int, str]) -> None:
         """It has run as it does anyway.
@@ -114,12 +117,12 @@ class Trials:
         Args:
             place: Operation, which of its functions, class.
         """
-        left_bytes = self._device.used_bytes - self._load_bytes
+        left_bytes = self._device.memory.used_bytes - self._load_bytes
         splits = [
             Split(*place, way.cut, way.parts, way.exact, 0, (), peak_bytes)
             for way, peak_bytes, stays_bytes in self._loads
             if stays_bytes == left_bytes  # else later operations would differ, too
         ]
         self._recording.note_split_trial(
-            self._first_event, self._device.event_count, splits
+            self._first_event, self._device.memory.event_count, splits
         )

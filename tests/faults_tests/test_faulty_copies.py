@@ -320,7 +320,7 @@ def test_nothing_is_copied_after_the_end() -> None:
     device = HostDevice(1 << 20)
     device.close()
     with pytest.raises(SwapStoreError, match='has ended with its session'):
-        device.swap_out(np.zeros(8), None)
+        device.copies.swap_out(np.zeros(8), None)
     assert not faulty.copy_threads()
 
 
@@ -346,12 +346,12 @@ def test_an_old_error_does_not_explain_a_new_one() -> None:
         if errors:
             raise errors.pop()
 
-    device.install(reclaim)
+    device.memory.install(reclaim)
     try:
         for expected in (OSError, type(None)):
             with pytest.raises(MemoryError):
                 np.empty(1 << 21, np.uint8)
-            assert type(device.reclaim_error) is expected
+            assert type(device.memory.reclaim_error) is expected
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()

@@ -399,7 +399,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
         with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:
             for i in range(2):
                 run.iterate(i)
-            print(session.device.disk_bytes, flush=True)
+            print(session.device.copies.disk_bytes, flush=True)
             time.sleep(600)
     """
     child = subprocess.Popen(

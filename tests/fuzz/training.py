@@ -450,13 +450,13 @@ def in_core_bytes(case: Case, steps: int) -> tuple[int, int]:
     """Memory that plain Chainer needs between and in its first iterations."""
     run = Run(case)
     device = place().open_unlimited()
-    device.adopt(owners.model_arrays(run.model))
-    device.install(lambda missing: None)
+    device.memory.adopt(owners.model_arrays(run.model))
+    device.memory.install(lambda missing: None)
     try:
         with run.configured():
             for number in range(steps):
                 run.step(number)
-        return device.used_bytes, device.peak_bytes
+        return device.memory.used_bytes, device.memory.peak_bytes
     finally:
-        device.uninstall()
+        device.memory.uninstall()
         device.close()

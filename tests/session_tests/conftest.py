@@ -24,9 +24,9 @@ def hostile() -> Iterator[None]:
 def device() -> Iterator[HostDevice]:
     """An installed device without a session, of 16 MiB."""
     device = HostDevice(1 << 24)
-    device.install(lambda nbytes: None)
+    device.memory.install(lambda nbytes: None)
     yield device
-    device.uninstall()
+    device.memory.uninstall()
     device.close()
 
 

@@ -55,16 +55,18 @@ def test_poisoned_memory_and_late_copies_change_nothing(
 def test_poison_reaches_who_reads_freed_memory(hostile):
     """The tests above would notice."""
     device = HostDevice(1 << 22)
-    device.install(lambda nbytes: None)
+    device.memory.install(lambda nbytes: None)
     array = np.ones(1 << 16, np.float32)
-    stale = device.restore(array, device.capture(array)).__array_interface__['data'][0]
+    stale = device.arrays.restore(
+        array, device.arrays.capture(array)
+    ).__array_interface__['data'][0]
     view = np.frombuffer(
         (np.ctypeslib.ctypes.c_char * 64).from_address(stale), np.float32
     )
     assert (view == 1).all()
     del array
     assert np.isnan(view).all()
-    device.uninstall()
+    device.memory.uninstall()
     device.close()
 
 
@@ -86,13 +88,13 @@ def test_a_session_that_ends_early_logs_and_places_no_more(count):
             model.cleargrads()
             loss.backward()
         assert session.plan is not None
-        assert (session.device.event_count > 0) == (count == 4)
-    figures = session.device.place_figures()
+        assert (session.device.memory.event_count > 0) == (count == 4)
+    figures = session.device.offsets.figures()
     del loss
     model.cleargrads()
-    assert session.device.event_count == 0
+    assert session.device.memory.event_count == 0
     np.ones(1 << 20)
-    assert session.device.place_figures() == figures
+    assert session.device.offsets.figures() == figures
 
 
 def test_iterations_that_differ_are_survived(data, in_core):

@@ -279,7 +279,7 @@ def test_a_return_that_is_left_out_is_noticed(hostile, early, monkeypatch):
 
     def arrive_empty(self):
         if self.state is State.AWAY:
-            self._arrived(self._device.allocate(self.nbytes))
+            self._arrived(self._device.memory.allocate(self.nbytes))
         return 0
 
     monkeypatch.setattr(PersistentMap, 'start_swap_in', arrive_empty)

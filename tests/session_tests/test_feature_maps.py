@@ -14,9 +14,9 @@ def retained(device, array, live=None):
     """A node that has retained an array, and the map with it."""
     variable = chainer.Variable(array)
     variable.retain_data()
-    live = live or LiveMap(device, device.allocation_id(array), array.nbytes)
+    live = live or LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
-    reference = graph.SlotRef(slot, variable.node, device.capture(array))
+    reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
     live.add(reference, array)
     return variable.node, live
 

@@ -131,12 +131,12 @@ def test_ram_that_is_full_is_out_of_memory_as_ever(data, peak):
 
 def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
     device = open_host_device
-    root = device.allocate(8192)
-    live = LiveMap(device, device.allocation_id(root), 8192)
+    root = device.memory.allocate(8192)
+    live = LiveMap(device, device.arrays.allocation_id(root), 8192)
     assert live.slots.find_root() is None
 
     class Slot:
-        view = device.capture(root)
+        view = device.arrays.capture(root)
 
         def get(self):
             return root
@@ -153,9 +153,9 @@ def open_host_device():
     from chainer_hybridmem.devices.host.device import HostDevice
 
     device = HostDevice(1 << 20, host_limit_bytes=4096)
-    device.install(lambda nbytes: None)
+    device.memory.install(lambda nbytes: None)
     yield device
-    device.uninstall()
+    device.memory.uninstall()
     device.close()
 
 

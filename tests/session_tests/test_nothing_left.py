@@ -73,7 +73,9 @@ class Program:
     def left_bytes(self):
         """What the session counts beside the model."""
         device = self.session.device
-        return device.used_bytes - device.distinct_bytes(model_arrays(self.model))
+        return device.memory.used_bytes - device.arrays.distinct_bytes(
+            model_arrays(self.model)
+        )
 
 
 class Greedy(chainer.FunctionNode):
@@ -178,7 +180,9 @@ def test_a_trainer_s_error_keeps_nothing_else(tmp_path):
     except MemoryError as error:
         kept = error
     device = extension.session.device
-    others = device.used_bytes - device.distinct_bytes(model_arrays(model))
+    others = device.memory.used_bytes - device.arrays.distinct_bytes(
+        model_arrays(model)
+    )
     assert others < 8192
     assert isinstance(kept.__cause__, hybridmem.OutOfMemoryError)
 

@@ -387,9 +387,9 @@ def retained(device, array):
     """A Variable with an array of the graph, the map, and who verifies it."""
     variable = chainer.Variable(array)
     variable.retain_data()
-    live = LiveMap(device, device.allocation_id(array), array.nbytes)
+    live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
-    reference = graph.SlotRef(slot, variable.node, device.capture(array))
+    reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
     live.add(reference, array)
     checks = verifier.Verifier(
         device, chainer.Chain(), lambda: verifier.Followed(None, None)
@@ -429,10 +429,10 @@ def test_what_was_found_held_when_it_left_may_change(device):
 def test_what_is_copied_is_no_allocation_of_the_session(device):
     """A fingerprint of an array with gaps needs a copy, which does not count."""
     _variable, live, checks = retained(device, np.ones((500, 10), np.float32)[:, ::2])
-    device.reset_peak()
-    before = device.used_bytes
+    device.memory.reset_peak()
+    before = device.memory.used_bytes
     checks.backward_runs([live])
-    assert checks._final and device.peak_bytes == before
+    assert checks._final and device.memory.peak_bytes == before
 
 
 def test_what_could_not_leave_may_change_until_it_does(device):

@@ -271,10 +271,10 @@ def retained(device, array):
     """A node that has retained an array, and the map with it."""
     variable = chainer.Variable(array)
     variable.retain_data()
-    live = LiveMap(device, device.allocation_id(array), array.nbytes)
+    live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     live.uses.add(1)  # backward will read it
     reference = graph.SlotRef(
-        Slot(0, SlotKind.INPUT, 0), variable.node, device.capture(array)
+        Slot(0, SlotKind.INPUT, 0), variable.node, device.arrays.capture(array)
     )
     live.add(reference, array)
     return variable.node, live
@@ -316,7 +316,7 @@ def test_a_write_into_what_was_dropped_is_kept(device):
     array[7] = 2
     del array
     assert live.state is State.AWAY
-    assert live.refill(device.root(np.ones(5000, np.float32)), 'other ones')
+    assert live.refill(device.arrays.root(np.ones(5000, np.float32)), 'other ones')
     assert node._data[7] == 2
 
 
@@ -336,7 +336,9 @@ def test_a_write_while_it_comes_back_wins(device):
 def test_other_contents_are_refused(device):
     node, live = retained(device, np.ones(5000, np.float32))
     live.drop()
-    assert not live.refill(device.root(np.full(5000, 2, np.float32)), 'other ones')
+    assert not live.refill(
+        device.arrays.root(np.full(5000, 2, np.float32)), 'other ones'
+    )
     assert node is not None
 
 
@@ -352,7 +354,7 @@ def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatc
     array[7] = 2
     del array
     with pytest.raises(SwapStoreError, match='no room'):
-        live.refill(device.root(np.ones(5000, np.float32)), 'other ones')
+        live.refill(device.arrays.root(np.ones(5000, np.float32)), 'other ones')
 
 
 def test_who_holds_the_memory_is_counted(device):

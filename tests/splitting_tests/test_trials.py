@@ -36,10 +36,10 @@ class Recording:
 @pytest.fixture
 def device():
     device = open_device('cpu', LIMIT, None, None)
-    device.install(lambda nbytes: None)
-    device.start_events()
+    device.memory.install(lambda nbytes: None)
+    device.memory.start_events()
     yield device
-    device.uninstall()
+    device.memory.uninstall()
     device.close()
 
 
@@ -79,7 +79,7 @@ def test_the_load_of_every_way(splitter, device, recording):
     assert loads[-1] >= y.nbytes
     assert recording.entered == [True, False]
     first, end, _ = recording.spans[0]
-    assert end == device.event_count > first > 0
+    assert end == device.memory.event_count > first > 0
     assert not splitter.used and not splitter.changed
 
 
@@ -147,7 +147,7 @@ def test_ways_that_leave_more_behind_do_not_count(splitter, recording, monkeypat
 
 
 def test_what_does_not_fit_is_left_out(splitter, device, recording):
-    rest = np.zeros((LIMIT - device.used_bytes) // 8 - 45_000)
+    rest = np.zeros((LIMIT - device.memory.used_bytes) // 8 - 45_000)
     x = np.random.rand(16, 1000)
     function = sigmoid.Sigmoid()
     splitter.start_operation(0, 'here')

@@ -261,10 +261,10 @@ def assert_nothing_left(case: Case) -> None:
     device = case.session.device
     case.run.model.cleargrads()
     kept_bytes = sum(array.nbytes for array in model_arrays(case.run.model))
-    if device.used_bytes > kept_bytes:
+    if device.memory.used_bytes > kept_bytes:
         gc.collect()  # what the frames of an error hold
-    assert device.used_bytes <= kept_bytes  # less if some came home afterwards
-    assert device.host_bytes == 0
+    assert device.memory.used_bytes <= kept_bytes  # less if some came home afterwards
+    assert device.copies.host_bytes == 0
     assert not copy_threads()
 
 

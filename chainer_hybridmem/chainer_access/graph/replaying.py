@@ -99,7 +99,7 @@ def replay(
     owner = target(clone)
     if owner is not clone:
         owner._node = weakref.ref(clone)
-    for key, array in list(attribute_arrays(clone, device.owns)):
+    for key, array in list(attribute_arrays(clone, device.arrays.owns)):
         put_attribute(owner, key, array.copy())
     for key in attributes:
         put_attribute(owner, key, read_attribute(target(live), key))

@@ -49,13 +49,13 @@ class Run:
                 yield
         elif self.counted:
             device = HostDevice(UNLIMITED)
-            device.adopt(p.array for p in model.params() if p.array is not None)
-            device.install(lambda nbytes: None)
+            device.memory.adopt(p.array for p in model.params() if p.array is not None)
+            device.memory.install(lambda nbytes: None)
             try:
                 yield
             finally:
-                self.peak_bytes = device.peak_bytes
-                device.uninstall()
+                self.peak_bytes = device.memory.peak_bytes
+                device.memory.uninstall()
                 device.close()
         else:
             yield
