@@ -142,7 +142,7 @@ def test_time_budget_that_cannot_be_used(profile, refused):
         'plan', 'p.json', *LIMIT, '--planner', 'pooch', '--time-budget', '5'
     )
     assert "'pooch' has no option 'time_budget'" in message
-    assert 'Planners with it: hybrid' in message
+    assert 'Planners with it: exact, hybrid' in message
     message = refused('plan', 'p.json', *LIMIT, '--option', 'time_budget=soon')
     assert "time_budget is 'soon'; a number or None is needed" in message
     message = refused('plan', 'p.json', *LIMIT, '--option', 'time_budget=inf')
