@@ -16,7 +16,7 @@ import numpy as np
 from saving import ROOT, environment, save  # noqa: F401  for the scripts
 
 from chainer_hybridmem import architectures
-from chainer_hybridmem.commands import base, samples
+from chainer_hybridmem.commands import arguments, samples
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
@@ -86,7 +86,7 @@ def recordings(
     path = None
     if folder:
         path = os.path.join(folder, f'{arch.replace(":", "-")}.json')
-    sizes = base.SAMPLE_BATCHSIZES
+    sizes = arguments.SAMPLE_BATCHSIZES
     return samples.obtain(arch, None, n_class, sizes, 'cpu', path, sys.stderr).pair
 
 
