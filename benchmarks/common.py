@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scripts
 from chainer_hybridmem import architectures
-from chainer_hybridmem.commands import base, samples
+from chainer_hybridmem.commands import arguments, samples
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
@@ -87,7 +87,7 @@ def recordings(
     if folder:
         name = arch.rpartition('.')[2].replace(':', '-')
         path = os.path.join(folder, f'{name}.json')
-    sizes = base.SAMPLE_BATCHSIZES
+    sizes = arguments.SAMPLE_BATCHSIZES
     return samples.obtain(arch, None, n_class, sizes, 'cpu', path, sys.stderr).pair
 
 

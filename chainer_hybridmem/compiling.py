@@ -1,4 +1,4 @@
-"""Tells people who wait that functions are compiled, as on the first run on a machine.
+"""Tells users that they wait for compilation, as on the first run on a machine.
 
 This module imports no compiler: :mod:`.jit` tells it when one is at work.
 """
@@ -19,7 +19,7 @@ _tellers: list[Callable[[str], None]] = []  # the last one is told
 
 @contextmanager
 def told(tell: Callable[[str], None]) -> Iterator[None]:
-    """A context in which a long compilation is told, in one line.
+    """A context in which a long compilation is reported, in one line.
 
     Args:
         tell: Takes the line.

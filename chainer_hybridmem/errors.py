@@ -20,11 +20,11 @@ class HybridMemoryError(Exception):
 
 
 class UnknownNameError(HybridMemoryError, ValueError):
-    """A planner, architecture, pool or device name nobody registered."""
+    """A planner, architecture, pool or device name that is not registered."""
 
 
 class FormatError(HybridMemoryError, ValueError):
-    """A file is not what it claims to be, or of a version not understood."""
+    """A file is not what it claims to be, or has an unknown version."""
 
 
 class OptionError(HybridMemoryError, ValueError):
@@ -36,7 +36,7 @@ class ProfileMismatchError(HybridMemoryError, ValueError):
 
 
 class SessionError(HybridMemoryError, RuntimeError):
-    """A session is used in a way or at a moment that is not possible."""
+    """A session is used in an impossible way or at an impossible moment."""
 
 
 class PlanError(HybridMemoryError, RuntimeError):
@@ -52,7 +52,7 @@ class VerificationError(HybridMemoryError, RuntimeError):
 
 
 class SwapStoreError(HybridMemoryError, OSError):
-    """The place where swapped feature maps live cannot be used."""
+    """The storage for swapped feature maps cannot be used."""
 
 
 class HostFullError(SwapStoreError):

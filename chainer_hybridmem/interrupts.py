@@ -1,4 +1,4 @@
-"""Ctrl-C while something is done that must not stop halfway."""
+"""Holds Ctrl-C back while something runs that must not stop halfway."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class HeldBack:
 
 
 def start_whole(thread: threading.Thread, give_up: Callable[[], object]) -> None:
-    """Starts a thread as a whole: Ctrl-C would leave one that nobody knows of.
+    """Starts a thread as a whole: Ctrl-C would leave a thread that nothing ends.
 
     Args:
         thread: The thread.
-        give_up: Makes it end by itself; called if it cannot be said to have started.
+        give_up: Makes it end by itself; called if it may not have started.
 
     Raises:
         RuntimeError: If the system gives no thread.

@@ -1,4 +1,4 @@
-"""Names from files of others on a terminal: what could steer it is shown instead.
+"""Prints names from foreign files: characters that steer a terminal are escaped.
 
 A name may hold escapes that move the cursor, and marks that turn the order of letters
 around, so that a line tells something else than what is there.

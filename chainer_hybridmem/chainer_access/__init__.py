@@ -1,1 +1,1 @@
-"""What touches Chainer's private fields; no other room does."""
+"""Reads and writes Chainer's private fields; no other room does."""

@@ -1,4 +1,4 @@
-"""What Chainer's functions keep to themselves."""
+"""Private fields of single Chainer functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def input_layouts(function: Any) -> tuple[Any, ...]:
 
 
 def set_batch_size(function: Any, original: Any, length: int) -> None:
-    """Changes the number of samples in what a pooling knows of its input.
+    """Changes the batch size that a pooling remembers of its input.
 
     Args:
         function: Gets it, if it is a pooling whose forward has run.

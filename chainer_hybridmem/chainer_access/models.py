@@ -1,4 +1,4 @@
-"""What a session trains: one link, or several that are trained together.
+"""The model of a session: one link, or several that are trained together.
 
 A GAN has a generator and a discriminator, each with an optimizer of its own. A
 ``ChainList`` would give them new names; :class:`Models` leaves them as they are.

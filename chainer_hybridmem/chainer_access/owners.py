@@ -1,4 +1,4 @@
-"""Parameters and optimizer states: where they are held, and what holds their place.
+"""Parameters and optimizer states: who holds them, and what stands in for them.
 
 Note: [lazy owners]
     A parameter or update rule whose array is leaving or away gets a class made of the
@@ -190,9 +190,9 @@ def persistents_of(model: chainer.Link) -> Iterator[Owner]:
 
 
 def move_in(model: chainer.Link, device: Device) -> None:
-    """Moves what only the model has into memory of the device; what fits.
+    """Moves arrays that only the model has into memory of the device, if they fit.
 
-    What is new in the pool of others keeps the large pieces there that it was cut from.
+    In another pool each of them would keep the large block that it was cut from.
     """
     for owner in (*owners_of(model), *persistents_of(model)):
         array = owner.get()

@@ -40,7 +40,7 @@ from chainer_hybridmem.terminal import printable
 __all__ = ['COMMANDS', 'main', 'make_parser']
 
 PROGRAM = 'hybridmem'
-NOBODY_READS = 141  # standard output
+OUTPUT_UNREAD = 141  # standard output
 COMMANDS: tuple[type[Command], ...] = (
     ProfileCommand,
     EstimateCommand,
@@ -81,13 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail('interrupted', 130)
     except BrokenPipeError:
         _abandon_broken_stdout()
-        return NOBODY_READS
+        return OUTPUT_UNREAD
     except MemoryError as error:
         return _fail(f'this machine is out of memory: {error or "no details"}')
     except OSError as error:
         _abandon_broken_stdout()
         return _fail(str(error))
-    return status or (NOBODY_READS if unread else 0)
+    return status or (OUTPUT_UNREAD if unread else 0)
 
 
 def make_parser() -> argparse.ArgumentParser:

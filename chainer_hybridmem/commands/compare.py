@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import base, shipped
+from chainer_hybridmem.commands import argument_types, arguments, base, outputs, shipped
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
 from chainer_hybridmem.records import library
@@ -39,7 +39,7 @@ class CompareCommand(base.Command):
             help='recorded iteration: a file, or the name of a shipped one',
         )
         what = parser.add_mutually_exclusive_group(required=True)
-        base.add_limit(what, nargs='+')
+        arguments.add_limit(what, nargs='+')
         what.add_argument(
             '--sweep',
             type=several,
@@ -56,27 +56,27 @@ class CompareCommand(base.Command):
             metavar='NAME',
             help='planners to compare; default all',
         )
-        base.add_time_budget(parser)
-        base.add_cross_iteration(parser)
-        base.add_host_limit(parser)
-        base.add_splitting(parser)
+        arguments.add_time_budget(parser)
+        arguments.add_cross_iteration(parser)
+        arguments.add_host_limit(parser)
+        arguments.add_splitting(parser)
         parser.add_argument(
             '-o',
             '--output',
             metavar='FILE',
             help='picture to write: overhead against limit, for every planner',
         )
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         if args.list_profiles:
             rows = shipped.figures()
-            base.publish(shipped.listing(rows), rows, args.json)
+            outputs.publish(shipped.listing(rows), rows, args.json)
             return 0
         if not args.profiles:
             self._parser.error(NO_PROFILE)
-        base.check_outputs(args.output, args.json, inputs=args.profiles)
+        outputs.check_outputs(args.output, args.json, inputs=args.profiles)
         if args.output is not None:
             canvas.check(args.output)
         planners = choose_planners(args.planner)
@@ -92,7 +92,7 @@ class CompareCommand(base.Command):
         progress = Progress(len(cases) * len(planners), sys.stderr)
         found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
-        base.publish(text(cases, found), published(rows), args.json)
+        outputs.publish(text(cases, found), published(rows), args.json)
         if args.output is not None:
             draw(rows, problems, args.output)
         return 0
@@ -109,7 +109,7 @@ class Case(NamedTuple):
 
     path: str
     problem: Problem
-    limit: base.Limit
+    limit: argument_types.Limit
 
     def __str__(self) -> str:
         return printable(f'{self.path}: {self.limit.describe(self.problem)}')
@@ -117,7 +117,7 @@ class Case(NamedTuple):
 
 def several(text: str) -> int:
     """Turns an argument into an integer above one."""
-    number = base.positive(text)
+    number = argument_types.positive(text)
     if number < FEWEST_LIMITS:
         raise argparse.ArgumentTypeError(
             f'{text} limit has no two ends; sweep {FEWEST_LIMITS} or more'
@@ -126,7 +126,7 @@ def several(text: str) -> int:
 
 
 def choose_planners(named: Sequence[str] | None) -> list[str]:
-    """Those that are named, once each; else all that need not be told anything.
+    """The named planners, once each; else all that need no options.
 
     Raises:
         UnknownNameError: If there is no such planner.
@@ -165,8 +165,8 @@ def read_problems(
 
 
 def choose_limits(
-    problem: Problem, named: Sequence[base.Limit] | None, sweep: int | None
-) -> list[base.Limit]:
+    problem: Problem, named: Sequence[argument_types.Limit] | None, sweep: int | None
+) -> list[argument_types.Limit]:
     """The limits that are named, or those of a sweep; none of them twice."""
     from chainer_hybridmem.search.candidates import least_memory
 
@@ -175,7 +175,7 @@ def choose_limits(
         least, most = least_memory(problem)[0], problem.in_core_peak_bytes
         span = max(most - least, 0)
         steps = (least + span * i // (sweep - 1) for i in range(sweep))
-        limits = [base.Limit(str(step)) for step in steps]
+        limits = [argument_types.Limit(str(step)) for step in steps]
     return list({limit.bytes_for(problem): limit for limit in limits}.values())
 
 

@@ -1,4 +1,4 @@
-"""``hybridmem doctor``: what is installed, and what works."""
+"""``hybridmem doctor``: shows what is installed and checks what works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import base, machine
+from chainer_hybridmem.commands import arguments, base, machine, outputs
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bytes
@@ -40,7 +40,7 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that has been tried.
+    """The result of one check.
 
     Attributes:
         name (str): What.
@@ -66,11 +66,11 @@ class DoctorCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        base.check_output(args.json)
+        outputs.check_output(args.json)
         checks = examine()
         versions = machine.installed()
         hints = [check.hint for check in checks if check.hint] + thread_hints()
@@ -84,12 +84,12 @@ class DoctorCommand(base.Command):
             ],
             'hints': hints,
         }
-        base.publish(describe(versions, checks, hints), figures, args.json)
+        outputs.publish(describe(versions, checks, hints), figures, args.json)
         return 0 if healthy else 1
 
 
 def examine() -> list[Check]:
-    """Tries everything, what the rest needs first."""
+    """Runs all checks; those that others depend on come first."""
     checks = [
         attempt('memory is counted', count_memory),
         attempt('chainer imports', import_chainer, CHAINER_HINT),
@@ -103,7 +103,7 @@ def examine() -> list[Check]:
 
 
 def attempt(name: str, action: Callable[[], str], hint: str = '') -> Check:
-    """Runs one check; whatever it raises is its result.
+    """Runs one check; an error that it raises is its result.
 
     Args:
         name: What is checked.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
@@ -36,7 +36,7 @@ HEADERS = (
 
 
 class EstimateCommand(base.Command):
-    """Predicts memory, time and plan of a batch size that nobody has trained.
+    """Predicts memory, time and plan of a batch size before any training with it.
 
     Two tiny iterations are recorded, on the CPU by default, and extrapolated.
     Times come from a model of a GPU, or from the device of the recording.
@@ -47,14 +47,14 @@ class EstimateCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_network(parser.add_argument_group('network'))
+        arguments.add_network(parser.add_argument_group('network'))
         self._add_device(parser.add_argument_group('device'))
         self._add_samples(parser.add_argument_group('samples'))
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
-        base.add_cross_iteration(parser)
-        base.add_splitting(parser)
+        arguments.add_cross_iteration(parser)
+        arguments.add_splitting(parser)
         parser.add_argument(
             '--largest',
             action='store_true',
@@ -63,7 +63,7 @@ class EstimateCommand(base.Command):
         parser.add_argument(
             '-o', '--output', metavar='FILE', help='where to save the profile'
         )
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def _add_device(self, group: Any) -> None:
         from chainer_hybridmem.estimation import model_names
@@ -74,7 +74,7 @@ class EstimateCommand(base.Command):
             help=f'{", ".join(model_names())}, or a JSON file of your own; '
             f'default: the device of the recording',
         )
-        base.add_limit(group, default="the GPU's memory")
+        arguments.add_limit(group, default="the GPU's memory")
         group.add_argument(
             '--convolution',
             choices=('cudnn', 'im2col'),
@@ -88,24 +88,24 @@ class EstimateCommand(base.Command):
         )
         group.add_argument(
             '--images-per-second',
-            type=base.above_zero,
+            type=argument_types.above_zero,
             metavar='X',
             help='calibrate: this speed was measured in-core ...',
         )
         group.add_argument(
             '--calibrate-batch',
-            type=base.positive,
+            type=argument_types.positive,
             metavar='B',
             help='... with this batch size',
         )
 
     def _add_samples(self, group: Any) -> None:
-        base.add_recording_device(
+        arguments.add_recording_device(
             group,
             '--record-on',
             'default cpu; without --gpu auto: cuda where there is a GPU',
         )
-        base.add_sample_batches(group)
+        arguments.add_sample_batches(group)
         group.add_argument(
             '--samples',
             metavar='FILE',
@@ -131,11 +131,11 @@ class EstimateCommand(base.Command):
         ways(model, args.convolution, args.recompute)
         check_batchsize(args.batchsize)
         if args.samples is None or not os.path.isfile(args.samples):
-            base.check_output(args.samples)
+            outputs.check_output(args.samples)
             if model is None:
                 _check_limit(args.memory_limit, device)
         read = [path for path in (args.samples,) if path is not None]
-        base.check_outputs(args.output, args.json, inputs=read)
+        outputs.check_outputs(args.output, args.json, inputs=read)
         sampled = samples.obtain(
             args.arch,
             args.insize,
@@ -155,7 +155,7 @@ class EstimateCommand(base.Command):
         figures = summarise(
             sampled, estimator, problem, limit_bytes, methods, args.largest
         )
-        base.publish(_text(figures, args.largest), figures, args.json)
+        outputs.publish(_text(figures, args.largest), figures, args.json)
         return 0
 
 
@@ -167,7 +167,7 @@ def _check_calibration(args: argparse.Namespace) -> None:
         )
 
 
-def _check_limit(limit: base.Limit | None, device: str) -> None:
+def _check_limit(limit: argument_types.Limit | None, device: str) -> None:
     on_gpu = device == 'cuda' or (device == 'auto' and compat.cuda_available())
     if limit is None and not on_gpu:
         raise OptionError(NO_LIMIT)
@@ -184,7 +184,7 @@ def make_estimator(sampled: Samples, model: Any, args: argparse.Namespace) -> Es
 
 
 def choose_limit(
-    limit: base.Limit | None, problem: Problem, estimator: Estimator
+    limit: argument_types.Limit | None, problem: Problem, estimator: Estimator
 ) -> int:
     """The memory limit in bytes.
 

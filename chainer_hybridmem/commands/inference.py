@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from chainer_hybridmem.commands import base, layout
+from chainer_hybridmem.commands import arguments, base, layout, outputs
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.units import format_bytes
@@ -37,7 +37,7 @@ class InferenceCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_network(parser)
+        arguments.add_network(parser)
         parser.add_argument(
             '--lifetimes',
             choices=LIFETIMES,
@@ -52,9 +52,9 @@ class InferenceCommand(base.Command):
             'on the CPU',
         )
         layout.add_pools(parser, 'default 512')
-        base.add_recording_device(parser, '--record-on', 'default cpu', 'cpu')
-        base.add_sample_batches(parser)
-        base.add_json(parser)
+        arguments.add_recording_device(parser, '--record-on', 'default cpu', 'cpu')
+        arguments.add_sample_batches(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
@@ -68,7 +68,7 @@ class InferenceCommand(base.Command):
         from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, check_alignment
         from chainer_hybridmem.pools.replay import compare, recommend
 
-        base.check_outputs(args.output, args.json)
+        outputs.check_outputs(args.output, args.json)
         check_batchsize(args.batchsize)
         alignment = args.alignment or CUDA_ALIGNMENT
         check_alignment(alignment)
@@ -100,7 +100,7 @@ class InferenceCommand(base.Command):
         if args.output is not None:
             smallest = layout.smallest_layout(trace, replays, alignment)
             library.write_text(args.output, minimalloc.dumps(trace, smallest))
-        base.publish(_text(figures, trace, replays, best), figures, args.json)
+        outputs.publish(_text(figures, trace, replays, best), figures, args.json)
         return 0
 
 
@@ -112,7 +112,7 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
         ProfileMismatchError: If the two passes differ.
         HybridMemoryError: If the network cannot be run.
     """
-    base.check_ascending(args.sample_batches)
+    arguments.check_ascending(args.sample_batches)
     base.import_chainer()
     import numpy as np
 
@@ -128,7 +128,7 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
             f'hybridmem: recording {args.arch}, batch size {batchsize}', file=progress
         )
         network = recording.Network(args.arch, batchsize, insize, args.n_class)
-        with np.errstate(all='ignore'):  # nobody looks at what is computed
+        with np.errstate(all='ignore'):  # only memory counts
             profiles.append(recording.record_inference(network, device))
     return insize, SamplePair.match(profiles[0], profiles[1], args.sample_batches)
 
@@ -142,7 +142,7 @@ def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
 
 
 def summarise(profile: Profile) -> dict[str, Any]:
-    """What all blobs need, and what is needed at once, as plain values."""
+    """Bytes of all blobs, and the most bytes at once, as plain values."""
     from chainer_hybridmem.pools import (
         Lifetimes,
         blob_bytes,

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem import files
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import (
+    argument_types,
+    arguments,
+    base,
+    outputs,
+    planned_iteration,
+)
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
@@ -40,7 +46,7 @@ class LayoutCommand(base.Command):
         )
         parser.add_argument('--plan', metavar='PLAN', help='a plan made for it')
         add_pools(parser, 'default 512 for a GPU, 64 for the CPU, 1 for a CSV file')
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
@@ -49,7 +55,7 @@ class LayoutCommand(base.Command):
         from chainer_hybridmem.pools.replay import compare, recommend
 
         inputs = [path for path in (args.iteration, args.plan) if path is not None]
-        base.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, inputs=inputs)
         if args.alignment is not None:
             check_alignment(args.alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
@@ -61,7 +67,9 @@ class LayoutCommand(base.Command):
             layout = smallest_layout(trace, replays, alignment)
             library.write_text(args.output, minimalloc.dumps(trace, layout))
         rows = [{**r.figures(), 'recommended': r is best} for r in replays]
-        base.publish(comparison(args.iteration, trace, replays, best), rows, args.json)
+        outputs.publish(
+            comparison(args.iteration, trace, replays, best), rows, args.json
+        )
         return 0
 
 
@@ -81,13 +89,13 @@ def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
     )
     parser.add_argument(
         '--alignment',
-        type=base.positive,
+        type=argument_types.positive,
         metavar='BYTES',
         help=f'of the offline layouts; {alignments}',
     )
     parser.add_argument(
         '--iterations',
-        type=base.positive,
+        type=argument_types.positive,
         default=2,
         metavar='N',
         help='how often it is repeated; default 2',
@@ -130,7 +138,7 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     from chainer_hybridmem.pools import planned_trace
 
     plan = library.load_plan(plan_path)
-    with base.belonging(plan_path, path):
+    with planned_iteration.belonging(plan_path, path):
         return planned_trace(profile, plan)
 
 

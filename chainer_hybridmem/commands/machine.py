@@ -62,7 +62,7 @@ def blas_threads() -> int | None:
 
 
 def cupy_version() -> str:
-    """Version of CuPy, whatever its package is called."""
+    """Version of CuPy, under any of the names of its package."""
     names = importlib.metadata.packages_distributions().get('cupy', [])
     versions = [f'{name} {importlib.metadata.version(name)}' for name in names]
     return ', '.join(dict.fromkeys(versions)) or ABSENT

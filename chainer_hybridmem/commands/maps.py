@@ -1,4 +1,4 @@
-"""Feature maps one by one: as a table, and as people say what to do with them."""
+"""Feature maps one by one: as a table, and with actions that people choose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_actions(path: str) -> dict[str, str]:
 
 
 def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
-    """What there is to know about each feature map, in order of production."""
+    """The figures of each feature map, in order of production."""
     return [
         {
             'storage': storage.id,

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from chainer_hybridmem.commands import base, maps
+from chainer_hybridmem.commands import arguments, base, maps, outputs
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
@@ -26,7 +26,7 @@ class PlanCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
-        base.add_limit(parser)
+        arguments.add_limit(parser)
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
@@ -47,12 +47,12 @@ class PlanCommand(base.Command):
         parser.add_argument(
             '--maps', action='store_true', help='list every feature map, too'
         )
-        base.add_time_budget(parser)
-        base.add_cross_iteration(parser)
-        base.add_host_limit(parser)
-        base.add_splitting(parser)
+        arguments.add_time_budget(parser)
+        arguments.add_cross_iteration(parser)
+        arguments.add_host_limit(parser)
+        arguments.add_splitting(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
@@ -77,7 +77,7 @@ class PlanCommand(base.Command):
             options['time_budget'] = args.time_budget
         check_options(planner, options)
         inputs = [path for path in (args.profile, args.manual) if path is not None]
-        base.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
         problem = make_problem(
             profile, args.cross_iteration, args.host_limit, args.splitting
@@ -94,7 +94,7 @@ class PlanCommand(base.Command):
         if args.maps:
             summary['feature_maps'] = maps.map_figures(problem, plan)
             parts.append(maps.map_table(summary['feature_maps']))
-        base.publish('\n\n'.join(parts), summary, args.json)
+        outputs.publish('\n\n'.join(parts), summary, args.json)
         return 0
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
@@ -28,22 +28,22 @@ class ProfileCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_network(parser.add_argument_group('network'))
-        base.add_memory(parser.add_argument_group('memory'))
+        arguments.add_network(parser.add_argument_group('network'))
+        arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--iterations',
-            type=base.positive,
+            type=argument_types.positive,
             default=ITERATIONS,
             help=f'give up after these many; default {ITERATIONS}',
         )
         parser.add_argument(
             '-o', '--output', metavar='FILE', required=True, help='where to save it'
         )
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        base.check_outputs(args.output, args.json)
+        outputs.check_outputs(args.output, args.json)
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording
 
@@ -64,7 +64,7 @@ class ProfileCommand(base.Command):
         summary = figures.profile_figures(recorded.problem)
         network = dataclasses.asdict(recorded.network)
         title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**network)
-        base.publish(
+        outputs.publish(
             named_values(title, values(summary)), {**network, **summary}, args.json
         )
         if recorded.reason is not None:

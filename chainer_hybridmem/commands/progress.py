@@ -25,7 +25,11 @@ class Progress:
         self._printed_at = time.monotonic()
 
     def step(self, what: str) -> None:
-        """Call it before each step, with what comes now."""
+        """A step begins.
+
+        Args:
+            what: The step, in a few words.
+        """
         self._done += 1
         now = time.monotonic()
         if now - self._printed_at >= EVERY_SECONDS:

@@ -24,7 +24,7 @@ from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import Problem
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
-# Profiling swaps everything whatever the planner; this one plans without a search.
+# Profiling swaps everything under every planner; this one plans without a search.
 PLANNER = 'swap-all'
 
 

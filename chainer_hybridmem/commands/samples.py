@@ -9,7 +9,8 @@ import os
 from typing import Any, TextIO
 
 from chainer_hybridmem import files
-from chainer_hybridmem.commands.base import check_ascending, import_chainer
+from chainer_hybridmem.commands.arguments import check_ascending
+from chainer_hybridmem.commands.base import import_chainer
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.records import library
@@ -105,7 +106,7 @@ def record(
     for batchsize in batchsizes:
         print(f'hybridmem: recording {arch}, batch size {batchsize}', file=progress)
         network = recording.Network(arch, batchsize, insize, n_class)
-        # Nobody looks at what is computed: training may well diverge.
+        # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
             recorded = recording.record(network, memory, ITERATIONS, io.StringIO())
         profiles.append(recorded.problem.profile)
@@ -135,7 +136,7 @@ def save(samples: Samples, path: str) -> None:
 
 
 def load(path: str) -> Samples:
-    """Reads what :func:`save` has written.
+    """Reads a file of :func:`save`.
 
     Raises:
         FormatError: If the file is missing, damaged or of another format.

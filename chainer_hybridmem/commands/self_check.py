@@ -87,7 +87,7 @@ def _prepare(device_name: str) -> Training:
 
 
 def _find_limit(device_name: str) -> int:
-    """Half-way between what single operations need and what in-core needs."""
+    """Half-way between the needs of single operations and of in-core training."""
     training = _prepare(device_name)
     session = open_session(training.model, Memory(AMPLE_BYTES))
     with session:

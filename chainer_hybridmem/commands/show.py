@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import arguments, base, outputs, planned_iteration
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_seconds
 
@@ -17,8 +17,8 @@ class ShowCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_planned(parser)
-        base.add_measured(parser)
+        arguments.add_planned(parser)
+        arguments.add_measured(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', required=True, help='picture to write'
         )
@@ -27,8 +27,10 @@ class ShowCommand(base.Command):
         """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.picture import draw
 
-        base.check_outputs(args.output, inputs=base.planned_inputs(args))
-        profile, plan, timeline, measured = base.load_iteration(args)
+        outputs.check_outputs(
+            args.output, inputs=planned_iteration.planned_inputs(args)
+        )
+        profile, plan, timeline, measured = planned_iteration.load_iteration(args)
         draw(timeline, plan, args.output, profile, measured)
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         seconds = format_seconds(timeline.total_seconds)

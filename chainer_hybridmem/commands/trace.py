@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import arguments, base, outputs, planned_iteration
 from chainer_hybridmem.records import library
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
@@ -25,8 +25,8 @@ class TraceCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_planned(parser)
-        base.add_measured(parser)
+        arguments.add_planned(parser)
+        arguments.add_measured(parser)
         parser.add_argument(
             '--snapshot',
             metavar='FILE',
@@ -46,12 +46,12 @@ class TraceCommand(base.Command):
         from chainer_hybridmem.reporting import memory_viz
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 
-        inputs = base.planned_inputs(args)
-        output = None if args.output == base.STDOUT else args.output
-        base.check_outputs(output, args.snapshot, inputs)
-        if args.snapshot == base.STDOUT:
-            base.check_outputs(args.snapshot)
-        profile, plan, timeline, measured = base.load_iteration(args)
+        inputs = planned_iteration.planned_inputs(args)
+        output = None if args.output == outputs.STDOUT else args.output
+        outputs.check_outputs(output, args.snapshot, inputs)
+        if args.snapshot == outputs.STDOUT:
+            outputs.check_outputs(args.snapshot)
+        profile, plan, timeline, measured = planned_iteration.load_iteration(args)
         trace = chrome_trace(timeline, plan, measured)
         if args.snapshot is not None:
             snapshot = (

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
@@ -35,8 +35,8 @@ class VerifyCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
-        base.add_network(parser.add_argument_group('network'))
-        base.add_memory(parser.add_argument_group('memory'))
+        arguments.add_network(parser.add_argument_group('network'))
+        arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
@@ -49,12 +49,12 @@ class VerifyCommand(base.Command):
         )
         parser.add_argument(
             '--iterations',
-            type=base.positive,
+            type=argument_types.positive,
             default=ITERATIONS,
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',
         )
-        base.add_json(parser)
+        arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
@@ -66,7 +66,7 @@ class VerifyCommand(base.Command):
                 f'{planner} would be compared with itself; name another planner with '
                 f'--planner or --against.'
             )
-        base.check_output(args.json)
+        outputs.check_output(args.json)
         base.import_chainer()
         from chainer_hybridmem.commands import recording
 
@@ -93,7 +93,7 @@ class VerifyCommand(base.Command):
             'memory_limit_bytes': args.memory_limit,
             **figures,
         }
-        base.publish(text(figures), figures, args.json)
+        outputs.publish(text(figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 

@@ -1,1 +1,1 @@
-"""Forward functions made again for less than their forward costs."""
+"""Running forward functions again: which may be, how fast, with what effects."""

@@ -1,4 +1,4 @@
-"""Whether random numbers have been drawn.
+"""Finds out whether a function has drawn random numbers.
 
 Note: [generators of CuPy]
     cuRAND does not tell where a generator is. So CuPy's global generator gets a class

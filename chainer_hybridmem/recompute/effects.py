@@ -1,4 +1,4 @@
-"""What running a function again may have changed, as far as that can be looked at."""
+"""Finds what running a function again has changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def surroundings(roots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of what is not what it was."""
+    """Names of the values that differ."""
     return [name for name in before if after.get(name) != before[name]]
 
 

@@ -102,7 +102,7 @@ def find_inputs(functions: Sequence[Any]) -> list[Any]:
 def run(
     functions: Sequence[Any], fetch: Fetch
 ) -> tuple[tuple[Array, ...], types.SimpleNamespace]:
-    """Makes again what the last one of the functions has made.
+    """Makes the outputs of the last one of the functions again.
 
     Args:
         functions: One of :func:`find_candidates`.

@@ -88,7 +88,7 @@ def may_replay(function: Any) -> bool:
 
 
 def is_trusted(function: Any) -> bool:
-    """Whether the code of a function may be run again, whatever it is given."""
+    """Whether the code of a function may be run again, with any inputs."""
     own = graph.target(function)
     kind = type(own)
     if 'forward' in vars(own):  # of this object alone
@@ -140,7 +140,7 @@ def _is_of_chainer(kind: type) -> bool:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Whether what a function of Chainer has can be no code of the program."""
+    """Whether a value that a function of Chainer keeps runs no code of the program."""
     if isinstance(value, _PLAIN) or type(value).__module__.startswith('cupy'):
         return True
     if isinstance(value, (list, tuple, set, frozenset)):

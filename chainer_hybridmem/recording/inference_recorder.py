@@ -287,7 +287,7 @@ class _Builder:
             category = Category.FEATURE_MAP if slots else Category.WORKSPACE
         elif allocation in self.recorder._batch - self.recorder._parameters:
             category = Category.INPUT
-        else:  # also what the model has but does not call a parameter
+        else:  # also arrays of the model that are no parameters
             category = Category.PARAMETER
         return Storage(
             id=i,

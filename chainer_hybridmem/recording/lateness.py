@@ -1,4 +1,4 @@
-"""Which swap-ins compute has waited for in one guided iteration, and for how long."""
+"""Measures how long compute waits for each swap-in of one guided iteration."""
 
 from __future__ import annotations
 

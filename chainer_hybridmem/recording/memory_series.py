@@ -1,4 +1,4 @@
-"""What a memory pool does while Chainer runs, cheap enough to leave on.
+"""Samples a memory pool while Chainer runs, cheaply enough to leave on.
 
 The four series of MXNet's memory pool profile: bytes in use, bytes
 held but free, bytes served from what the pool held, bytes asked of the system or

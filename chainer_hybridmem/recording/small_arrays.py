@@ -1,12 +1,13 @@
 """Many small arrays of an iteration, counted together.
 
 A program that loops over boxes or words with NumPy makes a hundred thousand arrays an
-iteration. No plan decides about them; all that counts of them is their load. Between
-two events that matter (of something that a plan or a recipe names, of one of the
-largest arrays, the beginning of an operation, the end of the graph) their mallocs and
-frees are a *run*, of which two figures are enough: how high it reaches above its
-start, and how much it leaves. So the load of every operation stays what it was, to the
-byte, under every plan.
+iteration. No plan decides about them; only their load counts. Between two events that
+matter, their mallocs and frees are a *run*. Two figures of a run are enough: how high
+it reaches above its start, and how much it leaves. So the load of every operation stays
+the same to the byte, under every plan.
+
+Events matter if a plan or a recipe names their storage, or if it is one of the largest.
+So do the beginning of an operation and the end of the graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times of a guided iteration's operations, and nothing else.
+"""Measures the times of a guided iteration's operations.
 
 Profiling swaps every feature map, which makes operations slower than they are
 under a plan: colder caches, copies beside them. So the first guided iterations

@@ -1,4 +1,4 @@
-"""When everything really runs in one guided iteration.
+"""The measured timeline of one guided iteration.
 
 Marks are taken where the session's hooks begin and end and around what the executor
 does; the copies know their own times. Nothing here keeps an array alive.
@@ -69,15 +69,15 @@ class Tracer(Hooks, Observer):
         )
         device.memory.reset_window()
 
-    # -- what the executor does -----------------------------------------------
+    # -- reports of the executor ----------------------------------------------
     def copy(self, kind: str, storage: int, span: Span) -> None:
-        """A copy has been started."""
+        """A copy has started."""
         self._copies.append((kind, storage, span))
         if kind == 'swap-in':
             self._taken.append((self.device.memory.event_count, storage))
 
     def released(self) -> None:
-        """What leaves before an operation has left: its own load begins here."""
+        """All releases before an operation are done: its own load begins here."""
         self.device.memory.reset_window()
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Tracer(Hooks, Observer):
         self._stalls.append((kind, storage, start, self.device.clock.mark()))
 
     def use(self, storage: int) -> None:
-        """The next operation uses what has been swapped in."""
+        """The next operation uses a map that was swapped in."""
         self._uses.append((storage, len(self.starts)))
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:

@@ -259,7 +259,7 @@ def _take_part(inputs: tuple[Array, ...], rule: Rule, part: slice) -> tuple[Arra
 def _put_part(
     results: tuple[Array, ...], outputs: list[Any], rule: Rule, part: slice
 ) -> None:
-    """Puts what a part has made into the whole outputs, or adds it to them."""
+    """Puts the results of a part into the whole outputs, or adds them up there."""
     for output, result, axis in zip(outputs, results, rule.outputs, strict=True):
         if axis is None:
             output += result
@@ -302,7 +302,7 @@ def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
 
 
 def state(function: Any, whole: bool = False) -> Callable[[], None]:
-    """Sets aside what a forward changes beside its outputs.
+    """Saves everything that a forward changes besides its outputs.
 
     Args:
         function: Before its forward.
@@ -323,7 +323,7 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
 
 
 def _outside(function: Any, whole: bool) -> Callable[[], None]:
-    """Undoes what is no attribute: random numbers drawn, statistics moved."""
+    """Undoes draws of random numbers and moves of statistics."""
     if type(function) is dropout.Dropout:
         return _generator()
     if type(function) is bn.BatchNormalization and function.running_mean is not None:

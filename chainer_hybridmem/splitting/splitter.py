@@ -75,7 +75,7 @@ class Splitter:
 
     @property
     def hint(self) -> str:
-        """For an error message: what else could have been tried."""
+        """For an error message: the split that was refused, and how to allow it."""
         if not self._refused:
             return ''
         return (
@@ -91,7 +91,7 @@ class Splitter:
         self._trials = None
 
     def try_parts(self, recording: Recording) -> None:
-        """Finds out what functions of this iteration would need in parts.
+        """Measures how much memory functions of this iteration need in parts.
 
         Args:
             recording: Of the iteration; gets the results.

@@ -1,4 +1,4 @@
-"""What functions would need in parts, found out while an iteration is recorded.
+"""Measures how much memory functions need in parts, during a recording.
 
 Every function that has a rule is run in parts first, in more and more of them, and
 everything that this leaves is undone; then it runs as it does anyway.
@@ -18,7 +18,7 @@ LEAST_SAVING = 0.02  # of the load, for which even more parts are tried
 
 
 class Recording(Protocol):
-    """Where trials are noted, and whose time and memory they must not be."""
+    """Takes the results; the time and memory of trials must not count there."""
 
     def enter(self) -> None:
         """What follows is not the program's."""
@@ -29,7 +29,7 @@ class Recording(Protocol):
     def note_split_trial(
         self, first_event: int, end_event: int, splits: Sequence[Split]
     ) -> None:
-        """Takes what was found out.
+        """Takes the result for one function.
 
         Args:
             first_event: Events before the function.

@@ -13,7 +13,7 @@ from support import toys
 
 import chainer_hybridmem
 from chainer_hybridmem import __version__, commands
-from chainer_hybridmem.commands import base
+from chainer_hybridmem.commands import argument_types
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile_file import serialise_profile
@@ -263,24 +263,24 @@ class Problem:
     [('50%', 100), ('12.5 %', 25), ('700', 700), ('2 kB', 2000), ('1KiB', 1024)],
 )
 def test_limit(text, nbytes):
-    assert base.Limit(text).bytes_for(Problem()) == nbytes
+    assert argument_types.Limit(text).bytes_for(Problem()) == nbytes
 
 
 @pytest.mark.parametrize('text', ['50', '100', '7'])
 def test_a_percentage_without_its_sign_is_asked_for(text):
     with pytest.raises(argparse.ArgumentTypeError, match=f'write {text}%.*{text}GB'):
-        base.Limit(text)
+        argument_types.Limit(text)
 
 
 def test_limit_is_never_zero():
-    assert base.Limit('0.001%').bytes_for(Problem()) == 1
+    assert argument_types.Limit('0.001%').bytes_for(Problem()) == 1
 
 
 def test_positive():
-    assert base.positive('3') == 3
+    assert argument_types.positive('3') == 3
     for text in ('0', '-2', '1.5', 'x', ''):
         with pytest.raises(argparse.ArgumentTypeError, match='above zero'):
-            base.positive(text)
+            argument_types.positive(text)
 
 
 EVIL = 'a\x1b[2J\u202eb\x9b\u2066c\u2028d\re\nf'

@@ -18,7 +18,7 @@ def recorded(tmp_path_factory):
     arguments = [
         'profile',
         '--arch',
-        'networks:Everything',
+        'support.networks:Everything',
         '--batchsize',
         8,
         '--insize',
@@ -104,7 +104,7 @@ def test_estimate_with_parts(hybridmem, folder):
     estimate = (
         'estimate',
         '--arch',
-        'networks:Everything',
+        'support.networks:Everything',
         '--insize',
         24,
         '--n-class',

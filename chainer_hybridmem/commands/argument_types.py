@@ -1,0 +1,116 @@
+"""Values of arguments: text of the command line, turned into what it means.
+
+Every function raises ``argparse.ArgumentTypeError`` for text that it cannot read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.simulation import Problem
+
+
+def positive(text: str) -> int:
+    """Turns an argument into an integer above zero."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number above zero')
+    return number
+
+
+def size(text: str) -> int:
+    """Turns an argument such as ``16GB`` into bytes."""
+    try:
+        return parse_bytes(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def host_size(text: str) -> int:
+    """Turns an argument such as ``8GiB``, or 0, into bytes."""
+    try:
+        return parse_bytes(text, least=0)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def bandwidth(text: str) -> float:
+    """Turns an argument such as ``2GB/s`` into bytes per second."""
+    try:
+        return parse_bandwidth(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def above_zero(text: str) -> float:
+    """Turns an argument into a number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number above zero')
+    return number
+
+
+def splitting(text: str) -> bool | str:
+    """Turns an argument into what ``splitting`` is for :func:`make_problem`."""
+    values: dict[str, bool | str] = {'exact': 'exact', 'true': True, 'false': False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f'{text!r} is not one of {", ".join(values)}')
+    return values[text.lower()]
+
+
+class Limit:
+    """A memory limit: a number of bytes, or a share of the in-core peak.
+
+    Args:
+        text: Such as ``'16GB'`` or ``'50%'``.
+
+    Raises:
+        ArgumentTypeError: If it is neither.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        self._share: float | None = None
+        if self.text.endswith('%'):
+            self._share = _percentage(self.text)
+        else:
+            self._bytes = size(self.text)
+            if self.text.isdigit() and self._bytes <= 100:
+                raise argparse.ArgumentTypeError(
+                    f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
+                    f'a share of the in-core peak, or name a unit: {self.text}GB'
+                )
+
+    def bytes_for(self, problem: Problem) -> int:
+        """The limit in bytes for one profile."""
+        if self._share is None:
+            return self._bytes
+        return max(1, int(problem.in_core_peak_bytes * self._share))
+
+    def describe(self, problem: Problem) -> str:
+        """The limit for people, next to the in-core peak it is to be seen with."""
+        limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
+        share = f'{limit / peak:.0%} of the ' if peak else ''
+        return f'{format_bytes(limit)}, {share}in-core peak of {format_bytes(peak)}'
+
+
+def _percentage(text: str) -> float:
+    try:
+        percentage = float(text[:-1])
+    except ValueError:
+        percentage = 0.0
+    if not 0 < percentage <= 1e6:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a percentage above zero')
+    return percentage / 100

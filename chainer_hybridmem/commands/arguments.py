@@ -1,0 +1,197 @@
+"""Arguments that several sub-commands have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chainer_hybridmem.commands.argument_types import (
+    Limit,
+    above_zero,
+    bandwidth,
+    host_size,
+    positive,
+    size,
+    splitting,
+)
+from chainer_hybridmem.errors import OptionError
+
+SAMPLE_BATCHSIZES = (2, 4)
+
+
+def add_network(group: Any) -> None:
+    """Adds the options that say which network to record."""
+    from chainer_hybridmem import architectures
+
+    known = ', '.join(architectures.names())
+    group.add_argument(
+        '--arch',
+        required=True,
+        metavar='NAME',
+        help=f'{known}, or module:Class of your own',
+    )
+    group.add_argument('--batchsize', type=positive, required=True)
+    group.add_argument(
+        '--insize', type=positive, help="picture size; default the architecture's"
+    )
+    group.add_argument('--n-class', type=positive, default=1000, help='default 1000')
+
+
+def add_limit(
+    group: Any,
+    kind: Callable[[str], Any] = Limit,
+    default: str | None = None,
+    nargs: str | None = None,
+) -> None:
+    """Adds ``--memory-limit``.
+
+    Args:
+        group: Parser, or group of its arguments.
+        kind: :class:`Limit`, or :func:`size` where there is no in-core peak yet.
+        default: What counts where it is not given; None if it must be.
+        nargs: ``'+'`` for several limits, or other ways to name them in the group.
+    """
+    forms = 'such as 16GB (10^9), 16GiB (2^30)'
+    if kind is Limit:
+        forms += ', or 50%% of the in-core peak'
+    group.add_argument(
+        '--memory-limit',
+        type=kind,
+        nargs=nargs,
+        required=default is None and nargs is None,
+        metavar='SIZE',
+        help=forms if default is None else f'{forms}; default {default}',
+    )
+
+
+def add_recording_device(
+    group: Any, name: str, help: str, default: str | None = None
+) -> None:
+    """Adds the option that says where the iterations to record are trained."""
+    choices = ('auto', 'cpu', 'cuda')
+    group.add_argument(name, choices=choices, default=default, help=help)
+
+
+def add_memory(group: Any) -> None:
+    """Adds the options that say what a network is trained in."""
+    add_limit(group, size)
+    add_recording_device(
+        group, '--device', 'default auto: cuda where there is a GPU', 'auto'
+    )
+    group.add_argument(
+        '--link-bandwidth',
+        type=bandwidth,
+        metavar='RATE',
+        help='slow swapping down, such as 2GB/s; default as it is',
+    )
+    group.add_argument(
+        '--swap-dir',
+        metavar='FOLDER',
+        help='swap to files in this folder, not to RAM; with --host-limit, what '
+        'RAM has no room for',
+    )
+    add_host_limit(group)
+    group.add_argument(
+        '--disk-bandwidth',
+        type=bandwidth,
+        metavar='RATE',
+        help='slow copies to and from --swap-dir down, such as 200MB/s',
+    )
+
+
+def add_sample_batches(group: Any) -> None:
+    """Adds the option that names the batch sizes to record."""
+    group.add_argument(
+        '--sample-batches',
+        type=positive,
+        nargs=2,
+        default=SAMPLE_BATCHSIZES,
+        metavar='B',
+        help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
+    )
+
+
+def check_ascending(batchsizes: Sequence[int]) -> None:
+    """Checks what ``--sample-batches`` says.
+
+    Raises:
+        OptionError: If the second batch size is not above the first.
+    """
+    first, second = batchsizes
+    if not first < second:
+        raise OptionError(
+            f'The batch sizes to record with are {first} and {second}; name two '
+            f'ascending ones.'
+        )
+
+
+def add_time_budget(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--time-budget`` of the commands that plan."""
+    parser.add_argument(
+        '--time-budget',
+        type=above_zero,
+        metavar='SECONDS',
+        help='take the best plan found in this time, for planners that search on; '
+        'default: as many steps as the planner takes',
+    )
+
+
+def add_cross_iteration(parser: Any) -> None:
+    """Adds ``--cross-iteration`` of the commands that plan."""
+    parser.add_argument(
+        '--cross-iteration',
+        choices=('states', 'all'),
+        default=False,
+        help='optimizer states, or these and parameters (all), may leave between '
+        'their uses, too; default: they stay',
+    )
+
+
+def add_host_limit(parser: Any) -> None:
+    """Adds ``--host-limit`` of the commands that plan or record."""
+    parser.add_argument(
+        '--host-limit',
+        type=host_size,
+        metavar='SIZE',
+        help='most RAM for host copies of what is swapped, such as 8GiB; the rest goes '
+        'to the disk where there is one (--swap-dir of hybridmem profile), else no '
+        'more is swapped; default: no limit',
+    )
+
+
+def add_splitting(parser: Any) -> None:
+    """Adds ``--splitting`` of the commands that plan."""
+    parser.add_argument(
+        '--splitting',
+        type=splitting,
+        default='exact',
+        metavar='{exact,true,false}',
+        help='which functions run in parts where they do not fit as a whole, as far as '
+        'the profile tells: those that keep every bit (exact, the default), also those '
+        'equal up to rounding (true), or none (false)',
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json`` of the commands that print a table."""
+    parser.add_argument(
+        '--json',
+        metavar='FILE',
+        help="write the figures as JSON too; '-' prints them instead of the table",
+    )
+
+
+def add_planned(parser: argparse.ArgumentParser) -> None:
+    """Adds the files of the commands that draw a planned iteration."""
+    parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+    parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
+
+
+def add_measured(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of an iteration that has followed the plan."""
+    parser.add_argument(
+        '--measured',
+        metavar='FILE',
+        help='measured timeline of an iteration that followed the plan',
+    )

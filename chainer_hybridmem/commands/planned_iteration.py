@@ -1,0 +1,63 @@
+"""The files of one planned iteration: profile, plan, measured timeline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from chainer_hybridmem.errors import FormatError, PlanError
+from chainer_hybridmem.records import library
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.records.measured_timeline import Measured
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.records.timeline import Timeline
+
+
+def planned_inputs(args: argparse.Namespace) -> list[str]:
+    """The files that :func:`load_iteration` reads."""
+    paths = (args.profile, args.plan, args.measured)
+    return [path for path in paths if path is not None]
+
+
+@contextmanager
+def belonging(plan: str, profile: str) -> Iterator[None]:
+    """Where the plan of one file is applied to the profile of another.
+
+    Raises:
+        FormatError: If it is not a plan for it, naming both files.
+    """
+    try:
+        yield
+    except PlanError as error:
+        raise FormatError(
+            f'{plan} is not a plan for {profile}, make it again: {error}'
+        ) from error
+
+
+def load_iteration(
+    args: argparse.Namespace,
+) -> tuple[Profile, Plan, Timeline, Measured | None]:
+    """Reads profile, plan and measured timeline, and simulates the plan.
+
+    Raises:
+        FormatError: If one cannot be read, or they do not belong together.
+    """
+    from chainer_hybridmem.simulation import simulate
+
+    profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
+    with belonging(args.plan, args.profile):
+        timeline = simulate(profile, plan)
+    measured = None
+    if args.measured is not None:
+        measured = library.load_timeline(args.measured)
+        theirs, ours = measured.profile_fingerprint, plan.profile_fingerprint
+        if theirs != ours:
+            raise FormatError(
+                f'{args.measured} was measured with a plan for profile {theirs}, '
+                f'{args.plan} is for profile {ours}; trace an iteration of this one.'
+            )
+    return profile, plan, timeline, measured
