@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from support import networks
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
+from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session import link_measurement
 
@@ -60,8 +63,21 @@ def peak(data: list[tuple[Any, Any]]) -> int:
 
 @pytest.fixture
 def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions know the link to the store and need not measure it."""
-    link = Link(
+    """Sessions know the link to the store.
+
+    They measure one that is throttled, that has no room, or that is a real GPU's.
+    """
+    known = Link(
         latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
     )
-    monkeypatch.setattr(link_measurement, 'measure_link', lambda device, **_: link)
+    measure = link_measurement.measure_link
+
+    def know(device: Any, tier: Tier = Tier.RAM) -> Link | None:
+        throttled = device.describe().get('link_bandwidth')
+        no_room = device.copies.host_room(tier) < LEAST_ROOM_BYTES
+        real_gpu = device.clock.asynchronous and 'EMU_LIBRARY' not in os.environ
+        if throttled or no_room or real_gpu:
+            return measure(device, tier=tier)
+        return known
+
+    monkeypatch.setattr(link_measurement, 'measure_link', know)

@@ -25,13 +25,11 @@ def nothing_stays_open() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope='module')
-def quick_collections() -> Iterator[None]:
+def quick_collections() -> None:
     """Leaves out what was there before when garbage is collected in each case."""
     faulty.in_core()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

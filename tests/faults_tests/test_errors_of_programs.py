@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import faulty
+from support import faulty, networks
 
 # isort: split
 import chainer
@@ -134,7 +134,7 @@ def test_an_exception_between_iterations() -> None:
 def test_what_is_caught_costs_no_second_profile() -> None:
     """The kind of the iteration is known as well as before."""
     case = faulty.stay_in_session(5, RaisingHook(30), more=4, **faulty.SWAP_ALL)
-    history = case.session._history.entries
+    history = networks.entries_of(case.session)
     assert type(case.inside) is MyError
     assert [entry['guided'] for entry in history] == [0, 0, 0] + [1] * 7
     assert case.session.deviations == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import random
@@ -20,7 +21,7 @@ from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB
 # Planners that cannot run, or run for long, without being told something.
@@ -32,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 every_planner = pytest.mark.parametrize('name', list(PLANNERS))
 
 
-def plan_with(profile: Profile, limit: int, name: str) -> Plan:
+def plan_with(profile: Profile | Problem, limit: int, name: str) -> Plan:
     return make_plan(profile, limit, name, **OPTIONS.get(name, {}))
 
 
@@ -53,12 +54,13 @@ def networks() -> dict[str, Profile]:
 
 
 NETWORKS = networks()
+# Planners share a problem as in `compare`, which finds the bound once for each limit.
+problem_of = functools.cache(lambda network: make_problem(NETWORKS[network]))
 every_network = pytest.mark.parametrize('network', list(NETWORKS))
 
 
-def limits(profile: Profile) -> list[int]:
+def limits(problem: Problem) -> list[int]:
     """From the least possible to one byte less than in-core training needs."""
-    problem = make_problem(profile)
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     rng = random.Random(least)
     between = [rng.randint(least, max(least, most - 1)) for _ in range(3)]
@@ -69,10 +71,10 @@ def limits(profile: Profile) -> list[int]:
 @every_planner
 def test_plans_are_valid_and_keep_the_limit(name: str, network: str) -> None:
     """At every moment, as the independent checker sees it; as fast as it says."""
-    profile = NETWORKS[network]
-    for limit in limits(profile):
+    profile, problem = NETWORKS[network], problem_of(network)
+    for limit in limits(problem):
         try:
-            plan = plan_with(profile, limit, name)
+            plan = plan_with(problem, limit, name)
         except InfeasibleError as error:
             assert error.limit_bytes == limit
             assert error.requested_bytes > limit
@@ -120,7 +122,7 @@ def test_a_problem_has_to_be_asked_before() -> None:
 @every_planner
 def test_planning_is_deterministic(name: str) -> None:
     profile = NETWORKS['network 6']
-    limit = limits(profile)[-1]
+    limit = limits(problem_of('network 6'))[-1]
     try:
         plans = [plan_with(profile, limit, name) for _ in range(2)]
     except InfeasibleError:
@@ -162,7 +164,7 @@ def run_script(limit: int, hash_seed: str) -> str:
 
 def test_another_process_with_another_hash_seed_plans_the_same() -> None:
     """And no import or compilation warns."""
-    limit = limits(toys.random_network(6, 7))[-1]
+    limit = limits(make_problem(toys.random_network(6, 7)))[-1]
     first, second = run_script(limit, '1'), run_script(limit, '2')
     assert first == second
     assert first.count('"chainer_hybridmem/plan"') >= 4
@@ -193,10 +195,10 @@ def test_every_option_is_checked(name: str) -> None:
 @every_planner
 def test_one_byte_too_little_for_any_plan(name: str, network: str) -> None:
     """The error names operation, bytes and the smallest limit, which works."""
-    profile = NETWORKS[network]
-    least, worst = least_memory(make_problem(profile))
+    profile, problem = NETWORKS[network], problem_of(network)
+    least, worst = least_memory(problem)
     with pytest.raises(InfeasibleError) as caught:
-        plan_with(profile, least - 1, name)
+        plan_with(problem, least - 1, name)
     message = str(caught.value)
     assert f'Operation {worst} ({profile.operations[worst].label})' in message
     assert f'({least} bytes)' in message
@@ -204,7 +206,7 @@ def test_one_byte_too_little_for_any_plan(name: str, network: str) -> None:
     assert f'smallest limit that works is {least} bytes' in message
     assert caught.value.requested_bytes == least
     assert caught.value.limit_bytes == least - 1
-    assert make_plan(profile, least, 'swap-all').predicted_peak_bytes == least
+    assert make_plan(problem, least, 'swap-all').predicted_peak_bytes == least
 
 
 def test_a_planner_that_needs_more_than_swap_all_says_so() -> None:

@@ -199,7 +199,7 @@ WRITING = [
 def test_what_the_program_reaches_is_what_plain_chainer_has(
     program, planner, data, hostile
 ):
-    expected = networks.train(program, data)[0]
+    expected = networks.plain(program, data)
     blind = planner in networks.BLIND or planner.startswith('checkpoint')
     limit = '1GB' if blind else 4_200_000 if program is Sharing else 3_400_000
     result, session = networks.train(
@@ -212,7 +212,7 @@ def test_what_the_program_reaches_is_what_plain_chainer_has(
 @pytest.mark.parametrize('program', [WritingNode, WritingMask, WritingList])
 def test_also_while_it_is_copied_slowly(program, data):
     """It leaves when the program reaches for it."""
-    expected = networks.train(program, data)[0]
+    expected = networks.plain(program, data)
     result, session = networks.train(
         program,
         data,
@@ -436,7 +436,7 @@ class Rewrapping(Reaching):
 @pytest.mark.parametrize('program', [Kinds, Copying, Deleting, Again, Rewrapping])
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_functions_keep_is_as_they_have_kept_it(program, planner, data, hostile):
-    expected = networks.train(program, data)[0]
+    expected = networks.plain(program, data)
     result, session = networks.train(
         program, data, memory_limit='1GB', planner=planner, verify=True
     )
@@ -493,7 +493,7 @@ class OldStyle(networks.Ends):
 
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_old_style_functions_that_outlive_their_graph(planner, data, hostile):
-    expected = networks.train(OldStyle, data)[0]
+    expected = networks.plain(OldStyle, data)
     result, session = networks.train(
         OldStyle, data, memory_limit='1GB', planner=planner
     )

@@ -93,4 +93,4 @@ def test_a_gradient_penalty_inside_less_than_it_needs(way, hostile):
     networks.assert_same(expected, actual)
     statistics = session.statistics()
     assert statistics['peak_bytes'] <= limit
-    assert sum(entry['evictions'] for entry in session._history.entries) > 0
+    assert sum(entry['evictions'] for entry in networks.entries_of(session)) > 0

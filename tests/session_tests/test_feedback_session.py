@@ -91,9 +91,9 @@ def test_it_settles(late, data):
     """Who cannot move any more is let be, however late it is."""
     late.seconds = VERY
     _, session = run(data, arena=False)
-    last = [entry['plan'] for entry in session._history.entries[-4:]]
+    last = [entry['plan'] for entry in networks.entries_of(session)[-4:]]
     assert last == [session.plan] * 4
-    assert positions(last[0]) != positions(session._history.entries[3]['plan'])
+    assert positions(last[0]) != positions(networks.entries_of(session)[3]['plan'])
 
 
 def test_a_single_wait_is_chance(monkeypatch, plans, data):

@@ -71,7 +71,7 @@ class Trained:
     @property
     def guided(self) -> list[bool]:
         """Whether each iteration has followed a plan."""
-        return [bool(entry['guided']) for entry in self.session._history.entries]
+        return [bool(entry['guided']) for entry in networks.entries_of(self.session)]
 
     @property
     def refusals(self) -> list[str]:

@@ -46,7 +46,7 @@ def train(make: Any = networks.Everything, data: Any = DATA, **options: Any) -> 
 
 # -- nothing has to leave ------------------------------------------------------
 def test_nothing_is_recorded_where_everything_fits(recordings):
-    expected, _ = networks.train(networks.Everything, DATA)
+    expected = networks.plain(networks.Everything, DATA)
     result, session = train(memory_limit=ROOMY)
     networks.assert_same(expected, result)
     figures = session.statistics()
@@ -147,16 +147,16 @@ def test_hooks_note_and_nothing_else(monkeypatch):
 
 # -- memory is short -----------------------------------------------------------
 def test_it_is_learnt_once_memory_has_been_short(recordings):
-    expected, _ = networks.train(networks.Everything, DATA)
+    expected = networks.plain(networks.Everything, DATA)
     result, session = train(memory_limit=TIGHT)
     networks.assert_same(expected, result)
-    guided = [bool(entry['guided']) for entry in session._history.entries]
+    guided = [bool(entry['guided']) for entry in networks.entries_of(session)]
     # The first one is short, the next one is recorded, two profile.
     assert guided == [False] * 4 + [True] * 4
     assert len(recordings) == 3
     figures = session.statistics()
     assert figures['peak_bytes'] <= TIGHT and not figures['fits']
-    assert session._history.entries[0]['evictions'] > 0
+    assert networks.entries_of(session)[0]['evictions'] > 0
 
 
 class Deep(chainer.Chain):
@@ -226,7 +226,7 @@ def test_memory_becomes_short_at_any_moment(share):
     found, session = deep_losses(steps, limit)
     assert_equal(expected, found)
     assert session.statistics()['peak_bytes'] <= limit
-    assert sum(entry['evictions'] for entry in session._history.entries)
+    assert sum(entry['evictions'] for entry in networks.entries_of(session))
 
 
 def test_poisoned_memory_and_late_copies_change_nothing(hostile):
@@ -330,7 +330,7 @@ def test_a_function_that_does_not_fit_runs_in_parts():
     peak = roomy.statistics()['peak_bytes']
     result, session = train(Pooled, data, memory_limit=int(peak * 0.72))
     networks.assert_same(expected, result)
-    assert session._history.entries[0]['split'] > 0
+    assert networks.entries_of(session)[0]['split'] > 0
 
 
 def test_what_cannot_fit_says_how_to_learn_more():

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import scenarios
+from support import networks, scenarios
 
 from chainer_hybridmem.session.session import Session
 
@@ -63,7 +63,7 @@ def train(name: str, options: dict[str, Any]) -> Outcome:
     with mock.patch.object(Session, 'observe_problem') as profiled:
         scenarios.SCENARIOS[name].program(run)
     session = run.session
-    figures, history = session.statistics(), session._history.entries
+    figures, history = session.statistics(), networks.entries_of(session)
     return Outcome(run.records, figures, history, profiled.call_count)
 
 

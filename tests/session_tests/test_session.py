@@ -212,7 +212,7 @@ def test_iterations_of_two_sizes_and_evaluation_between():
     networks.assert_same(expected, result)
     figures = session.statistics()
     assert figures['peak_bytes'] <= LIMIT
-    assert sum(e['guided'] for e in session._history.entries) >= 5  # of both sizes
+    assert sum(e['guided'] for e in networks.entries_of(session)) >= 5  # of both sizes
     assert figures['deviations'] == 0
 
 
@@ -242,7 +242,7 @@ def test_an_iteration_that_changes_in_the_middle():
     expected, _ = run()
     result, session = run(memory_limit=3_800_000)
     networks.assert_same(expected, result)
-    guided = [bool(entry['guided']) for entry in session._history.entries]
+    guided = [bool(entry['guided']) for entry in networks.entries_of(session)]
     # Learnt by 3; 5 is new, 6 and 7 are not; 8 is new and recorded.
     assert guided[:9] == [False, False, False, True, True, False, True, True, False]
     # 9 and 10 are profiled; from 11 on both paths are guided, whichever is taken.

@@ -42,7 +42,7 @@ def test_memory_taken_after_planning_leads_to_another_plan():
     )
     networks.assert_same(expected, result)
     assert 'more are held than in the profile: planned again' in progress.getvalue()
-    last = session._history.entries[-3:]
+    last = networks.entries_of(session)[-3:]
     assert all(entry['guided'] and not entry['evictions'] for entry in last)
     assert last[0]['foreign_bytes'] >= held[0].nbytes
     assert session.statistics()['footprint_bytes'] <= LIMIT
@@ -59,7 +59,7 @@ def test_without_it_iterations_evict_for_ever(monkeypatch):
         memory_limit=LIMIT,
         **TIGHT,
     )
-    assert session._history.entries[-1]['evictions']
+    assert session.last_iteration()['evictions']
     assert 'evicted / iteration' in session.report()
 
 
@@ -76,7 +76,7 @@ def test_more_than_any_plan_can_leave_is_told_and_training_goes_on():
     )
     networks.assert_same(expected, result)
     assert 'no plan fits beside them' in progress.getvalue()
-    assert session._history.entries[-1]['evictions']
+    assert session.last_iteration()['evictions']
 
 
 class Wide(chainer.Chain):

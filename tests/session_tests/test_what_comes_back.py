@@ -112,7 +112,7 @@ def test_what_leaves_before_the_next_hook_comes_back(planner, model, hostile):
         [False] * 6, model, evict_everything, memory_limit='64MiB', planner=planner
     )
     networks.assert_same(expected, actual)
-    assert sum(entry['evictions'] for entry in session._history.entries) > 0
+    assert sum(entry['evictions'] for entry in networks.entries_of(session)) > 0
 
 
 @pytest.mark.parametrize('backprop', [True, False])

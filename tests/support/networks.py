@@ -148,6 +148,19 @@ def train(
     return outcome(model, losses), session
 
 
+_PLAIN: dict[tuple[Any, int], tuple[list[Any], dict[str, Any]]] = {}
+
+
+def plain(
+    make: Callable[[], chainer.Chain], data: list[tuple[Any, Any]]
+) -> dict[str, Any]:
+    """What plain Chainer gives; trained once for each network and list of batches."""
+    key = make, id(data)
+    if key not in _PLAIN:
+        _PLAIN[key] = data, train(make, data)[0]  # holds the data, so that ids stay
+    return _PLAIN[key][1]
+
+
 def train_on_gpu(
     make: Callable[[], chainer.Chain], data: list[tuple[Any, Any]], **options: Any
 ) -> tuple[dict[str, Any], Any]:
@@ -191,6 +204,12 @@ def iterate(model: chainer.Link, optimizer: chainer.Optimizer, *batch: Any) -> f
     del loss
     optimizer.update()
     return value
+
+
+def entries_of(session: Any) -> list[dict[str, Any]]:
+    """What a session has noted of each iteration, in order; see ``last_iteration``."""
+    entries: list[dict[str, Any]] = session._history.entries
+    return entries
 
 
 def outcome(model: chainer.Chain, losses: list[float]) -> dict[str, Any]:
