@@ -3,7 +3,7 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU
-# make lint    ruff, mypy and the order of the rooms (setup.cfg, importlinter)
+# make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
 # make docs    writes the pages of docs/ that follow from result files and code
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
@@ -97,6 +97,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy chainer_hybridmem
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks run house --check
 
 docs: venv
 	$(BIN)/python -m benchmarks.rendering

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.session import late_differences
 from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.session.host_share import HostShare
 from chainer_hybridmem.session.iteration import Iteration
@@ -61,7 +60,7 @@ class IterationStart:
             SessionError: If replays of earlier iterations have made something else.
         """
         self._quiet.begin_iteration()
-        refuse_differences(self._device, wait=False)
+        late_differences.refuse(self._device, wait=False)
         guide = self._signatures.begin(key)
         iteration.follow(guide)
         if not self._begin_quietly(iteration, guide, key):
@@ -141,24 +140,3 @@ class IterationStart:
         error = guide.forecast.refusal(options.limit_bytes, used, host_limited)
         if error is not None:
             raise error
-
-
-def end_late_checks(device: Device, iteration: int) -> None:
-    """What a GPU has been asked to compare so far belongs to this iteration."""
-    if device.late_checks is not None:
-        device.late_checks.end_iteration(iteration)
-
-
-def refuse_differences(device: Device, wait: bool) -> None:
-    """Tells what a GPU has found out about replays of earlier iterations.
-
-    Args:
-        device: Compares what replays make.
-        wait: Whether comparisons under way are waited for.
-
-    Raises:
-        SessionError: If one of them has not made what it should.
-    """
-    checks = device.late_checks
-    for iteration, what in () if checks is None else checks.differences(wait):
-        raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')

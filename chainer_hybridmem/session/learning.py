@@ -8,11 +8,11 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.profile import Profile, Slot
+from chainer_hybridmem.session import late_differences
 from chainer_hybridmem.session.forecast import Forecast, forecast
 from chainer_hybridmem.session.guide import Guide, Stage
 from chainer_hybridmem.session.iteration import Iteration
 from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.iteration_start import end_late_checks
 from chainer_hybridmem.session.known_signatures import KnownSignatures
 from chainer_hybridmem.session.link_measurement import LinkMeasurement, Links
 from chainer_hybridmem.session.model_arrays import ModelArrays
@@ -72,7 +72,7 @@ class Learning:
         following, instruments = iteration.following, self._instruments
         guide = following.guide
         self.count(iteration, seconds)
-        end_late_checks(self._device, self._history.iterations)
+        late_differences.end_iteration(self._device, self._history.iterations)
         if guide is None:
             self._miss(iteration)
         else:

@@ -16,16 +16,13 @@ from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.session import late_differences
 from chainer_hybridmem.session.graph_hook import GraphHook
 from chainer_hybridmem.session.guide import Guide
 from chainer_hybridmem.session.guide_switching import GuideSwitching
 from chainer_hybridmem.session.host_share import HostShare
 from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.iteration_start import (
-    IterationStart,
-    end_late_checks,
-    refuse_differences,
-)
+from chainer_hybridmem.session.iteration_start import IterationStart
 from chainer_hybridmem.session.known_signatures import KnownSignatures
 from chainer_hybridmem.session.learning import Learning
 from chainer_hybridmem.session.link_measurement import LinkMeasurement
@@ -225,8 +222,8 @@ class Session:
                     updates = self._arrays.count_updates()
                     self._thread.warn_if_unseen(updates, self._runtime.tell)
                 executor.close()
-                started = self._hook.iteration.started
-                end_late_checks(device, self.iterations + started)
+                last = self.iterations + self._hook.iteration.started
+                late_differences.end_iteration(device, last)
         finally:
             try:
                 executor.abandon()
@@ -235,7 +232,7 @@ class Session:
         if message is not None:
             raise message from error
         if error is None:
-            refuse_differences(device, wait=True)
+            late_differences.refuse(device, wait=True)
 
     def _forget(self) -> None:
         """Chainer does not know of the session any more."""
