@@ -77,7 +77,7 @@ def open_host():
     def open_one(limit_bytes=LIMIT, install=True, **options):
         devices.append(HostDevice(limit_bytes, **options))
         if install:
-            devices[-1].install(lambda nbytes: None)
+            devices[-1].memory.install(lambda nbytes: None)
         return devices[-1]
 
     yield open_one

@@ -1,4 +1,4 @@
-"""The emulator refuses what CUDA refuses; see docs/internals/cuda_emulator.md."""
+"""The emulator refuses what CUDA refuses; see docs/cuda_emulator.md."""
 
 from __future__ import annotations
 

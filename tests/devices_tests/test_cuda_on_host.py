@@ -448,12 +448,12 @@ def test_allocator_is_restored(opened):
     assert cupy.cuda.get_allocator() is not before
     device.memory.install(opened.reclaim)
     with pytest.raises(SessionError):
-        cuda.CudaDevice(_LIMIT).install(opened.reclaim)
+        cuda.CudaDevice(_LIMIT).memory.install(opened.reclaim)
 
 
 def test_limit_of_the_environment_wins(opened, monkeypatch):
     monkeypatch.setattr(_Pool, 'get_limit', lambda self: 12345)
-    assert cuda.CudaDevice(_LIMIT).limit_bytes == 12345
+    assert cuda.CudaDevice(_LIMIT).memory.limit_bytes == 12345
     assert cuda.CudaDevice(1000).limit_bytes == 1000
 
 

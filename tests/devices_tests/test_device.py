@@ -211,21 +211,21 @@ def test_adopted_arrays_count_until_they_die(opened):
 
 def test_host_bytes_follow_copies(opened):
     device = opened.device
-    opened.copies.reserve(3 * _MIB)
-    assert opened.copies.host_bytes == 3 * _MIB
+    opened.reserve(3 * _MIB)
+    assert opened.host_bytes == 3 * _MIB
     roots = [device.memory.allocate(_MIB) for _ in range(4)]
     pairs = [device.copies.swap_out(root, None) for root in roots]
     for _, transfer in pairs:
         device.copies.wait(transfer)
     grows = device.kind == 'cuda'  # pinned memory does, by more than is asked for
-    assert opened.copies.host_bytes == (4.5 if grows else 4) * _MIB
+    assert opened.host_bytes == (4.5 if grows else 4) * _MIB
     device.clock.synchronize()
     for copy, _ in pairs:
         copy.close()
         copy.close()
-    assert opened.copies.host_bytes == (4.5 if grows else 3) * _MIB
-    opened.copies.reserve(3 * _MIB)
-    assert opened.copies.host_bytes == 3 * _MIB
+    assert opened.host_bytes == (4.5 if grows else 3) * _MIB
+    opened.reserve(3 * _MIB)
+    assert opened.host_bytes == 3 * _MIB
 
 
 def test_copy_is_written_again(opened):
@@ -261,7 +261,7 @@ def test_swap_in_waits_for_its_swap_out(opened):
 
 def test_freed_host_space_is_not_used_while_a_copy_reads_it(opened):
     device = opened.device
-    opened.copies.reserve(4 * _MIB)
+    opened.reserve(4 * _MIB)
     first, second = device.memory.allocate(4 * _MIB), device.memory.allocate(4 * _MIB)
     _bytes(device, first)[...] = 1
     _bytes(device, second)[...] = 2
@@ -336,8 +336,8 @@ def test_measured_link_leaves_nothing_behind(opened):
     assert 0 < link.d2h_compute_share <= 1 and 0 < link.h2d_compute_share <= 1
     assert (link.issue_seconds > 0) == device.clock.asynchronous
     assert device.memory.used_bytes == before
-    opened.copies.reserve(0)
-    assert opened.copies.host_bytes == 0
+    opened.reserve(0)
+    assert opened.host_bytes == 0
     assert not opened.asked
 
 

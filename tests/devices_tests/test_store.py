@@ -170,18 +170,18 @@ def test_broken_disk_is_reported_by_wait(host_on_disk, monkeypatch, broken, how)
             return 0
         raise OSError(errno.EIO, 'Input/output error')
 
-    root = host_on_disk.allocate(1000)
-    copy, transfer = host_on_disk.swap_out(root, None)
-    host_on_disk.wait(transfer)
+    root = host_on_disk.memory.allocate(1000)
+    copy, transfer = host_on_disk.copies.swap_out(root, None)
+    host_on_disk.copies.wait(transfer)
     monkeypatch.setattr(os, broken, break_down)
     if broken == 'pwrite':
-        copy, transfer = host_on_disk.swap_out(root, copy)
+        copy, transfer = host_on_disk.copies.swap_out(root, copy)
     else:
-        transfer = host_on_disk.swap_in(copy, root)
+        transfer = host_on_disk.copies.swap_in(copy, root)
     with pytest.raises(SwapStoreError, match='1000'):
-        host_on_disk.wait(transfer)
+        host_on_disk.copies.wait(transfer)
     del root, transfer
-    assert host_on_disk.used_bytes == 0
+    assert host_on_disk.memory.used_bytes == 0
     copy.close()
 
 
@@ -189,26 +189,26 @@ def test_copy_whose_swap_out_failed_cannot_come_back(host_on_disk, monkeypatch):
     def break_down(*args):
         raise OSError(errno.EIO, 'Input/output error')
 
-    root = host_on_disk.allocate(1000)
+    root = host_on_disk.memory.allocate(1000)
     with monkeypatch.context() as patch:
         patch.setattr(os, 'pwrite', break_down)
-        copy, transfer = host_on_disk.swap_out(root, None)
+        copy, transfer = host_on_disk.copies.swap_out(root, None)
         with pytest.raises(SwapStoreError):
-            host_on_disk.wait(transfer)
+            host_on_disk.copies.wait(transfer)
     with pytest.raises(SwapStoreError):
-        host_on_disk.wait(host_on_disk.swap_in(copy, root))
+        host_on_disk.copies.wait(host_on_disk.copies.swap_in(copy, root))
 
 
 def test_short_writes_and_reads_are_continued(host_on_disk, monkeypatch):
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, 'pwrite', lambda f, d, at: pwrite(f, d[:7], at))
     monkeypatch.setattr(os, 'preadv', lambda f, d, at: preadv(f, [d[0][:7]], at))
-    root = host_on_disk.allocate(100)
+    root = host_on_disk.memory.allocate(100)
     root[...] = numpy.arange(100)
-    copy, transfer = host_on_disk.swap_out(root, None)
-    host_on_disk.wait(transfer)
+    copy, transfer = host_on_disk.copies.swap_out(root, None)
+    host_on_disk.copies.wait(transfer)
     root[...] = 0
-    host_on_disk.wait(host_on_disk.swap_in(copy, root))
+    host_on_disk.copies.wait(host_on_disk.copies.swap_in(copy, root))
     assert (root == numpy.arange(100)).all()
 
 
