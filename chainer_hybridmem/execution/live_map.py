@@ -389,6 +389,8 @@ class LiveMap:
         except BaseException as error:  # Python drops what a callback raises
             self.host.lose(error)
             self.state = State.GONE
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C: at least Python says that it has been ignored
 
     def _take_in(self, memory: Root) -> None:
         """Takes in what the program has written."""

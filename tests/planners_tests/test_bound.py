@@ -454,7 +454,7 @@ def test_rows_left_out_do_not_matter(name: str) -> None:
     limit = (least + most) // 2
     few = bound.tighten(bound.Relaxation(problem, limit))
     whole = bound.Relaxation(problem, limit)
-    whole.positions = set(range(whole.n))
+    whole._positions = set(range(whole.model.n))
     assert bound.tighten(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
     bare = bound.tighten(bound.Relaxation(problem, limit, sources=False))
     assert bare.seconds <= few.seconds * (1 + 1e-6)
