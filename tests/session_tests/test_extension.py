@@ -72,7 +72,7 @@ def test_same_result_as_without_and_after_resuming(tmp_path):
 
 def test_options_are_checked_when_it_is_made():
     hybridmem.HybridMemory(LIMIT, time_budget=2.0)
-    with pytest.raises(OptionError, match='Planners with it: hybrid'):
+    with pytest.raises(OptionError, match='Planners with it: exact, hybrid'):
         hybridmem.HybridMemory(LIMIT, planner='pooch', time_budget=2.0)
     with pytest.raises(UnknownNameError, match='no planner'):
         hybridmem.HybridMemory(LIMIT, planner='nobody')
