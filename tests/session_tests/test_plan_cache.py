@@ -407,7 +407,7 @@ def changed_plan(**changes: Any) -> Any:
 
 def keep_everything(body: dict[str, Any]) -> None:
     plan = json.loads(body['plan'])
-    plan['maps'] = [[row[0], 'keep', *[-1] * 5] for row in plan['maps']]
+    plan['maps'] = [[row[0], 'keep', *[-1] * 5, 'ram'] for row in plan['maps']]
     plan['replays'] = []
     body['plan'] = json.dumps(plan)
 
