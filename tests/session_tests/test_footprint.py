@@ -54,7 +54,8 @@ def child(limit, folder):
         math.inf
     )  # else times decide whether there is an arena
     networks.train(Deep, batches(8, 100), memory_limit='1GB')
-    data = batches(12, 16_000)  # the arena stands after 10 at the latest
+    count = 12 if int(limit) else 3  # the arena stands after 10 at the latest
+    data = batches(count, 16_000)
     before = resident('VmRSS')
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')

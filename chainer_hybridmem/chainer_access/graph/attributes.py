@@ -40,7 +40,8 @@ def list_away(owner: Any) -> list[str]:
 
 def is_attribute_away(owner: Any, name: str) -> bool:
     """Whether an attribute is away, or any array in it."""
-    return name in (_away.get(owner) or ()) and name not in vars(owner)
+    away = _away.get(owner)
+    return away is not None and name in away and name not in vars(owner)
 
 
 def attribute_arrays(

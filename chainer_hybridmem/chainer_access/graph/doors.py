@@ -145,15 +145,18 @@ def watch_default(kind: type, name: str) -> None:
 
 
 # -- classes that answer themselves -------------------------------------------
+_answers: ByOwner[dict[str, bool]] = ByOwner()  # by class, by attribute
+
+
 def answers_itself(kind: type, name: str) -> bool:
     """Whether a class would not call our ``__getattr__`` for an away attribute."""
-    answers = _answers.setdefault(kind, {})
-    if name not in answers:
-        answers[name] = _looks_itself(kind, name)
-    return answers[name]
-
-
-_answers: weakref.WeakKeyDictionary[type, dict[str, bool]] = weakref.WeakKeyDictionary()
+    answers = _answers.get(kind)
+    if answers is None:
+        answers = _answers[kind] = {}
+    answer = answers.get(name)
+    if answer is None:
+        answer = answers[name] = _looks_itself(kind, name)
+    return answer
 
 
 def _looks_itself(kind: type, name: str) -> bool:

@@ -200,8 +200,12 @@ def _find_attributes(
     owner: Any, operation: int, owns: Callable[[Any], bool]
 ) -> Iterator[Found]:
     """Attributes that may leave; see doors, [attributes that are away]."""
+    kind = type(owner)
     for key, array in list(attribute_arrays(owner, owns)):  # which refers to lists
-        name, _, index = key.partition('.')
-        shared = index and is_shared(vars(owner), name)
-        if not shared and not answers_itself(type(owner), name):
+        name = key
+        if '.' in key:
+            name = key.partition('.')[0]
+            if is_shared(vars(owner), name):
+                continue
+        if not answers_itself(kind, name):
             yield Slot(operation, SlotKind.ATTRIBUTE, key), owner, array
