@@ -100,7 +100,7 @@ lint: venv
 	$(BIN)/python -m benchmarks run house --check
 
 docs: venv
-	$(BIN)/python -m benchmarks.rendering
+	$(BIN)/python -m benchmarks render
 	$(BIN)/python docs/make_reference.py
 
 fuzz: venv

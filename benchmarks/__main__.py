@@ -2,7 +2,7 @@
 
     python -m benchmarks list
     python -m benchmarks run NAME [ARGUMENT ...]
-    python -m benchmarks render [ARGUMENT ...]
+    python -m benchmarks render [--check]
 
 Runs from the root of the repository. ``run NAME --help`` says what a benchmark takes.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 
+from benchmarks import rendering
 from benchmarks.catalogue import BENCHMARKS, BY_NAME, Benchmark
 
 USAGE = 'python -m benchmarks'
@@ -26,16 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=USAGE, description='What is measured.')
     commands = parser.add_subparsers(dest='command', required=True)
     commands.add_parser('list', help='names every benchmark')
-    for name, text in (
-        ('run', 'runs one benchmark'),
-        ('render', 'writes docs/results.md from the committed results'),
-    ):
-        one = commands.add_parser(name, help=text, add_help=False)
-        one.add_argument('rest', nargs=argparse.REMAINDER)
+    one = commands.add_parser('run', help='runs one benchmark', add_help=False)
+    one.add_argument('rest', nargs=argparse.REMAINDER)
+    page = commands.add_parser('render', help='writes docs/results.md from the results')
+    page.add_argument('--check', action='store_true', help='only says if it is stale')
     options = parser.parse_args(arguments)
     if options.command == 'list':
         return show_benchmarks()
-    return (run if options.command == 'run' else render)(options.rest)
+    if options.command == 'run':
+        return run(options.rest)
+    return rendering.main(['--check'] if options.check else [])
 
 
 def show_benchmarks() -> int:
@@ -76,15 +76,6 @@ def make_parser(benchmark: Benchmark, text: str) -> argparse.ArgumentParser:
     module = importlib.import_module(f'benchmarks.{benchmark.name}')
     module.add_arguments(parser)
     return parser
-
-
-def render(arguments: Sequence[str]) -> int:
-    """Writes the page of results; see ``benchmarks.rendering``."""
-    if importlib.util.find_spec('benchmarks.rendering') is None:
-        print('benchmarks/rendering.py is not there yet.', file=sys.stderr)
-        return 1
-    rendering = importlib.import_module('benchmarks.rendering')
-    return int(rendering.main(arguments))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Writes ``docs/results.md`` from the committed JSON of ``benchmarks/results``.
 
-    python -m benchmarks.rendering           # writes the page
-    python -m benchmarks.rendering --check   # exits 1 if the page is stale
+    python -m benchmarks render           # writes the page
+    python -m benchmarks render --check   # exits 1 if the page is stale
 
 ``benchmarks.tables`` lists the sections. Each of them says on which machine, with which
 versions, at which commit and on which day its figures were measured, as far as the
@@ -109,11 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(
         f'{PAGE.relative_to(ROOT)} is stale; write it again with: '
-        f'python -m benchmarks.rendering',
+        'python -m benchmarks render',
         file=sys.stderr,
     )
     return 1
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -6,8 +6,7 @@ Note: [held arrays]
     long as any reference keeps it alive. A host copy is right only as long as only the
     graph has the array: where a function retains it again, it may have changed.
     The program may also write into it and let go of it before backward. So what others
-    hold when it leaves has a fingerprint. That is compared when the last of them lets
-    go, just before the memory is freed: what has changed goes into the host copy.
+    hold then has a fingerprint: what has changed when its memory is freed is copied.
     What has come back is compared with its copy before it leaves again, where the host
     can read the memory (fingerprints, [late digests]).
 
