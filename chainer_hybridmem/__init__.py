@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.version import __version__
 
 compat.install()
 
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from chainer_hybridmem.session.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
-__version__ = '0.1.0'
 __all__ = [
+    '__version__',
     'FormatError',
     'HostFullError',
     'HybridMemory',

@@ -20,7 +20,7 @@ from typing import Any
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import commands, planners
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.setting.options import Options
 
 FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 COLUMNS = 100

@@ -15,7 +15,7 @@ from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session import link_measurement
+from chainer_hybridmem.session.setting import link_measurement
 
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.known_signatures import (
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import (
     CAUTIOUS_TRIES,
     FREE_TRIES,
     ITERATIONS_PER_TRY,

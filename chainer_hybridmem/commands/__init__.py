@@ -21,7 +21,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from chainer_hybridmem import __version__
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
@@ -36,6 +35,7 @@ from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.compiling import told
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.version import __version__
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
 

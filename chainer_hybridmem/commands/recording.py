@@ -19,8 +19,8 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.recording import inference
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.options import Options
 from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}

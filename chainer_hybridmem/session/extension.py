@@ -9,8 +9,8 @@ from chainer.training import extension
 
 from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.session.options import Options, documents_options
 from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.session.setting.options import Options, documents_options
 
 # Figures of the last iteration that are reported as observations.
 _OBSERVED = ('peak_bytes', 'stall_seconds', 'swapped_bytes', 'recomputed_bytes')

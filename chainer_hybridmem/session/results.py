@@ -7,13 +7,13 @@ from typing import Any
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.graph_hook import GraphHook
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.observation import Observation
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.iterations.graph_hook import GraphHook
+from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
+from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.session_statistics import collect_statistics
+from chainer_hybridmem.session.setting.options import Options
 
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
 

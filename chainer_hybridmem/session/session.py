@@ -16,30 +16,30 @@ from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session import late_differences
-from chainer_hybridmem.session.graph_hook import GraphHook
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.guide_switching import GuideSwitching
-from chainer_hybridmem.session.host_share import HostShare
-from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.iteration_start import IterationStart
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.learning import Learning
-from chainer_hybridmem.session.link_measurement import LinkMeasurement
-from chainer_hybridmem.session.link_path import LinkPath
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.observation import Observation
-from chainer_hybridmem.session.options import Options, documents_options
-from chainer_hybridmem.session.out_of_memory import OutOfMemoryExplainer
-from chainer_hybridmem.session.plan_cache import PlanCache, open_cache
-from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.cache.plan_cache import PlanCache, open_cache
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.iterations import late_differences
+from chainer_hybridmem.session.iterations.graph_hook import GraphHook
+from chainer_hybridmem.session.iterations.guide_switching import GuideSwitching
+from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
+from chainer_hybridmem.session.iterations.iteration_start import IterationStart
+from chainer_hybridmem.session.iterations.learning import Learning
+from chainer_hybridmem.session.iterations.link_path import LinkPath
+from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
+from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
+from chainer_hybridmem.session.planning.host_share import HostShare
+from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.progress_lines import ProgressLines
-from chainer_hybridmem.session.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.report import session_report
 from chainer_hybridmem.session.results import Results
-from chainer_hybridmem.session.runtime import open_runtime
-from chainer_hybridmem.session.session_thread import SessionThread, ThreadGuard
-from chainer_hybridmem.session.uncounted import call_uncounted
+from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options, documents_options
+from chainer_hybridmem.session.setting.runtime import open_runtime
+from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
+from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.simulation import Problem
 
 

@@ -6,9 +6,13 @@ import statistics
 from typing import Any
 
 from chainer_hybridmem.records.plan import Action, Plan, Tier
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.iteration_history import NEWEST, Entry, IterationHistory
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.iterations.iteration_history import (
+    NEWEST,
+    Entry,
+    IterationHistory,
+)
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
 
 Figures = dict[str, Any]

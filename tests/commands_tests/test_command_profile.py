@@ -116,7 +116,7 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
     from chainer_hybridmem.errors import InfeasibleError
-    from chainer_hybridmem.session import plan_maker
+    from chainer_hybridmem.session.planning import plan_maker
 
     def no_plan(*ignored, **options):
         raise InfeasibleError('nothing fits')

@@ -26,7 +26,8 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.session import guide, link_measurement
+from chainer_hybridmem.session.guides import guide
+from chainer_hybridmem.session.setting import link_measurement
 from chainer_hybridmem.simulation import Problem
 
 from .cases import DEEP, RANDOM, Case, Step

@@ -11,7 +11,7 @@ from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.pools import lay_out
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.session.arena_planning import plan_with_arena
+from chainer_hybridmem.session.planning.arena_planning import plan_with_arena
 from chainer_hybridmem.simulation import make_problem
 
 

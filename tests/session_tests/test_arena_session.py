@@ -8,7 +8,7 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.session import arena_planning
+from chainer_hybridmem.session.planning import arena_planning
 
 ITERATIONS = 12
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core

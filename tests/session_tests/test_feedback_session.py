@@ -11,7 +11,7 @@ from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.planning.planning import Planning
 
 ITERATIONS = 14
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core

@@ -16,7 +16,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session import arena_planning
+from chainer_hybridmem.session.planning import arena_planning
 
 LIMIT = 240_000_000
 LIBRARIES = 64_000_000  # bytes: BLAS, the planner, Python, what times replays

@@ -15,9 +15,9 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.records.profile import Category
-from chainer_hybridmem.session import forecast as forecasting
-from chainer_hybridmem.session.first_update import coming
-from chainer_hybridmem.session.learning import Learning
+from chainer_hybridmem.session.guides import forecast as forecasting
+from chainer_hybridmem.session.guides.first_update import coming
+from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.session import active_session
 
 KNOWN = r'known to do(?: for all)? is (\d+) bytes'

@@ -30,9 +30,9 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan_file import serialise_plan
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.session import plan_cache, recorded_signature, source_files
-from chainer_hybridmem.session.plan_cache import PlanCache
-from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.cache import plan_cache, recorded_signature, source_files
+from chainer_hybridmem.session.cache.plan_cache import PlanCache
+from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.splitting.rules import Way
 
@@ -536,7 +536,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_a_folder_of_root_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
     monkeypatch.setattr(
-        'chainer_hybridmem.session.cache_folder.ROOT', os.stat(tmp_path).st_uid
+        'chainer_hybridmem.session.setting.cache_folder.ROOT', os.stat(tmp_path).st_uid
     )
     chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
 

@@ -16,8 +16,10 @@ from support import networks
 
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.session import guide, plan_maker, planning_time
 from chainer_hybridmem.session import session as session_module
+from chainer_hybridmem.session.guides import guide
+from chainer_hybridmem.session.planning import plan_maker
+from chainer_hybridmem.session.setting import planning_time
 from chainer_hybridmem.units import format_seconds
 
 # Seconds that each step takes on a clock that nothing else moves.

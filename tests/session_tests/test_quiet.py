@@ -16,8 +16,8 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.session import graph_hook
-from chainer_hybridmem.session.noted_functions import NotedFunctions
+from chainer_hybridmem.session.iterations import graph_hook
+from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
 
 ROOMY = '1GB'
 TIGHT = 3_800_000  # bytes; Everything needs 5.2 MB in-core
@@ -35,7 +35,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             made.append(self)
 
     monkeypatch.setattr(
-        'chainer_hybridmem.session.measuring_instruments.Recorder', Counted
+        'chainer_hybridmem.session.setting.measuring_instruments.Recorder', Counted
     )
     return made
 

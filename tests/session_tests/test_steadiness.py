@@ -12,13 +12,13 @@ from support import hostile, networks
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.session import (
+from chainer_hybridmem.session.guides.plan_pace import LONGEST_REST, PlanPace
+from chainer_hybridmem.session.planning import (
     arena_planning,
     background_search,
     plan_maker,
     planning,
 )
-from chainer_hybridmem.session.plan_pace import LONGEST_REST, PlanPace
 
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 30

@@ -18,10 +18,10 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.session import plan_maker
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.splitting import splitter

@@ -17,7 +17,7 @@ from unittest import mock
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import clock, copies, copy_engine
 from chainer_hybridmem.recording import hook_log, stopwatch, trials
-from chainer_hybridmem.session import iteration
+from chainer_hybridmem.session.iterations import iteration
 
 _MODULES = clock, copies, copy_engine, hook_log, iteration, link, stopwatch, trials
 

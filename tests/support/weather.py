@@ -15,7 +15,7 @@ import time
 from chainer_hybridmem.devices import link
 from chainer_hybridmem.devices.host import clock, copies, copy_engine
 from chainer_hybridmem.recording import hook_log, stopwatch, trials
-from chainer_hybridmem.session import iteration
+from chainer_hybridmem.session.iterations import iteration
 
 SHARE = 0.05  # of the looks at the clock, before which something else has run
 MEAN_SECONDS = 0.01  # for so long

@@ -21,8 +21,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.operation_key import OperationKey
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.operation_key import OperationKey
 
 LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after an unknown one

@@ -33,7 +33,7 @@ from chainer_hybridmem.records.profile import (
     Storage,
 )
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.session.first_update import Coming
+from chainer_hybridmem.session.guides.first_update import Coming
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
 from chainer_hybridmem.units import format_bytes

@@ -10,16 +10,16 @@ from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.failure_moment import Moment, moment_of
-from chainer_hybridmem.session.first_update import coming
-from chainer_hybridmem.session.forecast import enough_for_update
-from chainer_hybridmem.session.graph_hook import GraphHook
-from chainer_hybridmem.session.iteration import Iteration
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.observation import Observation
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.runtime import Runtime
-from chainer_hybridmem.session.uncounted import call_uncounted
+from chainer_hybridmem.session.guides.first_update import coming
+from chainer_hybridmem.session.guides.forecast import enough_for_update
+from chainer_hybridmem.session.iterations.failure_moment import Moment, moment_of
+from chainer_hybridmem.session.iterations.graph_hook import GraphHook
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes
 
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed

@@ -10,9 +10,9 @@ import chainer
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
-from chainer_hybridmem.session.device_choice import open_device_of
-from chainer_hybridmem.session.measuring_instruments import Instruments
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.setting.device_choice import open_device_of
+from chainer_hybridmem.session.setting.measuring_instruments import Instruments
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.splitting import Splitter
 
 

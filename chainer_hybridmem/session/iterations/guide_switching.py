@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.iteration import Following, Iteration
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.iterations.iteration import Following, Iteration
+from chainer_hybridmem.session.setting.runtime import Runtime
 
 
 class GuideSwitching:

@@ -27,7 +27,6 @@ from collections.abc import Callable
 import chainer
 import numpy as np
 
-import chainer_hybridmem
 from chainer_hybridmem import files
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError
@@ -36,22 +35,23 @@ from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.session.cache_folder import read_private, replace_private
-from chainer_hybridmem.session.foreign_memory import ForeignMemory
-from chainer_hybridmem.session.guide import TIMING_RUNS, Guide
-from chainer_hybridmem.session.known_signatures import LARGEST_GUIDE_COUNT
-from chainer_hybridmem.session.operation_key import OperationKey
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.plan_arena import PlanArena
-from chainer_hybridmem.session.program_habits import ProgramHabits
-from chainer_hybridmem.session.recorded_signature import (
+from chainer_hybridmem.session.cache.recorded_signature import (
     check_profile,
     check_slot,
     read_key,
 )
-from chainer_hybridmem.session.source_files import SourceFiles
+from chainer_hybridmem.session.cache.source_files import SourceFiles
+from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
+from chainer_hybridmem.session.guides.guide import TIMING_RUNS, Guide
+from chainer_hybridmem.session.guides.known_signatures import LARGEST_GUIDE_COUNT
+from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.guides.plan_arena import PlanArena
+from chainer_hybridmem.session.guides.program_habits import ProgramHabits
+from chainer_hybridmem.session.setting.cache_folder import read_private, replace_private
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.version import __version__
 
 FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
@@ -298,7 +298,7 @@ class PlanCache:
         """All that a plan depends on besides the iteration, as JSON."""
         options = self._options
         found = {
-            'package': chainer_hybridmem.__version__,
+            'package': __version__,
             'chainer': chainer.__version__,
             'numpy': np.__version__,
             'cupy': getattr(chainer.backends.cuda.cupy, '__version__', None),

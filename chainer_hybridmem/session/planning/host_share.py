@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.link_measurement import LinkMeasurement
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.planning import Planning
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.planning.planning import Planning
+from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
+from chainer_hybridmem.session.setting.options import Options
 
 
 class HostShare:

@@ -8,19 +8,19 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.profile import Profile, Slot
-from chainer_hybridmem.session import late_differences
-from chainer_hybridmem.session.forecast import Forecast, forecast
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.iteration import Iteration
-from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.link_measurement import LinkMeasurement, Links
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.planning import Planning
-from chainer_hybridmem.session.planning_time import PlanningTime
-from chainer_hybridmem.session.runtime import Runtime
-from chainer_hybridmem.session.uncounted import call_uncounted
+from chainer_hybridmem.session.guides.forecast import Forecast, forecast
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.iterations import late_differences
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
+from chainer_hybridmem.session.planning.planning import Planning
+from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement, Links
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import PlanningTime
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 

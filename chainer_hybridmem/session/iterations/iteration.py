@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from chainer_hybridmem.records.profile import Category
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.operation_key import OperationKey
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.operation_key import OperationKey
 
 
 class Following:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.setting.runtime import Runtime
 
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
 

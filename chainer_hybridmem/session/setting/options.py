@@ -20,7 +20,7 @@ from chainer_hybridmem.planners import (
     improvable_names,
 )
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
-from chainer_hybridmem.session.cache_folder import open_folder
+from chainer_hybridmem.session.setting.cache_folder import open_folder
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from chainer_hybridmem import files
 from chainer_hybridmem.records.profile import Operation, Phase, Profile, Slot, SlotKind
-from chainer_hybridmem.session.operation_key import OperationKey
+from chainer_hybridmem.session.guides.operation_key import OperationKey
 
 _ATTRIBUTE = re.compile(r'(?!__)[^\W\d]\w*(\.\d{1,6})?')
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.session.background_search import BackgroundSearch
-from chainer_hybridmem.session.guide import Guide, Stage
-from chainer_hybridmem.session.iteration import Following
-from chainer_hybridmem.session.iteration_history import IterationHistory
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.operation_key import OperationKey
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.iterations.iteration import Following
+from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
+from chainer_hybridmem.session.planning.background_search import BackgroundSearch
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
 
 
 class Observation:

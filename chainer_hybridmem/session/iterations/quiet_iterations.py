@@ -19,12 +19,12 @@ import weakref
 from typing import Any
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.session.iteration import Iteration
-from chainer_hybridmem.session.link_path import LinkPath
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.noted_functions import NotedFunctions
-from chainer_hybridmem.session.runtime import Runtime
-from chainer_hybridmem.session.session_thread import ThreadGuard
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.link_path import LinkPath
+from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.session_thread import ThreadGuard
 
 KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread

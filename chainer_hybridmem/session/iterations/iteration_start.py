@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from chainer_hybridmem.session import late_differences
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.host_share import HostShare
-from chainer_hybridmem.session.iteration import Iteration
-from chainer_hybridmem.session.known_signatures import KnownSignatures
-from chainer_hybridmem.session.model_arrays import ModelArrays
-from chainer_hybridmem.session.observation import Observation
-from chainer_hybridmem.session.operation_key import OperationKey
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.quiet_iterations import QuietIterations
-from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.iterations import late_differences
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
+from chainer_hybridmem.session.planning.host_share import HostShare
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
 
 
 class IterationStart:

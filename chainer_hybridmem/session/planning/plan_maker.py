@@ -12,10 +12,13 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.session.arena_planning import MOST_SLOWDOWN, plan_with_arena
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.planning_time import count_time
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.planning.arena_planning import (
+    MOST_SLOWDOWN,
+    plan_with_arena,
+)
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes

@@ -7,7 +7,7 @@ import chainer
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.session.options import Options
+from chainer_hybridmem.session.setting.options import Options
 
 
 def open_device_of(model: chainer.Link, options: Options) -> Device:

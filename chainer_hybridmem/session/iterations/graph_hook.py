@@ -11,20 +11,20 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import clear_handled
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.records.profile import Slot
-from chainer_hybridmem.session.failure_moment import Progress
-from chainer_hybridmem.session.guide_switching import GuideSwitching
-from chainer_hybridmem.session.iteration import Iteration
-from chainer_hybridmem.session.iteration_start import IterationStart
-from chainer_hybridmem.session.learning import Learning
-from chainer_hybridmem.session.link_path import LinkPath
-from chainer_hybridmem.session.operation_key import (
+from chainer_hybridmem.session.guides.operation_key import (
     OperationKey,
     make_backward_key,
     make_forward_key,
 )
-from chainer_hybridmem.session.quiet_iterations import QuietIterations
-from chainer_hybridmem.session.runtime import Runtime
-from chainer_hybridmem.session.session_thread import ThreadGuard
+from chainer_hybridmem.session.iterations.failure_moment import Progress
+from chainer_hybridmem.session.iterations.guide_switching import GuideSwitching
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.iteration_start import IterationStart
+from chainer_hybridmem.session.iterations.learning import Learning
+from chainer_hybridmem.session.iterations.link_path import LinkPath
+from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.session_thread import ThreadGuard
 
 
 class GraphHook(chainer.FunctionHook):

@@ -21,12 +21,12 @@ from chainer_hybridmem.search.feedback import (
     noticeable,
     with_measured_link,
 )
-from chainer_hybridmem.session.background_search import BackgroundSearch
-from chainer_hybridmem.session.guide import Guide
-from chainer_hybridmem.session.options import Options
-from chainer_hybridmem.session.plan_maker import TOO_SLOW, PlanMaker
-from chainer_hybridmem.session.planning_time import count_time
-from chainer_hybridmem.session.runtime import Runtime
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.planning.background_search import BackgroundSearch
+from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import count_time
+from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 

@@ -17,19 +17,19 @@ from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.splits import EXACT, Splitting
-from chainer_hybridmem.session.forecast import Forecast
-from chainer_hybridmem.session.foreign_memory import ForeignMemory
-from chainer_hybridmem.session.operation_key import OperationKey
-from chainer_hybridmem.session.plan_arena import PlanArena
-from chainer_hybridmem.session.plan_pace import PlanPace
-from chainer_hybridmem.session.planning_time import PlanningTime
-from chainer_hybridmem.session.profiling_plan import (
+from chainer_hybridmem.session.guides.forecast import Forecast
+from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
+from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.guides.plan_arena import PlanArena
+from chainer_hybridmem.session.guides.plan_pace import PlanPace
+from chainer_hybridmem.session.guides.profiling_plan import (
     make_undisturbed_problem,
     merge_recordings,
     swap_everything,
     with_median_times,
 )
-from chainer_hybridmem.session.program_habits import ProgramHabits
+from chainer_hybridmem.session.guides.program_habits import ProgramHabits
+from chainer_hybridmem.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.simulation.problem import Problem, with_parts
 from chainer_hybridmem.splitting.rules import Way

@@ -1,0 +1,1 @@
+"""Guides kept on disk: what one process has learnt guides the next one."""

@@ -1,0 +1,1 @@
+"""What a session is given: options, device, thread, links and instruments."""

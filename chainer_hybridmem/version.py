@@ -1,0 +1,3 @@
+"""The version of the package, which kept plans name too."""
+
+__version__ = '0.1.0'
