@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.version import __version__
+from chainer_hybridmem.version import __version__ as __version__
 
 compat.install()
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.simulation import simulate
 
 __all__ = [
-    '__version__',
     'FormatError',
     'HostFullError',
     'HybridMemory',

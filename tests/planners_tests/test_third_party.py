@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import configparser
 import importlib
 import json
@@ -217,12 +218,16 @@ def test_of_two_with_one_name_the_first_is_taken(install: Install) -> None:
 
 def test_the_example_of_the_documentation_runs(install: Install) -> None:
     text = DOCS.read_text()
-    blocks = dict(re.findall(r'```(\w+)\n(.*?)```', text, re.DOTALL))
+    blocks: dict[str, str] = collections.defaultdict(str)
+    for language, block in re.findall(r'```(\w+)\n(.*?)```', text, re.DOTALL):
+        blocks[language] += block
     setup = configparser.ConfigParser()
     setup.read_string(blocks['ini'])
     declared = setup['options.entry_points'][third_party.GROUP]
     name, value = declared.strip().split(' = ')
-    install(blocks['python'], setup['options']['py_modules'], **{name: value})
+    module = setup['options']['py_modules']
+    entries = {name: value, f'{name}-quick': f'{module}:{name.upper()}'}
+    install(blocks['python'], module, **entries)
     for seed in range(3):
         profile = toys.random_graph(seed)
         plan = make_plan(profile, '1GiB', name)
@@ -231,3 +236,5 @@ def test_the_example_of_the_documentation_runs(install: Install) -> None:
     swapped = make_plan(toys.chain(), LIMIT, 'swap-all')
     assert plan.options == {'rounds': 3}
     assert plan.predicted_seconds < swapped.predicted_seconds
+    with pytest.raises(OptionError, match='rounds'):
+        make_plan(toys.chain(), LIMIT, f'{name}-quick', rounds=0)
