@@ -30,7 +30,8 @@ def on_cuda(monkeypatch):
 
 
 # The memory of a view was taken for free, what a door had handed out for unchanged, and
-# what the program had written into before it left.
+# what the program had written into before it left; a running average that had left when
+# it turned out to stay was lost.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

@@ -111,22 +111,27 @@ class LiveMaps:
     def forget_dead(self) -> None:
         """Forgets the maps of graphs that have died, and what has become permanent."""
         for allocation, live in list(self._by_allocation.items()):
-            if allocation in self.permanent:
-                self._let_stay(live)
-            elif live.slots.are_alive():
+            stays = allocation in self.permanent and self._let_stay(live)
+            if not stays and live.slots.are_alive():
                 continue
             live.forget()
             del self._by_allocation[allocation]
             if live.storage < 0:  # no plan owns its copy
                 live.host.close()
 
-    def _let_stay(self, live: LiveMap) -> None:
-        """Puts back what an iteration has made and now stays, as a lazy parameter."""
+    def _let_stay(self, live: LiveMap) -> bool:
+        """Puts back what an iteration has made and now stays, as a lazy parameter.
+
+        Returns:
+            bool: Whether the graph has it.
+        """
         for reference in live.slots:
             array = graph.node_array(reference.node)
             if array is not None:
                 live.renew(self._device.arrays.root(array))
-                return
+                return True
+        live.stay()
+        return live.state is State.RESIDENT or live.return_if_held()
 
     def forget_all(self) -> None:
         """Lets go of every map as it is."""
