@@ -57,12 +57,13 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def install(self, reclaim: Callable[[int], None]) -> None:
-        """Starts counting and limiting allocations of the calling thread.
+        """Starts counting and limiting allocations: on CUDA those of all threads,
+        on the host those of the calling thread.
 
         Args:
             reclaim: Called with the bytes missing when an allocation does not
-                fit; may release memory. Afterwards the allocation is tried
-                once more and refused if it still does not fit.
+                fit; may release memory. The allocation is refused once this
+                frees nothing more and it still does not fit.
 
         Raises:
             SessionError: If another device counts them already.

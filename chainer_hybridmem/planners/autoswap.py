@@ -37,7 +37,7 @@ from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
 from chainer_hybridmem.search.gaussian import Guess, import_guess
-from chainer_hybridmem.search.options import COUNT, POSITIVE
+from chainer_hybridmem.search.planner_options import COUNT, POSITIVE
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 

@@ -58,7 +58,7 @@ from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search, kept_load
 from chainer_hybridmem.search.feedback import reachable, rehearsed, with_swap_ins
-from chainer_hybridmem.search.options import COUNT
+from chainer_hybridmem.search.planner_options import COUNT
 from chainer_hybridmem.search.repairs import give_up_recomputes
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.problem import Problem

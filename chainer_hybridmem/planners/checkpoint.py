@@ -35,7 +35,7 @@ import numpy as np
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
-from chainer_hybridmem.search.options import POSITIVE
+from chainer_hybridmem.search.planner_options import POSITIVE
 from chainer_hybridmem.search.replay_graph import replay_reads
 from chainer_hybridmem.simulation.problem import Problem
 

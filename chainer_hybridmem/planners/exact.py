@@ -31,7 +31,7 @@ from chainer_hybridmem.search.bound import lower_bound, tighten
 from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
 from chainer_hybridmem.search.candidates import SWAP, Candidate, Search
 from chainer_hybridmem.search.enumeration import count_assignments, find_fastest
-from chainer_hybridmem.search.options import SECONDS
+from chainer_hybridmem.search.planner_options import SECONDS
 from chainer_hybridmem.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated

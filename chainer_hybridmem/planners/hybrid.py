@@ -44,7 +44,7 @@ from chainer_hybridmem.search.candidates import (
     Candidate,
     Search,
 )
-from chainer_hybridmem.search.options import COUNT, SECONDS, SHARE
+from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.rounding import even_out, round_bound
 from chainer_hybridmem.simulation.problem import Problem
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.options import Option
+from chainer_hybridmem.search.planner_options import Option
 from chainer_hybridmem.simulation.problem import Problem
 
 PlannerFunction = Callable[..., Plan]

@@ -24,7 +24,7 @@ import numpy as np
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
-from chainer_hybridmem.search.options import POSITIVE
+from chainer_hybridmem.search.planner_options import POSITIVE
 from chainer_hybridmem.simulation.problem import Problem
 
 NODE_BUDGET = 20_000

@@ -17,7 +17,7 @@ import numpy as np
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.options import SHARE
+from chainer_hybridmem.search.planner_options import SHARE
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work

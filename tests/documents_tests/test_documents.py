@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
 import re
 
 import pytest
+
+from chainer_hybridmem.session.setting.options import Options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'chainer_hybridmem'
@@ -19,6 +22,11 @@ COLUMNS = 100
 MOST_WORDS = 1000  # of the README
 CODE = re.compile(r'^```.*?^```', re.DOTALL | re.MULTILINE)
 LINK = re.compile(r'\[[^\]]*\]\(([^)\s]+)\)')
+NAMES_OF_OTHERS = {
+    *('EMU_SEED', 'PYTHON', 'SIGTERM'),  # of environments and systems
+    *('RoundMultiple', 'RoundPower2'),  # of MXNet
+    'memory_layouts',  # of Chainer
+}
 ROOMS = '|'.join(path.name for path in PACKAGE.iterdir() if path.is_dir())
 
 
@@ -96,12 +104,46 @@ def test_files_that_are_named_exist(page):
         assert name in known, name
 
 
+@functools.cache
+def words_of_the_code() -> set[str]:
+    folders = (PACKAGE, *(ROOT / name for name in ('tests', 'benchmarks', 'examples')))
+    paths = [path for folder in folders for path in folder.rglob('*.py')]
+    words = {word for path in paths for word in re.findall(r'\w+', path.read_text())}
+    return words | {part for path in paths for part in path.relative_to(ROOT).parts}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=name_of)
+def test_names_of_the_code_are_there(page):
+    """Classes and functions; names of files are looked up elsewhere."""
+    for name in re.findall(r'`(_*[A-Z]\w+(?:\.\w+)*|[a-z]\w*_\w+)`', page.read_text()):
+        missing = set(name.split('.')) - words_of_the_code() - NAMES_OF_OTHERS
+        assert not missing, f'`{name}`'
+
+
+def test_methods_are_in_the_files_that_are_named():
+    text = (ROOT / 'docs' / 'internals' / 'where.md').read_text()
+    named = re.findall(r'`(\w+)(?:\.(\w+))?` \(`([\w/]+\.py)`\)', text)
+    assert len(named) > 10
+    for owner, method, file in named:
+        code = (PACKAGE / file).read_text()
+        assert re.search(
+            rf'^(?:class|def) {owner}\b|^{owner} = ', code, re.MULTILINE
+        ), owner
+        assert re.search(rf'^ +(?:def )?{method or ""}\b', code, re.MULTILINE), method
+
+
 def test_rows_of_the_report_are_those_of_the_code():
     text = (ROOT / 'docs' / 'guide' / 'report.md').read_text()
     code = (PACKAGE / 'session' / 'report.py').read_text()
     rows = re.findall(r'^\| `([^`]+)` \|', text, re.MULTILINE)
     assert len(rows) > 5
     assert [row for row in rows if f"'{row}'" not in code] == []
+
+
+def test_every_option_has_its_line():
+    page = (ROOT / 'docs' / 'reference' / 'options.md').read_text()
+    names = {field.name for field in dataclasses.fields(Options)} - {'planner_options'}
+    assert set(re.findall(r'^### `(\w+)`', page, re.MULTILINE)) == names
 
 
 def test_pages_made_from_the_code_are_not_stale(capsys):

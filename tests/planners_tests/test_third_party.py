@@ -185,7 +185,7 @@ def test_its_bugs_cost_one_row(install: Install, tmp_path: pathlib.Path) -> None
 DECLARED = (
     """
 from chainer_hybridmem.planners import Planner
-from chainer_hybridmem.search.options import POSITIVE
+from chainer_hybridmem.search.planner_options import POSITIVE
 """
     + WORKING
     + """

@@ -72,6 +72,10 @@ def test_same_result_as_without_and_after_resuming(tmp_path):
 
 def test_options_are_checked_when_it_is_made():
     hybridmem.HybridMemory(LIMIT, time_budget=2.0)
+    with pytest.raises(OptionError, match="no option 'cache_dri'.*'cache_dir'"):
+        hybridmem.HybridMemory(LIMIT, cache_dri='plans')
+    with pytest.raises(OptionError, match="'hybrid' has no option 'stpes'.*steps"):
+        hybridmem.HybridMemory(LIMIT, stpes=3)
     with pytest.raises(OptionError, match='Planners with it: exact, hybrid'):
         hybridmem.HybridMemory(LIMIT, planner='pooch', time_budget=2.0)
     with pytest.raises(UnknownNameError, match='no planner'):

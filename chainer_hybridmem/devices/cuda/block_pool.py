@@ -39,7 +39,7 @@ class BlockPool:
         self.whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // WHOLE_SHARE)
         self.from_pool = self.from_driver = 0
         self._elsewhere_bytes = 0
-        self._limited = True
+        self._enforced = True
         self._watching = 0
         self._arena: ArenaMemory | None = None
         self._set_pool_limit()
@@ -59,9 +59,9 @@ class BlockPool:
         """From now on blocks lie in this arena; None: in none."""
         self._arena = arena
 
-    def limit(self, limited: bool) -> None:
-        """Whether the limit holds."""
-        self._limited = limited
+    def enforce_limit(self, enforced: bool) -> None:
+        """Says whether the limit holds, whatever it is."""
+        self._enforced = enforced
 
     def leave_bytes(self, elsewhere_bytes: int) -> None:
         """So many bytes are in use that do not come from here."""
@@ -105,7 +105,7 @@ class BlockPool:
         limit = self.limit_bytes - self._elsewhere_bytes
         if self.footprint_bytes + nbytes > limit:
             self.give_back()
-        if self._limited and self.footprint_bytes + nbytes > limit:
+        if self._enforced and self.footprint_bytes + nbytes > limit:
             return None
         try:
             with self._gpu.current():
@@ -158,6 +158,6 @@ class BlockPool:
     def _set_pool_limit(self) -> None:
         """Leaves the pool what nothing else takes; 0 is no limit."""
         others = self._elsewhere_bytes + self._whole.total_bytes
-        left = max(self.limit_bytes - others, 1) if self._limited else 0
+        left = max(self.limit_bytes - others, 1) if self._enforced else 0
         with self._gpu.current():
             self._pool.set_limit(size=left)

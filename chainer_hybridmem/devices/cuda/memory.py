@@ -62,14 +62,14 @@ class CudaMemory(Memory):
             ) from error
         self._allocator.begin(reclaim, previous)
         self._installed = True
-        self.pool.limit(True)
+        self.pool.enforce_limit(True)
         self._count_others()
 
     def uninstall(self) -> None:
         if not self._installed:
             return
         self._installed = False
-        self.pool.limit(False)  # graphs that the program keeps come back
+        self.pool.enforce_limit(False)  # graphs that the program keeps come back
         previous = self._allocator.end()
         if self._gpu.cuda.get_allocator() is self._allocator.pointer:
             self._gpu.cuda.set_allocator(previous)

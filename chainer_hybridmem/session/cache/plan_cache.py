@@ -57,6 +57,13 @@ FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
 SUFFIX = '.guide.gz'
 MOST_TOLD = 300  # characters of a reason
+_NOT_IN_NAMES = frozenset(  # options with which the same plan is right
+    {
+        *('memory_limit', 'host_limit'),  # their bytes count
+        *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
+        *('progress', 'improve', 'feedback', 'cache_dir', 'verify'),
+    }
+)
 _CONFIG = (  # of Chainer, with which a replay might give other bits
     'autotune',
     'cudnn_deterministic',
@@ -305,12 +312,12 @@ class PlanCache:
             'python': platform.python_version(),
             'device': self._device.describe(),
             'limit_bytes': options.limit_bytes,
-            'planner': options.planner,
-            'options': options.planner_options,
-            'cross_iteration': options.cross_iteration,
             'host_limit_bytes': options.host_limit_bytes,
-            'arena': options.arena,
-            'splitting': options.splitting,
+            'options': {
+                field.name: getattr(options, field.name)
+                for field in dataclasses.fields(options)
+                if field.name not in _NOT_IN_NAMES
+            },
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }
         return json.dumps(found, sort_keys=True, default=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from chainer_hybridmem.planners import (
     check_options,
     find_planner,
     improvable_names,
+    options_of,
 )
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.setting.cache_folder import open_folder
@@ -38,7 +40,8 @@ class Options:
         planner: Name of the planner. With a name there is a plan also where
             everything fits; None: ``'hybrid'``, for iterations in which memory has
             been short. As long as it has not, nothing is recorded or planned.
-        device: ``'cpu'`` or ``'cuda'``; by default the model's device.
+        device: ``'cpu'``, ``'cuda'`` or ``'cuda:1'``; by default, and with ``'auto'``,
+            the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
             RAM or, with ``host_limit``, for those that RAM has no room for.
         link_bandwidth: Host device only: most bytes per second and direction
@@ -129,10 +132,20 @@ class Options:
     def of(
         cls, memory_limit: int | str, planner: str | None, others: dict[str, Any]
     ) -> Options:
-        """Options by name; the planner's own among them."""
+        """Options by name; the planner's own among them.
+
+        Raises:
+            OptionError: If a name is nearly that of an option.
+        """
         names = {field.name for field in dataclasses.fields(cls)} - {'planner_options'}
         own = {name: value for name, value in others.items() if name not in names}
         known = {name: value for name, value in others.items() if name in names}
+        for name in own:
+            close = difflib.get_close_matches(name, names, 1)
+            if close and name not in options_of(planner or DEFAULT):
+                raise OptionError(
+                    f'There is no option {name!r}. Did you mean {close[0]!r}?'
+                )
         return cls(memory_limit, planner, planner_options=own, **known)
 
     def plan_with(self, planner: str, planner_options: dict[str, Any]) -> None:
