@@ -17,6 +17,7 @@ from chainer_hybridmem.devices.protocol import Device, HostCopy
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.crossing import Crossing
 from chainer_hybridmem.execution.evictor import Evictor
+from chainer_hybridmem.execution.idle_functions import IdleFunctions
 from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Counters, Look, Movements
@@ -47,6 +48,7 @@ class Executor:
         functions (LiveFunctions): What is known of its functions.
         crossing (Crossing): Parameters and optimizer states that leave.
         evictor (Evictor): Makes room without a plan.
+        idle (IdleFunctions): Those whose maps the plan leaves alone.
         verifier (Verifier or None): Compares what backward reads.
     """
 
@@ -68,6 +70,7 @@ class Executor:
             device, maps, self._movements, self._restorer, self._prefetcher
         )
         self.verifier: Verifier | None = None
+        self.idle = IdleFunctions(self.complete, self.catch_up)
         self._table: ActionTable | None = None
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
 
@@ -122,6 +125,7 @@ class Executor:
         """
         self.settle()
         self._table = table
+        self.idle.begin(table)
         self._movements.begin_iteration()
         self.maps.begin_iteration(outliving, watched)
         self._planned.begin(table, copies)
@@ -148,6 +152,7 @@ class Executor:
             outliving: As for :meth:`begin`.
             watched: As for :meth:`begin`.
         """
+        self.idle.know_all()
         self._table = table
         self._planned.switch(table, copies)
         self._prefetcher.switch(table)
@@ -177,6 +182,7 @@ class Executor:
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
+        self.idle.know_all()
         self._follow_nothing()
         self._prefetcher.switch(None)
         self.maps.watch_all()
@@ -201,6 +207,7 @@ class Executor:
     def settle(self) -> None:
         """Like :meth:`forget_dead`; living graphs keep what they need."""
         self.forget_dead()
+        self.idle.know_all(older=True)
         self.maps.end_iteration()
 
     def close(self) -> None:
@@ -285,6 +292,8 @@ class Executor:
         self.crossing.recall_read_by(function)
         known = self.functions.get(function)
         maps = () if known is None else known.maps
+        if known is not None and known.serial < 0:
+            self.idle.start_backward(known)
         evictor.hold(maps)
         for live in maps:
             if live.vacated:
@@ -307,7 +316,9 @@ class Executor:
         maps = () if known is None else known.maps
         if self.verifier is not None:
             self.verifier.has_read(k, function, maps)
-        if known is not None:
+        if known is not None and known.serial < 0:
+            self.idle.end_backward(known)
+        elif known is not None:
             for live in maps:
                 live.slots.forget_replaced()
                 live.uses.discard(known.serial)
@@ -327,6 +338,19 @@ class Executor:
         self._restorer.bring_back_read_by(function)
 
     # -- functions that become known late -------------------------------------
+    def pass_idle(self, k: int, function: Any) -> bool:
+        """Takes note of a function that has run, if it is idle; whether it is."""
+        if (
+            not self.idle.leaves_alone(k)
+            or self.verifier is not None
+            or self._recipes.may_replay(k)
+        ):
+            return False
+        known = self.functions.know(function)
+        self._recipes.note_run(k, known)
+        self.idle.note(k, self.maps.take_serial(), known)
+        return True
+
     def pass_by(self, function: Any) -> None:
         """Before a forward function of which nothing is to be known."""
         self.evictor.begin_operation()

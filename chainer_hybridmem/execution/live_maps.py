@@ -155,6 +155,11 @@ class LiveMaps:
         self.serial = max(self.serial, serial)
         known.note_run(function, serial)
 
+    def take_serial(self) -> int:
+        """The place in the order of functions of one that has run."""
+        self.serial += 1
+        return self.serial
+
     def find_left(self, k: int, function: Any, serial: int) -> list[LiveMap]:
         """Finds the maps that a function has left in the graph.
 

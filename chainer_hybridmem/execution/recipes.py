@@ -143,7 +143,7 @@ class Recipes:
             k: Number of the operation; nothing is copied if no replay runs it.
             function: The function.
         """
-        if self._replayed is not None and k not in self._replayed:
+        if not self.may_replay(k):
             return
         for node in function.inputs:
             array = graph.node_array(node) if node.creator_node is None else None
@@ -154,6 +154,10 @@ class Recipes:
                 self._leaves[node] = contextvars.Context().run(array.copy)
 
     # -- questions ------------------------------------------------------------
+    def may_replay(self, k: int) -> bool:
+        """Whether forward operation k of this iteration may be run again."""
+        return self.prepares and (self._replayed is None or k in self._replayed)
+
     @property
     def all_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""

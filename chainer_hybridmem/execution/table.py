@@ -23,6 +23,7 @@ class ActionTable:
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
         replayed (set): Operations that replays run again.
+        busy (set): Forward operations whose maps the plan does something to.
         swapped (set): Storages that leave and come back.
         storage_of (dict): Planned storage behind a slot.
         recipes (dict): Recipe of each forward operation.
@@ -39,6 +40,7 @@ class ActionTable:
     needs: Lists
     replays: dict[int, list[Replay]]
     replayed: set[int]
+    busy: set[int]
     swapped: set[int]
     storage_of: dict[Slot, int]
     recipes: dict[int, Recipe]
@@ -69,6 +71,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         needs=needs,
         replays=dict(replays),
         replayed=replayed,
+        busy=replayed | _find_busy(profile, plan),
         swapped={entry.storage for entry in swapped},
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
@@ -79,6 +82,16 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
         tiers={entry.storage: entry.tier for entry in swapped},
     )
+
+
+def _find_busy(profile: Profile, plan: Plan) -> set[int]:
+    """Operations with maps that leave, or that are dropped for good."""
+    return {
+        slot.operation
+        for entry in plan.maps
+        if entry.action is not Action.KEEP or entry.drop_before >= 0
+        for slot in profile.storages[entry.storage].slots
+    }
 
 
 def _sort_returns(plan: Plan) -> tuple[Lists, Lists]:

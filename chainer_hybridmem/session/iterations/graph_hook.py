@@ -67,6 +67,7 @@ class GraphHook(chainer.FunctionHook):
         self._guard = guard
         self._meet: Callable[[type], None] | None = None
         self._executor.tell_asked(self._note_asked)
+        self._executor.idle.tell_found(self._guard_maps)
 
     def enter(self, meet: Callable[[type], None] | None) -> None:
         """Hooks into functions, links and sums of gradients, in this thread.
@@ -223,11 +224,18 @@ class GraphHook(chainer.FunctionHook):
         function = reference()
         if graph.is_unfinished(function):
             return
+        recorder = self._instruments.recorder
+        if recorder is None and k >= 0 and self._executor.pass_idle(k, function):
+            return
         self._executor.complete(k, function)
-        if self._executor.maps.find(function):  # which another thread would miss
+        self._guard_maps(function)
+        if recorder is not None and k >= 0:
+            recorder.forward_complete(k, function)
+
+    def _guard_maps(self, function: Any) -> None:
+        """A backward in another thread would miss what is away."""
+        if self._executor.maps.find(function):
             graph.add_local_hook(function, self._guard)
-        if self._instruments.recorder is not None and k >= 0:
-            self._instruments.recorder.forward_complete(k, function)
 
     def _find_forward(self, iteration: Iteration, function: Any) -> int:
         """The forward operation of a backward function; -1 if it is none of these.
@@ -319,6 +327,7 @@ class GraphHook(chainer.FunctionHook):
         if iteration.quiet:
             self._quiet.reclaim(iteration, missing_bytes)
         else:
+            self._executor.idle.know_all()
             self._executor.evictor.reclaim(missing_bytes)
 
     # -- what is told ---------------------------------------------------------

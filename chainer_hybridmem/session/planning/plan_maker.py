@@ -12,6 +12,7 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.needless_drops import without_needless_drops
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.arena_planning import (
     MOST_SLOWDOWN,
@@ -23,6 +24,7 @@ from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes
 
+ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
@@ -72,7 +74,7 @@ class PlanMaker:
             return make_plan(problem, limit_bytes, chosen, **given)
 
         if not self._wants_arena(guide):
-            return make_plan_for(room_bytes)
+            return without_needless_drops(problem, make_plan_for(room_bytes))
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
@@ -92,6 +94,14 @@ class PlanMaker:
         if plan.memory_limit_bytes < room_bytes:
             bound = lower_bound(problem, room_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
+        return self._leave_to_graph(guide, problem, plan)
+
+    def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
+        """Without needless drops, as far as the arena allows it."""
+        for room in ROOMS:
+            left = without_needless_drops(problem, plan, room)
+            if left is plan or self.arena_fits(guide, problem, left):
+                return left
         return plan
 
     def room_bytes(self, guide: Guide) -> int:
