@@ -60,6 +60,7 @@ def late_copies(seed: int, delays: tuple[float, ...]) -> Iterator[None]:
 
     with (
         mock.patch.object(copies.CopyThread, '_execute', late),
+        mock.patch.object(copies, 'AT_ONCE_BYTES', 0),
         mock.patch.object(copies.HostCompletion, 'wait', impatient),
     ):
         yield
