@@ -21,6 +21,7 @@ from chainer_hybridmem.execution.idle_functions import IdleFunctions
 from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Counters, Look, Movements
+from chainer_hybridmem.execution.plan_actions import PlanActions
 from chainer_hybridmem.execution.prefetcher import Prefetcher
 from chainer_hybridmem.execution.recipes import Recipes
 from chainer_hybridmem.execution.restorer import Asked, Restorer
@@ -64,6 +65,7 @@ class Executor:
         self._movements = Movements(maps.planned)
         self._recipes = Recipes(device, maps, may_drop)
         self._restorer = Restorer(device, maps, self._movements, self._recipes)
+        self._actions = PlanActions(maps.planned, self._movements, self._restorer)
         self.crossing = Crossing(device, maps, self._restorer)
         self._prefetcher = Prefetcher(device, maps, self._movements)
         self.evictor = Evictor(
@@ -161,24 +163,11 @@ class Executor:
         self.maps.switch(outliving, watched)
         self.crossing.switch()
         self._clear_older(table)
-        self._catch_up_with(table, k)
+        self._actions.catch_up(table, k)
 
     def _clear_older(self, table: ActionTable | None) -> None:
         if table is not None and not table.passive:
             self.evictor.start_clearing()
-
-    def _catch_up_with(self, table: ActionTable, k: int) -> None:
-        """Does what a plan does to maps that leave before operation k."""
-        for actions, act in (
-            (table.swap_outs, self._movements.start_swap_out),
-            (table.releases, self._movements.release),
-            (table.drops, self._movements.drop),
-        ):
-            for position in sorted(p for p in actions if p < k):
-                for storage in actions[position]:
-                    live = self._planned.find(storage)
-                    if live is not None:
-                        act(live)
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
@@ -241,7 +230,7 @@ class Executor:
         if self._table is not None:
             if recipes.prepares:
                 recipes.prepare(k, function)
-            self._act(k, self._table)
+            self._actions.act(k, self._table)
             if recipes.prepares:
                 recipes.start_drawing()
         self._restorer.bring_back_read_by(function)
@@ -288,7 +277,7 @@ class Executor:
         if verifier is not None:
             verifier.backward_runs(self.maps)
         if self._table is not None:
-            self._act(k, self._table)
+            self._actions.act(k, self._table)
         self.crossing.recall_read_by(function)
         known = self.functions.get(function)
         maps = () if known is None else known.maps
@@ -328,9 +317,9 @@ class Executor:
         table = self._table
         if table is None:
             return
-        self._drop(table.drops.get(k + 1, ()))
+        self._actions.drop(table.drops.get(k + 1, ()))
         if k + 1 == table.update and self.crossing:
-            self._act(k + 1, table)
+            self._actions.act(k + 1, table)
             self.crossing.recall_all()
 
     def restore_maps(self, function: Any) -> None:
@@ -380,39 +369,3 @@ class Executor:
                     live.uses.discard(known.serial)
         for function in running:
             self.evictor.hold(self.maps.find(function))
-
-    # -- plan -----------------------------------------------------------------
-    def _act(self, k: int, table: ActionTable) -> None:
-        """Does what the plan has before operation k."""
-        if table.passive:
-            return
-        find, movements = self._planned.find, self._movements
-        for storage in table.swap_outs.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.start_swap_out(live)
-        for storage in table.releases.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.release(live)
-                movements.vacate(live)
-        self._drop(table.drops.get(k, ()))
-        if movements.observer is not None:
-            movements.observer.released()
-        for storage in table.swap_ins.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.start_swap_in(live)
-        for storage in table.needs.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.finish_swap_in(live)
-        replays = table.replays.get(k)
-        if replays:
-            self._restorer.replay_all(replays, table.recipes)
-
-    def _drop(self, storages: Iterable[int]) -> None:
-        for storage in storages:
-            live = self._planned.find(storage)
-            if live is not None:
-                self._movements.drop_planned(live)

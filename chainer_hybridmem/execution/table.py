@@ -29,7 +29,7 @@ class ActionTable:
         recipes (dict): Recipe of each forward operation.
         crossing (dict): Storage of each parameter or state that moves, by its label.
         update (int): Number of the update.
-        passive (bool): Whether there is nothing to do at all.
+        acting (set): Positions before which there is something to do.
         tiers (dict): Where the host copy of each swapped map lies.
     """
 
@@ -46,8 +46,13 @@ class ActionTable:
     recipes: dict[int, Recipe]
     crossing: dict[str, int]
     update: int
-    passive: bool
+    acting: set[int]
     tiers: dict[int, Tier]
+
+    @property
+    def passive(self) -> bool:
+        """Whether there is nothing to do at all."""
+        return not self.acting
 
 
 def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
@@ -79,7 +84,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         recipes=recipes,
         crossing={record.label: s for record, s in stored if record.persistent},
         update=len(profile.operations) - 1,
-        passive=all(m.action is Action.KEEP and m.drop_before < 0 for m in plan.maps),
+        acting={*swap_outs, *releases, *drops, *swap_ins, *needs, *replays},
         tiers={entry.storage: entry.tier for entry in swapped},
     )
 

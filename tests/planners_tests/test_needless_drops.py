@@ -1,0 +1,61 @@
+"""Kept maps that die with the graph: the same times, and a peak that is not higher."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support import toys
+
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.needless_drops import without_needless_drops
+from chainer_hybridmem.simulation import make_problem, simulate
+
+
+def dying(profile: Profile) -> Profile:
+    """The same iteration; its graph dies before the update."""
+    end = profile.operations[-1].first_event
+    return dataclasses.replace(profile, graph_end_event=end)
+
+
+@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('share', [0.0, 0.3, 0.7, 1.0])
+def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):
+    monkeypatch.setattr('chainer_hybridmem.search.needless_drops.LARGEST_BYTES', 2**40)
+    problem = make_problem(dying(toys.random_graph(seed)))
+    least = least_memory(problem)[0]
+    limit = int(least + share * (problem.in_core_peak_bytes - least))
+    plan = make_plan(problem, limit, 'pooch')
+    left = without_needless_drops(problem, plan)
+    assert max(check_plan(problem.profile, left)) <= max(
+        check_plan(problem.profile, plan)
+    )
+    before, after = simulate(problem, plan), simulate(problem, left)
+    assert after.total_seconds == before.total_seconds
+    for old, new in zip(plan.maps, left.maps, strict=True):
+        assert new == old or (
+            new == dataclasses.replace(old, drop_before=-1)
+            and new.action is Action.KEEP
+        )
+
+
+def test_some_drops_are_left_out_and_large_maps_keep_theirs(monkeypatch):
+    problem = make_problem(dying(toys.random_graph(3)))
+    plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
+    assert without_needless_drops(problem, plan) == plan  # all of them are large
+    monkeypatch.setattr('chainer_hybridmem.search.needless_drops.LARGEST_BYTES', 2**40)
+    left = without_needless_drops(problem, plan)
+    assert sum(m.drop_before < 0 for m in left.maps) > sum(
+        m.drop_before < 0 for m in plan.maps
+    )
+    assert without_needless_drops(problem, plan, room=0.0) == plan
+
+
+def test_a_graph_that_outlives_the_iteration_gets_its_drops():
+    problem = make_problem(toys.random_graph(3))
+    plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
+    assert without_needless_drops(problem, plan) is plan
