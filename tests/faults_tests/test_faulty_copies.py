@@ -75,6 +75,12 @@ class FailingCopies:
             yield
 
 
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small copies are made by threads, too."""
+    monkeypatch.setattr(copies, 'AT_ONCE_BYTES', 0)
+
+
 def numbers(stage: str, plan: str, outward: bool) -> range:
     at, options = faulty.STAGES[stage]
     counting = FailingCopies(outward, 0, count=0)
@@ -117,6 +123,7 @@ def test_a_failed_copy_that_the_program_catches(
 
 @pytest.mark.parametrize('kind', [SystemExit, KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize('outward', [True, False])
+@pytest.mark.usefixtures('handed_over')
 def test_a_copy_thread_survives_what_a_copy_raises(
     outward: bool, kind: type[BaseException]
 ) -> None:
@@ -126,8 +133,21 @@ def test_a_copy_thread_survives_what_a_copy_raises(
     assert isinstance(faulty.leave_session(4, failing, **SWAP).error, SwapStoreError)
 
 
+@pytest.mark.parametrize('kind', [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize('outward', [True, False])
+def test_what_ends_the_program_ends_a_small_copy(
+    outward: bool, kind: type[BaseException]
+) -> None:
+    """The program makes it itself; what it would have copied is not lost."""
+    failing = FailingCopies(outward, 3, error=kind())
+    assert isinstance(faulty.stay_in_session(4, failing, **SWAP).inside, kind)
+    failing = FailingCopies(outward, 3, error=kind())
+    assert isinstance(faulty.leave_session(4, failing, **SWAP).error, kind)
+
+
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('outward', [True, False])
+@pytest.mark.usefixtures('handed_over')
 def test_a_copy_thread_that_dies_is_noticed_and_replaced(
     outward: bool, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
