@@ -16,6 +16,8 @@ KEPT = {
     'programs_after.json',
     'programs_after.md',
     'programs_before.json',
+    'programs_small_functions.json',
+    'programs_small_functions.md',
     'programs_before.md',
     'upstream_tenth.json',
 }
