@@ -336,6 +336,7 @@ class Executor:
         ):
             return False
         known = self.functions.know(function)
+        known.note_parameters(function)
         self._recipes.note_run(k, known)
         self.idle.note(k, self.maps.take_serial(), known)
         return True

@@ -51,9 +51,14 @@ class LiveFunction(weakref.ref[Any]):
         self.operation, self.origin = operation, origin
 
     def note_run(self, function: Any, serial: int) -> None:
-        """Has run; parameters are those of this moment."""
+        """Has run, and what it has left in the graph is about to be known."""
         self.serial = serial
-        self.updates = owners.updates(function.inputs)
+        self.note_parameters(function)
+
+    def note_parameters(self, function: Any) -> None:
+        """Has run just now: parameters are those of this moment."""
+        if self.updates is None:
+            self.updates = owners.updates(function.inputs)
 
     def note_maps(self, maps: Sequence[LiveMap]) -> None:
         """Its backward reads these maps."""

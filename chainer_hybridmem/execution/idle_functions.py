@@ -50,6 +50,11 @@ class IdleFunctions:
         """An iteration begins, with a plan or without; what was noted is known."""
         self._busy = None if table is None else table.busy
 
+    @property
+    def noted_any(self) -> bool:
+        """Whether any was noted since its maps were last looked for."""
+        return bool(self._noted)
+
     def leaves_alone(self, k: int) -> bool:
         """Whether the plan does nothing to what operation k leaves in the graph."""
         return self._busy is not None and k not in self._busy
@@ -70,8 +75,7 @@ class IdleFunctions:
 
     def end_backward(self, known: LiveFunction) -> None:
         """It has ended."""
-        if known in self._running:
-            self._running.remove(known)
+        self._running = [other for other in self._running if other is not known]
         self._ended.append(known)
 
     def know_all(self, older: bool = False) -> None:

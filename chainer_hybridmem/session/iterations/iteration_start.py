@@ -73,7 +73,7 @@ class IterationStart:
         if guide is not None or self._observation.wants_recording(guide, key):
             return False
         executor = self._executor
-        if executor.maps.knows_any:
+        if executor.maps.knows_any or executor.idle.noted_any:
             self._arrays.protect_from(executor)
         executor.begin(None, {})
         if not executor.maps.all_present:
