@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.execution.movements import Movements
 from chainer_hybridmem.execution.planned_maps import PlannedMaps
 from chainer_hybridmem.execution.restorer import Restorer
@@ -28,39 +29,29 @@ class PlanActions:
 
     def act(self, k: int, table: ActionTable) -> None:
         """Does what the plan has before operation k."""
-        find, movements = self._planned.find, self._movements
+        movements = self._movements
         if k not in table.acting and movements.observer is None:
             return
-        for storage in table.swap_outs.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.start_swap_out(live)
-        for storage in table.releases.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.release(live)
-                movements.vacate(live)
+        for live in self._find_all(table.swap_outs.get(k, ())):
+            movements.start_swap_out(live)
+        for live in self._find_all(table.releases.get(k, ())):
+            movements.release(live)
+            movements.vacate(live)
         self.drop(table.drops.get(k, ()))
         if movements.observer is not None:
             movements.observer.released()
-        for storage in table.swap_ins.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.start_swap_in(live)
-        for storage in table.needs.get(k, ()):
-            live = find(storage)
-            if live is not None:
-                movements.finish_swap_in(live)
+        for live in self._find_all(table.swap_ins.get(k, ())):
+            movements.start_swap_in(live)
+        for live in self._find_all(table.needs.get(k, ())):
+            movements.finish_swap_in(live)
         replays = table.replays.get(k)
         if replays:
             self._restorer.replay_all(replays, table.recipes)
 
     def drop(self, storages: Iterable[int]) -> None:
         """Drops maps for good, or to be recomputed."""
-        for storage in storages:
-            live = self._planned.find(storage)
-            if live is not None:
-                self._movements.drop_planned(live)
+        for live in self._find_all(storages):
+            self._movements.drop_planned(live)
 
     def catch_up(self, table: ActionTable, k: int) -> None:
         """Does what a plan does to maps that leave before operation k."""
@@ -70,7 +61,12 @@ class PlanActions:
             (table.drops, self._movements.drop),
         ):
             for position in sorted(p for p in actions if p < k):
-                for storage in actions[position]:
-                    live = self._planned.find(storage)
-                    if live is not None:
-                        act(live)
+                for live in self._find_all(actions[position]):
+                    act(live)
+
+    def _find_all(self, storages: Iterable[int]) -> Iterator[LiveMap]:
+        """The maps of storages, as far as the iteration has made them."""
+        for storage in storages:
+            live = self._planned.find(storage)
+            if live is not None:
+                yield live

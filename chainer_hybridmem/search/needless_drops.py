@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -35,33 +35,34 @@ def without_needless_drops(problem: Problem, plan: Plan, room: float = 1.0) -> P
         PlanError: If the plan is for another profile or cannot be executed.
     """
     profile = problem.profile
-    if profile.graph_end_event >= len(profile.events):
+    storages = profile.storages
+    dropped = [
+        entry
+        for entry in plan.maps
+        if entry.action is Action.KEEP
+        and entry.drop_before >= 0
+        and not storages[entry.storage].persistent
+        and storages[entry.storage].nbytes <= LARGEST_BYTES
+    ]
+    if not dropped or profile.graph_end_event >= len(profile.events):
         return plan
     loads = np.array(check_plan(profile, plan))
     peak_bytes = int(loads.max())
     free_bytes = ((peak_bytes - loads) * room).astype(np.int64)
     left: set[int] = set()
-    kept = [m for m in plan.maps if m.action is Action.KEEP and m.drop_before >= 0]
-    for entry in sorted(kept, key=lambda m: profile.storages[m.storage].nbytes):
-        storage, later = (
-            profile.storages[entry.storage],
-            free_bytes[entry.drop_before :],
-        )
-        nbytes = storage.nbytes
-        if nbytes > LARGEST_BYTES:
-            break
-        if storage.persistent or nbytes > later.min(initial=peak_bytes):
-            continue
-        later -= nbytes
-        left.add(entry.storage)
+    for entry in sorted(dropped, key=lambda m: storages[m.storage].nbytes):
+        nbytes = storages[entry.storage].nbytes
+        later = free_bytes[entry.drop_before :]
+        if nbytes <= later.min(initial=peak_bytes):
+            later -= nbytes
+            left.add(entry.storage)
     if not left:
         return plan
-    maps = tuple(_left_alone(m) if m.storage in left else m for m in plan.maps)
+    maps = tuple(
+        dataclasses.replace(entry, drop_before=-1) if entry.storage in left else entry
+        for entry in plan.maps
+    )
     result = dataclasses.replace(plan, maps=maps)
     if max(check_plan(profile, result)) > peak_bytes:
         return plan
     return result
-
-
-def _left_alone(entry: MapPlan) -> MapPlan:
-    return dataclasses.replace(entry, drop_before=-1)

@@ -6,9 +6,9 @@ Note: [frees in the main thread]
     releases it and not at some moment in a worker.
 
 Note: [small copies]
-    A worker needs the interpreter before and after each copy, and so does the program
-    whose functions are small: handing a copy over takes half a millisecond from both,
-    and a small copy itself some microseconds. So the program makes small ones at once.
+    A worker needs the interpreter before and after each copy, and so does a program
+    whose functions are small: handing a small copy over takes longer than the copy
+    itself. So the program makes small ones at once.
 """
 
 from __future__ import annotations
