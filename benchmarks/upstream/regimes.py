@@ -64,7 +64,7 @@ class _Numbers(dict[Slot, int]):
 
 
 class _All(set[int]):
-    """Any operation may be run again: which ones is not known in advance."""
+    """Any operation: which ones is not known in advance."""
 
     def __contains__(self, operation: object) -> bool:
         return True
@@ -136,8 +136,8 @@ class Regime(chainer.FunctionHook):
 
         return ActionTable(
             lists(), lists(), lists(), lists(), lists(), lists(),
-            replayed=_All({-1}), swapped=set(), storage_of=_Numbers(),
-            recipes={}, crossing={}, update=-1, passive=False, tiers={},
+            replayed=_All({-1}), busy=_All({-1}), swapped=set(), storage_of=_Numbers(),
+            recipes={}, crossing={}, update=-1, acting=_All({-1}), tiers={},
         )  # fmt: skip
 
     # -- hooks, as in a session -----------------------------------------------

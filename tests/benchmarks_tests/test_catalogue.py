@@ -19,6 +19,7 @@ KEPT = {
     'programs_small_functions.json',
     'programs_small_functions.md',
     'programs_before.md',
+    'upstream_slice.json',
     'upstream_tenth.json',
 }
 
