@@ -47,10 +47,73 @@ def test_free_list_never_hands_out_a_byte_twice(steps):
 @pytest.fixture(params=['ram', 'file'])
 def opened(request, tmp_path):
     made = (
-        store.RamStore() if request.param == 'ram' else store.FileStore(str(tmp_path))
+        store.Store(RamBlock, Tier.RAM)
+        if request.param == 'ram'
+        else store.FileStore(str(tmp_path))
     )
     yield made
     made.close()
+
+
+@pytest.fixture
+def sharing():
+    made = store.RamStore()
+    yield made
+    made.close()
+
+
+def test_small_copies_share_a_block(sharing):
+    spaces = [sharing.take(store.SMALL_BYTES // 4) for _ in range(20)]
+    assert sharing.host_bytes == store.SHARED_BYTES
+    assert len({space.block for space in spaces}) == 1
+    large = sharing.take(store.SMALL_BYTES + 1)
+    assert sharing.host_bytes == store.SHARED_BYTES + store.SMALL_BYTES + 1
+    large.close()
+    for space in spaces:
+        space.close()
+    again = sharing.take(10)
+    assert sharing.host_bytes == store.SHARED_BYTES
+    again.close()
+
+
+def test_a_shared_block_that_is_full_goes_when_it_is_empty(sharing):
+    count = store.SHARED_BYTES // store.SMALL_BYTES
+    full = [sharing.take(store.SMALL_BYTES) for _ in range(count)]
+    other = sharing.take(store.SMALL_BYTES)
+    assert sharing.host_bytes == 2 * store.SHARED_BYTES
+    for space in full:
+        space.close()
+    assert sharing.host_bytes == store.SHARED_BYTES
+    other.close()
+
+
+def test_a_plan_ends_the_shared_block(sharing):
+    space = sharing.take(10)
+    sharing.reserve(1000)
+    assert sharing.host_bytes == store.SHARED_BYTES + 1000
+    space.close()
+    assert sharing.host_bytes == 1000
+
+
+def test_no_blocks_are_shared_within_a_limit():
+    limited = store.RamStore(1000)
+    limited.take(600)
+    assert limited.host_bytes == 600
+    with pytest.raises(HostFullError):
+        limited.take(600)
+    limited.close()
+
+
+def test_a_block_of_its_own_where_a_shared_one_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(
+        'chainer_hybridmem.devices.swap_store.blocks.available_ram', lambda: 5000
+    )
+    short = store.RamStore()
+    short.take(4096)
+    assert short.host_bytes == 4096
+    with pytest.raises(SwapStoreError, match='5000 bytes are available'):
+        short.take(5001)
+    short.close()
 
 
 def test_slab_is_shared_and_the_rest_gets_blocks(opened):

@@ -17,6 +17,7 @@ from support import faulty
 import chainer_hybridmem
 from chainer_hybridmem.devices.host import copies, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.swap_store import store
 from chainer_hybridmem.devices.swap_store.space import Space
 from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import SwapStoreError
@@ -219,9 +220,10 @@ def no_host_memory(session: Session) -> Iterator[None]:
     def refuse(nbytes: int) -> Any:
         raise MemoryError(f'the machine has {nbytes - 1} bytes available')
 
-    store = session.device.copies._store._ram  # type: ignore[attr-defined]
+    ram = session.device.copies._store._ram  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, '_make_block', refuse)
+        patch.setattr(ram, '_make_block', refuse)
+        patch.setattr(store, 'SMALL_BYTES', 0)  # a shared block may have room
         yield
 
 

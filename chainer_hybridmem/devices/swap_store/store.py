@@ -8,6 +8,11 @@ Note: [growing stores]
     Pinning memory takes long, and giving it back waits for the GPU. A store that grows
     takes larger blocks than it is asked for and keeps what becomes free in them. A plan
     asks only for what they lack; what it needs less goes block by block.
+
+Note: [shared blocks]
+    A block of its own for each small copy costs more than the copy: the system is asked
+    how much memory is left, and hands out pages that were never touched. So small
+    copies outside the reserved slab share a block. A full one goes when it is empty.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 NO_LIMIT = 1 << 62  # bytes
+SMALL_BYTES = 1 << 18  # copies up to here share blocks
+SHARED_BYTES = 1 << 21  # of such a block
 
 
 class Store:
@@ -36,6 +43,7 @@ class Store:
         limit_bytes: Most bytes of blocks at any time; None is without a limit.
         least_bytes: Of a block of a store that grows; 0 for one that does not.
             See [growing stores].
+        shares: Whether small copies share blocks; see [shared blocks].
     """
 
     def __init__(
@@ -44,8 +52,11 @@ class Store:
         tier: Tier,
         limit_bytes: int | None = None,
         least_bytes: int = 0,
+        shares: bool = False,
     ) -> None:
         self.tier = tier
+        self._shares = shares
+        self._shared: Slab | None = None
         self._least_bytes = least_bytes
         self.limit_bytes = limit_bytes
         self._make_block = make_block
@@ -82,13 +93,14 @@ class Store:
             if self._least_bytes:
                 self._reserve_more(nbytes)
                 return
+            self._retire(self._shared)
+            self._shared = None
             former = self._slab
             if former is not None:
                 if former.block.nbytes == nbytes:
                     return
                 self._slab = None
-                former.retire()
-                self._close_if_empty(former)
+                self._retire(former)
             nbytes = min(nbytes, self.room_bytes)
             if nbytes > 0:
                 self._slab = self._new_slab(nbytes, retired=False)
@@ -113,8 +125,7 @@ class Store:
         with self._lock:
             self._finish_closing()
             size = max(nbytes, 1)
-            reserved = () if self._slab is None else (self._slab,)
-            for slab in self._slabs if self._least_bytes else reserved:
+            for slab in self._slabs if self._least_bytes else self._current(size):
                 offset = slab.take(size)
                 if offset is not None:
                     break
@@ -124,15 +135,32 @@ class Store:
                 assert offset is not None
             return Space(slab, offset, nbytes, self.tier, self._give)
 
+    def _current(self, nbytes: int) -> list[Slab]:
+        """Where space is looked for, unless the store grows."""
+        shared = self._shared if nbytes <= SMALL_BYTES else None
+        return [slab for slab in (self._slab, shared) if slab is not None]
+
     def _grow(self, nbytes: int) -> Slab:
         if not self._least_bytes:
-            return self._new_slab(nbytes, retired=True)
+            return self._grow_shared(nbytes) or self._new_slab(nbytes, retired=True)
         wanted = max(nbytes, self._least_bytes, self.host_bytes // 2)
         wanted = min(wanted, self.room_bytes)
         if wanted > nbytes:
             with contextlib.suppress(SwapStoreError):  # there may be less
                 return self._new_slab(wanted, retired=False)
         return self._new_slab(nbytes, retired=False)
+
+    def _grow_shared(self, nbytes: int) -> Slab | None:
+        """A new block for small copies; None if there is not to be one, or cannot."""
+        if not self._shares or nbytes > SMALL_BYTES:
+            return None
+        try:
+            slab = self._new_slab(SHARED_BYTES, retired=False)
+        except SwapStoreError:  # there may be less
+            return None
+        self._retire(self._shared)
+        self._shared = slab
+        return slab
 
     def close(self) -> None:
         """Closes every block, also those that still hold copies."""
@@ -141,7 +169,7 @@ class Store:
                 slab.block.close()
             self._slabs.clear()
             self._closing.clear()
-            self._slab = None
+            self._slab = self._shared = None
 
     def _give(
         self, slab: Slab, offset: int, nbytes: int, last: Completion | None
@@ -159,6 +187,11 @@ class Store:
             closing, self._closing = self._closing, []
             for slab, offset, nbytes, last in closing:
                 self._give(slab, offset, nbytes, last)
+
+    def _retire(self, slab: Slab | None) -> None:
+        if slab is not None:
+            slab.retire()
+            self._close_if_empty(slab)
 
     def _close_if_empty(self, slab: Slab) -> None:
         if slab.retired and not slab.spaces:
@@ -216,4 +249,4 @@ class RamStore(Store):
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
-        super().__init__(RamBlock, Tier.RAM, limit_bytes)
+        super().__init__(RamBlock, Tier.RAM, limit_bytes, shares=limit_bytes is None)
