@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from chainer_hybridmem.session.guides.family import (
+    MOST_FINGERPRINTS,
+    NEWEST,
+    SELDOM,
+    TRY_ITERATIONS,
+)
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.known_signatures import (
-    CAUTIOUS_TRIES,
     FREE_TRIES,
     ITERATIONS_PER_TRY,
-    MOST_FINGERPRINTS,
     KnownSignatures,
 )
 
@@ -82,56 +86,82 @@ def test_a_kind_that_begins_alone_is_tried_although_others_were_in_vain(guides):
     assert go(guides, lonely)
 
 
-# -- where nobody has asked for a plan -----------------------------------------
+# -- where no plan is asked for ------------------------------------------------
 KEY = ('f', 0)
-
-
-def test_what_comes_once_is_not_recorded():
-    guides = KnownSignatures(cautious=True)
-    for number in range(100):
-        guides.miss(KEY, number)
-        assert not guides.wants_draft(KEY)
-    guides.miss(KEY, 7)
-    assert guides.wants_draft(KEY)
 
 
 def test_the_first_shortage_is_reason_enough():
     guides = KnownSignatures(cautious=True)
-    guides.miss(KEY)  # before prints are taken
+    guides.miss(KEY, 1, 1.0, 0.0)
     assert guides.wants_draft(KEY)
+
+
+def test_what_comes_alone_is_learnt_at_once():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY, 1, 1.0, 0.0)
+    guides.end_learning(KEY, 1, 5.0)
+    guides.add(kind(20))
+    assert guides.begin(KEY) is not None
+
+
+def test_what_never_comes_again_is_not_recorded():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY, 0, 1.0, 0.9)
+    guides.end_learning(KEY, 1, 1.0)
+    for number in range(2, 100):
+        guides.miss(KEY, number, 1.0, 0.0)
+        assert not guides.wants_draft(KEY)
+
+
+def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY, 1, 2.0, 1.0)
+    guides.end_learning(KEY, 2, 3.0)  # one iteration, which costs 1 s, and 2 s more
+    guides.add(kind(20))
+    lost = 1.0
+    while lost < 2.0 + TRY_ITERATIONS:
+        assert guides.begin(KEY) is None and not guides.wants_draft(KEY)
+        guides.miss(KEY, 1 + lost % 2, 2.0, 1.0)
+        lost += 1.0
+    assert guides.begin(KEY) is not None and guides.wants_draft(KEY)
+    guides.end_learning(KEY, 2, 11.0)  # the next try is expected to cost as much
+    for _ in range(2 * 10 + 2 - int(lost)):
+        assert guides.begin(KEY) is None
+        guides.miss(KEY, 2, 2.0, 1.0)
+    assert guides.begin(KEY) is not None
+
+
+def test_learning_never_costs_more_than_passive_iterations_have():
+    rng = np.random.RandomState(0)
+    guides = KnownSignatures(cautious=True)
+    lost = spent = most = 0.0
+    for _ in range(2000):
+        fingerprint, share = int(rng.randint(30)), float(rng.rand())
+        if guides.begin(KEY) is not None or guides.wants_draft(KEY):
+            cost = float(rng.choice([2.0, 8.0]))
+            guides.end_learning(KEY, fingerprint, 1.0 + cost)
+            spent, most = spent + cost, max(most, cost)
+            continue
+        guides.miss(KEY, fingerprint, 1.0 + share, share)
+        lost += share
+    assert 0 < spent <= lost + 3 * most
 
 
 def test_old_prints_are_forgotten():
     guides = KnownSignatures(cautious=True)
     for number in range(MOST_FINGERPRINTS + 1):
-        guides.miss(KEY, number)
-    guides.miss(KEY, 0)
-    assert not guides.wants_draft(KEY)
-    guides.miss(KEY, MOST_FINGERPRINTS)
-    assert guides.wants_draft(KEY)
+        guides.miss(KEY, number, 1.0, 100.0)
+    assert len(guides._family(KEY).fingerprints) == MOST_FINGERPRINTS
 
 
-def test_drafts_in_vain_are_given_up_although_nothing_else_is_known():
-    guides = KnownSignatures(cautious=True)
-    guides.add(kind(20))
-    tries = 0
-    for _ in range(200):
-        if guides.begin(KEY) is not None:
-            tries += 1
-            guides.count_vain_try()
-        else:
-            guides.miss(KEY, 0)
-    assert tries == CAUTIOUS_TRIES + 200 // ITERATIONS_PER_TRY
-    eager = KnownSignatures()
-    eager.add(kind(20))
-    for _ in range(200):
-        assert eager.begin(KEY) is not None
-        eager.count_vain_try()
-
-
-def test_drafts_make_no_more_drafts_where_only_what_comes_again_counts():
+def test_plans_that_do_not_fit_are_followed_seldom():
     guides = KnownSignatures(cautious=True)
     guides.add(kind(3, Stage.GUIDED))
-    for length in range(4, 4 + CAUTIOUS_TRIES):
-        guides.add(kind(length))
-    assert not guides.wants_draft(KEY)
+    for number in range(NEWEST):
+        assert guides.begin(KEY) is not None
+        guides.end_plan(KEY, fits=number % 3 == 0)
+    begun = [guides.begin(KEY) is not None for _ in range(10 * SELDOM)]
+    assert sum(begun) == 10
+    for _ in range(NEWEST):
+        guides.end_plan(KEY, fits=True)
+    assert guides.begin(KEY) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ class Counters:
         replays (int): Forward operations run again.
         evictions (int): Maps evicted because memory was short.
         restores (int): Maps brought back without a plan.
+        lost_seconds (float): The program has waited for evictions and restores.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class Counters:
         self.replays = 0
         self.evictions = 0
         self.restores = 0
+        self.lost_seconds = 0.0
 
     def count_recomputed(self, nbytes: int) -> None:
         """A planned replay has made a map of this size again."""
@@ -50,6 +53,14 @@ class Counters:
     def count_restore(self) -> None:
         """A map is brought back without a plan."""
         self.restores += 1
+
+    def lose(self, act: Callable[[], None]) -> None:
+        """Has an eviction or a restore done; one within another counts once."""
+        before, start = self.lost_seconds, time.perf_counter()
+        try:
+            act()
+        finally:
+            self.lost_seconds = before + time.perf_counter() - start
 
 
 class Movements:

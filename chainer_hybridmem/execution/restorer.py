@@ -65,6 +65,9 @@ class Restorer:
 
     def bring_back(self, live: LiveMap) -> None:
         """Brings a map back now, whatever the plan says."""
+        self._movements.counters.lose(lambda: self._bring_back(live))
+
+    def _bring_back(self, live: LiveMap) -> None:
         live.stay()
         if live.state is State.AWAY:
             self._movements.counters.count_restore()

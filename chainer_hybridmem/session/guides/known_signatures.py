@@ -12,8 +12,8 @@ Note: [when to learn]
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
-    (3) As long as no plan is asked for, this is worth it only for what comes again: an
-    unknown iteration counts once another one has had its fingerprint.
+    (3) As long as no plan is asked for, this is worth it only for what comes again, and
+    only as far as it pays; see :mod:`.family`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from chainer_hybridmem.session.guides.family import Family
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 
@@ -30,25 +31,21 @@ MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
-CAUTIOUS_TRIES = 4  # of both kinds in vain, where only what comes again is learnt
-MOST_FINGERPRINTS = 4096
 
 
 class KnownSignatures:
     """Guides by how their iterations begin; the one met last comes first.
 
     Args:
-        cautious (bool): Whether only what comes again is learnt.
+        cautious (bool): Whether only what pays is learnt.
 
     Attributes:
-        takes_fingerprints (bool): Whether the operations of unknown iterations are
-            worth looking at: memory has been short.
+        cautious (bool): As given: iterations have fingerprints.
     """
 
     def __init__(self, cautious: bool = False) -> None:
-        self._cautious = cautious
-        self.takes_fingerprints = False
-        self._fingerprints: dict[int, None] = {}  # of unknown iterations, in order
+        self.cautious = cautious
+        self._families: dict[OperationKey, Family] = {}
         self._guides: list[Guide] = []
         self._drafting: collections.Counter[OperationKey] = collections.Counter()
         self._unused = 0  # drafts made since one has come again
@@ -70,11 +67,18 @@ class KnownSignatures:
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
         known = guided or passive
-        free = CAUTIOUS_TRIES if self._cautious else FREE_TRIES
-        in_vain = self._vain >= free + self._met // ITERATIONS_PER_TRY
-        if in_vain and (known or self._cautious):
+        if self.cautious:
+            family = self._family(key)
+            if not family.may_learn:
+                drafts = []
+            if guided and not drafts and not family.follows_plans():
+                known = []
+        elif known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
         return next(iter(drafts or known), None)
+
+    def _family(self, key: OperationKey) -> Family:
+        return self._families.setdefault(key, Family())
 
     def find_alternative(
         self, begun: Sequence[OperationKey], stage: Stage
@@ -110,15 +114,13 @@ class KnownSignatures:
     # -- what to learn --------------------------------------------------------
     def wants_draft(self, key: OperationKey) -> bool:
         """Whether an iteration that begins so is recorded whatever it follows."""
-        return self._drafting[key] > 0
+        if not self._drafting[key]:
+            return False
+        return not self.cautious or self._family(key).may_learn
 
     def wants_trial(self, key: OperationKey) -> bool:
         """Whether a draft that begins so waits for its replays to be verified."""
         return any(guide.trial for guide in self._guides if guide.signature[0] == key)
-
-    def begin_fingerprints(self) -> None:
-        """Memory has been short: unknown iterations may be worth recording."""
-        self.takes_fingerprints = True
 
     def take_in(self, guides: Sequence[Guide]) -> None:
         """Guides that earlier runs have made, the newest one first."""
@@ -141,29 +143,45 @@ class KnownSignatures:
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
-    def count_vain_try(self) -> None:
-        """An iteration that followed a draft from the start was unknown."""
-        if self._cautious:
-            self._met += 1
-            self._vain += 1
+    def end_plan(self, key: OperationKey, fits: bool) -> None:
+        """An iteration that began so has followed a plan; whether it was its own."""
+        self._family(key).note_plan(fits)
 
-    def miss(self, key: OperationKey, fingerprint: int | None = None) -> None:
+    def end_learning(
+        self, key: OperationKey, fingerprint: int | None, seconds: float
+    ) -> None:
+        """An iteration that began so was recorded.
+
+        Args:
+            key: Of its first operation.
+            fingerprint: Of all operations; None if they were not looked at.
+            seconds: It took, with what was made of it.
+        """
+        if fingerprint is not None:
+            self._family(key).note_learning(fingerprint, seconds)
+
+    def miss(
+        self,
+        key: OperationKey,
+        fingerprint: int | None = None,
+        seconds: float = 0.0,
+        lost_seconds: float = 0.0,
+    ) -> None:
         """An iteration that began so was unknown and has not been recorded.
 
         Args:
             key: Of its first operation.
-            fingerprint: Of all operations, if they were looked at.
+            fingerprint: Of all operations; None if they were not looked at.
+            seconds: It took.
+            lost_seconds: Of these, for evicting and restoring.
         """
         self._unknown += 1
-        if self._cautious and fingerprint is not None:
-            self._met += 1
-            if fingerprint in self._fingerprints:
+        if self.cautious and fingerprint is not None:
+            family = self._family(key)
+            first = not family.fingerprints
+            if family.note_passive(fingerprint, seconds, lost_seconds) or first:
                 self._drafting[key] = DRAFTS_AFTER_UNKNOWN
-            self._fingerprints[fingerprint] = None
-            if len(self._fingerprints) > MOST_FINGERPRINTS:
-                del self._fingerprints[next(iter(self._fingerprints))]
-            return
-        if self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
+        elif self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN
 
     def add(self, guide: Guide) -> None:
@@ -171,8 +189,7 @@ class KnownSignatures:
         key = guide.signature[0]
         if any(other.signature[0] == key for other in self._guides):
             self._unused += 1
-            most = CAUTIOUS_TRIES if self._cautious else MOST_UNUSED_DRAFTS
-            more = self._unused < most
+            more = self._unused < MOST_UNUSED_DRAFTS
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
         else:
             self._drafting[key] = 0  # as long as nothing else begins so

@@ -123,6 +123,8 @@ class GraphHook(chainer.FunctionHook):
         in_data: tuple[Any, ...],
         key: OperationKey,
     ) -> None:
+        if iteration.fingerprint is not None:
+            iteration.add_to_fingerprint(function, in_data)
         k = iteration.start_forward()
         label = self._path.label(graph.function_name(function))
         self._start_operation(iteration, k, key, label)
@@ -322,6 +324,9 @@ class GraphHook(chainer.FunctionHook):
     # -- memory ---------------------------------------------------------------
     def reclaim(self, missing_bytes: int) -> None:
         """An allocation does not fit: feature maps leave, as far as they can."""
+        self._executor.counters.lose(lambda: self._make_room(missing_bytes))
+
+    def _make_room(self, missing_bytes: int) -> None:
         iteration = self.iteration
         iteration.fall_short()
         if iteration.quiet:

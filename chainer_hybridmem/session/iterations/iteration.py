@@ -75,8 +75,7 @@ class Iteration:
             when its guide was recorded.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
-        fingerprint (int or None): Of a quiet iteration's operations, if they are
-            looked at.
+        fingerprint (int or None): Of its forward functions, if they are looked at.
         first_serial (int): Of its functions, once a quiet one knows some; else -1.
     """
 

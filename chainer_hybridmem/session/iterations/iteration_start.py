@@ -81,8 +81,7 @@ class IterationStart:
         self._splitter.begin({})
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
-        fingerprint = 0 if self._signatures.takes_fingerprints else None
-        iteration.start(quiet=True, fingerprint=fingerprint)
+        iteration.start(quiet=True, fingerprint=self._first_fingerprint())
         return True
 
     def _begin_known(
@@ -103,7 +102,10 @@ class IterationStart:
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
         self._device.memory.reset_peak()
-        iteration.start()
+        iteration.start(fingerprint=self._first_fingerprint())
+
+    def _first_fingerprint(self) -> int | None:
+        return 0 if self._signatures.cautious else None
 
     def _follow(self, guide: Guide, may_switch: bool) -> None:
         table = guide.table

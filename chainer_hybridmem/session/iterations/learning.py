@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.recording import Recorder
@@ -12,7 +13,7 @@ from chainer_hybridmem.session.guides.forecast import Forecast, forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.iterations import late_differences
-from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.iteration import Following, Iteration
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement, Links
@@ -73,8 +74,9 @@ class Learning:
         guide = following.guide
         self.count(iteration, seconds)
         late_differences.end_iteration(self._device, self._history.iterations)
+        self._note_plan(following)
         if guide is None:
-            self._miss(iteration)
+            self._miss(iteration, seconds)
         else:
             self._signatures.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
@@ -82,7 +84,13 @@ class Learning:
         instruments.stop_placing()
         recorder = instruments.take_recorder()
         if recorder is not None:
+            start = time.perf_counter()
             following.know(self._learn(iteration, recorder, guide))
+            self._signatures.end_learning(
+                following.operations[0],
+                iteration.fingerprint,
+                seconds + time.perf_counter() - start,
+            )
 
     # -- figures --------------------------------------------------------------
     def count(self, iteration: Iteration, seconds: float) -> None:
@@ -95,8 +103,6 @@ class Learning:
         guide = iteration.following.guide
         guided = guide is not None and guide.stage is Stage.GUIDED
         self._history.note_shortage(iteration.short)
-        if iteration.short:
-            self._signatures.begin_fingerprints()
         entry = self._history.add(
             seconds,
             self._executor.counters,
@@ -135,14 +141,24 @@ class Learning:
         return 'passive'
 
     # -- iterations without a recording ---------------------------------------
-    def _miss(self, iteration: Iteration) -> None:
+    def _miss(self, iteration: Iteration, seconds: float) -> None:
         """The signature is unknown: the next iterations like it may be recorded."""
         self.count_deviation(iteration)
-        following = iteration.following
-        if following.tried:
-            self._signatures.count_vain_try()
         if self._instruments.recorder is None and self._is_pressed(iteration):
-            self._signatures.miss(following.operations[0], iteration.fingerprint)
+            following = iteration.following
+            self._signatures.miss(
+                following.operations[0],
+                iteration.fingerprint,
+                0.0 if following.deviated else seconds,
+                self._executor.counters.lost_seconds,
+            )
+
+    def _note_plan(self, following: Following) -> None:
+        """Tells whether a plan that was followed from the start was the right one."""
+        guide = following.guide
+        guided = guide is not None and guide.stage is Stage.GUIDED
+        if (guided or following.deviated) and not following.tried:
+            self._signatures.end_plan(following.operations[0], fits=guided)
 
     def _is_pressed(self, iteration: Iteration) -> bool:
         """Whether the iteration that ends is worth recording when it comes again."""
