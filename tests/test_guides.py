@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.session.guides.family import (
+    IN_A_ROW,
     MOST_FINGERPRINTS,
     NEWEST,
     SELDOM,
@@ -127,7 +128,19 @@ def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
     guides.end_learning(KEY, 2, 11.0)  # the next try is expected to cost as much
     for _ in range(2 * 10 + 2 - int(lost)):
         assert guides.begin(KEY) is None
-        guides.miss(KEY, 2, 2.0, 1.0)
+        guides.miss(KEY, 1 + lost % 2, 2.0, 1.0)
+        lost += 1.0
+    assert guides.begin(KEY) is not None
+
+
+def test_what_has_come_several_times_in_a_row_is_learnt():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY, 1, 1.0, 0.0)  # as of a network without a state yet
+    guides.end_learning(KEY, 2, 2.0)
+    guides.add(kind(20))
+    for _ in range(IN_A_ROW - 1):
+        assert guides.begin(KEY) is None
+        guides.miss(KEY, 2, 1.0, 0.0)
     assert guides.begin(KEY) is not None
 
 
@@ -135,8 +148,8 @@ def test_learning_never_costs_more_than_passive_iterations_have():
     rng = np.random.RandomState(0)
     guides = KnownSignatures(cautious=True)
     lost = spent = most = 0.0
-    for _ in range(2000):
-        fingerprint, share = int(rng.randint(30)), float(rng.rand())
+    for i in range(2000):
+        fingerprint, share = int(2 * rng.randint(15) + i % 2), float(rng.rand())
         if guides.begin(KEY) is not None or guides.wants_draft(KEY):
             cost = float(rng.choice([2.0, 8.0]))
             guides.end_learning(KEY, fingerprint, 1.0 + cost)

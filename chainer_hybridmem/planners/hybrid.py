@@ -8,13 +8,14 @@
    after the other from the relaxation rounded, evened out over maps that are alike;
    with more than ``SPREAD_MAPS`` the first of them change many maps at once
    (:mod:`.coarse`).
-3. The other planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of
-   the quick ones).
+3. Unless the plan is already as close to the bound as ``tolerance``: the other
+   planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
+   ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
 
-So the result is not slower than what the planners asked find, and it says how far
-from the best possible it can be at most. With the same options and without a
+So the result is not slower than what the planners asked find, or than the bound by
+more than ``tolerance``, and it says how far from the best possible it can be at most. With the same options and without a
 time budget, it is the same in every process.
 """
 
@@ -99,7 +100,9 @@ def hybrid(
     explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
     best, bound = explore(annealer, best, tolerance, seed)
     goal = bound.seconds * (1 + tolerance)
-    rival = _best_rival(problem, limit_bytes, best.seconds, bound.seconds, budget)
+    rival = None
+    if best.seconds > goal:
+        rival = _best_rival(problem, limit_bytes, budget)
     if rival is not None:
         start = search.evaluate(actions_of(rival))
         best = min(best, start, key=lambda c: c.seconds)
@@ -214,14 +217,10 @@ def _refine(
 def _best_rival(
     problem: Problem,
     limit_bytes: int,
-    seconds: float,
-    bound_seconds: float,
     budget: Budget,
 ) -> Plan | None:
-    """The fastest plan of the other planners; none if none can be faster."""
+    """The fastest plan of the other planners; none if they find none."""
     best: Plan | None = None
-    if seconds <= bound_seconds:
-        return None
     few = len(problem.maps) <= RIVAL_MAPS
     slow = few and budget.allows(NODE_BUDGET)
     for rival in RIVALS:

@@ -9,7 +9,8 @@ Note: [what learning may cost]
     many seconds as learning has taken so far and the next try will take. Learning then
     costs at most as much as never learning has cost: the rule for renting skis, whose
     result is at most twice the best one in hindsight. A family of one is learnt at
-    once. Where plans that are followed turn out to be those of other iterations, most
+    once, and so is what has come several times in a row: the first iteration of a
+    recurrent network often differs from all others. Where plans that are followed turn out to be those of other iterations, most
     iterations of the family follow none.
 """
 
@@ -19,6 +20,7 @@ import collections
 
 MOST_FINGERPRINTS = 4096
 TRY_ITERATIONS = 4  # that a try is expected to cost, until one has cost more
+IN_A_ROW = 3  # iterations of one signature that are likely to be followed by others
 NEWEST = 16  # iterations that tell whether plans fit
 SELDOM = 8  # where they do not, one iteration in so many follows a plan
 
@@ -31,12 +33,14 @@ class Family:
     """
 
     __slots__ = (
-        '_begun', '_fitting', '_lost_seconds', '_most_seconds', '_spent_seconds',
-        '_usual_seconds', 'fingerprints',
+        '_begun', '_fitting', '_in_a_row', '_last', '_lost_seconds', '_most_seconds',
+        '_spent_seconds', '_usual_seconds', 'fingerprints',
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.fingerprints: dict[int, None] = {}
+        self._last: int | None = None  # fingerprint
+        self._in_a_row = 0  # so many times
         self._lost_seconds = 0.0  # by passive iterations
         self._spent_seconds = 0.0  # for learning
         self._most_seconds = 0.0  # that one try has cost
@@ -66,6 +70,8 @@ class Family:
 
     def _note(self, fingerprint: int) -> bool:
         """Takes a fingerprint in; whether it is known."""
+        self._in_a_row = self._in_a_row + 1 if fingerprint == self._last else 1
+        self._last = fingerprint
         known = fingerprint in self.fingerprints
         self.fingerprints[fingerprint] = None
         if len(self.fingerprints) > MOST_FINGERPRINTS:
@@ -86,7 +92,7 @@ class Family:
     @property
     def may_learn(self) -> bool:
         """Whether another try is paid for; see [what learning may cost]."""
-        if len(self.fingerprints) < 2:
+        if len(self.fingerprints) < 2 or self._in_a_row >= IN_A_ROW:
             return True
         most = max(self._most_seconds, TRY_ITERATIONS * self._usual_seconds)
         return self._lost_seconds >= self._spent_seconds + most

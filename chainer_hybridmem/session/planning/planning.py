@@ -113,8 +113,12 @@ class Planning:
     ) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one.
 
-        Or if only times have spoken against an arena, and these do not.
+        Or if only times have spoken against an arena, and these do not. If the bound
+        for these times leaves nothing to gain, none is made.
         """
+        bound_seconds = self._lower_bound_seconds(guide, problem)
+        if guide.arena.wanted and seconds <= bound_seconds * (1 + LEAST_GAIN):
+            return None
         before = guide.arena.reconsider(TOO_SLOW)
         try:
             plan = self.maker.make_plan(guide, problem)

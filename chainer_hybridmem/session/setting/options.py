@@ -26,6 +26,8 @@ from chainer_hybridmem.session.setting.cache_folder import open_folder
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
+SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that
+
 _PLACE = '{options}'  # of the options in a docstring
 
 Documented = TypeVar('Documented', bound=Callable[..., Any])
@@ -105,9 +107,11 @@ class Options:
     def __post_init__(self) -> None:
         named = self.planner is not None
         self.plans_anyway = named or bool(self.cross_iteration or self.improve)
-        self.plan_with(
-            DEFAULT if self.planner is None else self.planner, self.planner_options
-        )
+        if self.planner is None:
+            default = {'tolerance': SESSION_TOLERANCE}
+            self.plan_with(DEFAULT, {**default, **self.planner_options})
+        else:
+            self.plan_with(self.planner, self.planner_options)
         self._check_switches()
         if self.improve and not find_planner(self.planner).improvable:
             raise OptionError(
