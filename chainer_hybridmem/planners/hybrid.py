@@ -15,8 +15,8 @@
    the plan is as close to the bound as ``tolerance``.
 
 So the result is not slower than what the planners asked find, or than the bound by
-more than ``tolerance``, and it says how far from the best possible it can be at most. With the same options and without a
-time budget, it is the same in every process.
+more than ``tolerance``, and it says how far from the best possible it can be at most.
+With the same options and without a time budget, it is the same in every process.
 """
 
 from __future__ import annotations

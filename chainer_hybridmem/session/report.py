@@ -11,6 +11,8 @@ from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verdict
 
+MOST_KINDS = 16  # of iterations that a report shows: the most frequent ones
+
 
 def session_report(
     statistics: dict[str, Any],
@@ -59,7 +61,38 @@ def session_report(
     width = max(len(name) for name, _ in rows)
     title = f'chainer_hybridmem, planner {s["planner"]}'
     lines = [title, '-' * len(title)]
-    return '\n'.join(lines + [f'{name:<{width}}  {value}' for name, value in rows])
+    lines += [f'{name:<{width}}  {value}' for name, value in rows]
+    return '\n'.join(lines + _kinds(s['kinds']))
+
+
+def _kinds(kinds: list[dict[str, Any]]) -> list[str]:
+    """A table of all kinds of iterations, where there is more than one."""
+    if len(kinds) < 2:
+        return []
+    shown = sorted(kinds, key=lambda kind: -kind['iterations'])[:MOST_KINDS]
+    rows = [('iterations', 'operations', 'number', 's, predicted', 's, median', 'peak')]
+    rows += [
+        (
+            kind['state'],
+            '' if kind['operations'] is None else str(kind['operations']),
+            str(kind['iterations']),
+            _seconds(kind['predicted_seconds'], ''),
+            _seconds(kind['seconds']),
+            _bytes(kind['peak_bytes']),
+        )
+        for kind in kinds
+        if kind in shown
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        '  '.join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    others = len(kinds) - len(shown)
+    return ['', *lines, *([f'and {others} other kinds'] if others else [])]
 
 
 def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
@@ -175,5 +208,5 @@ def _bytes(value: float | None) -> str:
     return 'unknown' if value is None else format_bytes(value)
 
 
-def _seconds(value: float | None) -> str:
-    return 'not yet' if value is None else format_seconds(value)
+def _seconds(value: float | None, missing: str = 'not yet') -> str:
+    return missing if value is None else format_seconds(value)

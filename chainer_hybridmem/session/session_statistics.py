@@ -56,6 +56,7 @@ def collect_statistics(
         'planning_seconds': guide.spent.seconds if guide and plan else None,
         'simulations': plan.simulations if plan else None,
         'guided_peak_bytes': _most(guided, 'peak_bytes') if guided else None,
+        'kinds': history.kinds.collect(),
     }
 
 

@@ -16,7 +16,8 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.session.iterations import graph_hook
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.iterations import graph_hook, iteration_kinds
 from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
 
 ROOMY = '1GB'
@@ -382,3 +383,42 @@ def test_noted_functions_keep_nothing_alive():
     noted.begin()
     assert noted.take_older() == (things, things)
     assert noted.take_older() == ([], [])
+
+
+# -- kinds of iterations -------------------------------------------------------
+def test_a_report_shows_every_kind_of_iteration():
+    _, session = train(data=2 * DATA, memory_limit=TIGHT)
+    figures = session.statistics()
+    kinds = figures['kinds']
+    assert sum(kind['iterations'] for kind in kinds) == figures['iterations']
+    guided = [kind for kind in kinds if kind['state'] == 'guided']
+    assert sum(kind['iterations'] for kind in guided) == figures['guided_iterations']
+    assert all(kind['predicted_peak_bytes'] == session.plan.predicted_peak_bytes
+               for kind in guided)  # fmt: skip
+    assert max(kind['peak_bytes'] for kind in kinds) == figures['peak_bytes']
+    lines = session.report().splitlines()
+    for kind in kinds:
+        assert any(line.split()[0] == kind['state'] for line in lines if line)
+
+
+def test_a_report_of_one_kind_has_no_table_of_kinds():
+    _, session = train(memory_limit=ROOMY)
+    assert len(session.statistics()['kinds']) == 1
+    assert '\n\n' not in session.report()
+
+
+def test_very_many_kinds_are_counted_together(monkeypatch):
+    monkeypatch.setattr(iteration_kinds, 'MOST', 3)
+    kinds = iteration_kinds.IterationKinds()
+    entry = dict.fromkeys(
+        ('peak_bytes', 'swapped_bytes', 'recomputed_bytes', 'evictions', 'restores'), 7
+    )
+    guides = [Guide([('f', k)]) for k in range(5)]
+    for guide in 2 * guides:
+        kinds.count('guided', guide, {**entry, 'seconds': 1.0})
+    kinds.count('passive', None, {**entry, 'seconds': 3.0})
+    found = kinds.collect()
+    assert [kind['iterations'] for kind in found] == [2, 2, 2, 4, 1]
+    assert found[-1]['seconds'] == 3.0 and found[3]['operations'] is None
+    del guides, guide  # dead guides leave their figures
+    assert len(kinds.collect()) == 5

@@ -10,8 +10,8 @@ Note: [what learning may cost]
     costs at most as much as never learning has cost: the rule for renting skis, whose
     result is at most twice the best one in hindsight. A family of one is learnt at
     once, and so is what has come several times in a row: the first iteration of a
-    recurrent network often differs from all others. Where plans that are followed turn out to be those of other iterations, most
-    iterations of the family follow none.
+    recurrent network often differs from all others. Where plans that are followed turn
+    out to be those of other iterations, most iterations of the family follow none.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.session.iterations.iteration_kinds import IterationKinds
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
@@ -23,6 +24,7 @@ class IterationHistory:
 
     Attributes:
         untrusted (set of str): Functions that are never run again.
+        kinds (IterationKinds): Figures of all iterations by kind.
         entries (list of dict): Figures of the newest iterations, of :data:`NEWEST` or
             more once there are so many.
         iterations (int): How many there have been.
@@ -36,6 +38,7 @@ class IterationHistory:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._placed_before = PlaceFigures(0, 0, 0)
+        self.kinds = IterationKinds()
         self.entries: list[Entry] = []
         self.untrusted: set[str] = set()
         self._guided: list[Entry] = []  # the newest

@@ -112,8 +112,10 @@ class Learning:
             self._splitter,
             self._instruments.finish_verifying(guided),
         )
+        state = self.name_state(iteration)
+        self._history.kinds.count(state, guide, entry)
         self._tell(
-            f'iteration {self._history.iterations} ({self.name_state(iteration)}): '
+            f'iteration {self._history.iterations} ({state}): '
             f'{format_seconds(seconds)}, peak {format_bytes(entry["peak_bytes"])}'
         )
 
