@@ -274,6 +274,46 @@ def dcgan(source: str, count: int) -> Program:
     )
 
 
+def gentxt(source: str, count: int) -> Program:
+    """Text from a language model: 60 words with their graph, and never a backward."""
+    del count
+    module = example(source, 'ptb', 'train_ptb')
+    model = module.RNNForLM(500, 100)
+
+    def step(i: int) -> float:
+        rng = np.random.RandomState(i)
+        total = 0.0
+        model.reset_state()
+        word = np.array([i % 500], np.int32)
+        with chainer.using_config('train', False):
+            for _ in range(60):
+                chances = F.softmax(model(chainer.Variable(word, requires_grad=False)))
+                wanted = chances.array[0].astype(np.float64)
+                wanted /= wanted.sum()
+                word = rng.choice(500, 1, p=wanted).astype(np.int32)
+                total += float(wanted.max())
+        return total
+
+    return Program(model, step)
+
+
+def data_parallel(source: str, count: int) -> Program:
+    """The perceptron under ParallelUpdater: two copies, here on one device."""
+    module = example(source, 'mnist', 'train_mnist')
+    rng = np.random.RandomState(1)
+    pictures = [
+        (rng.rand(784).astype(np.float32), np.int32(rng.randint(10)))
+        for _ in range(100 * count)
+    ]
+    model = L.Classifier(module.MLP(1000, 10))
+    updater = chainer.training.updaters.ParallelUpdater(
+        chainer.iterators.SerialIterator(pictures, 100, shuffle=False),
+        chainer.optimizers.Adam().setup(model),
+        devices={'main': '@numpy', 'second': '@numpy'},
+    )
+    return Program(model, update_with(updater, model))
+
+
 class _Layers(chainer.ChainList):
     """Layers of one size, applied in any order and number."""
 
@@ -308,6 +348,6 @@ PROGRAMS: dict[str, Callable[[str, int], Program]] = {
     program.__name__: program
     for program in (
         seq2seq, pos, sentiment, ptb, all_new, mnist, word2vec, memnn,
-        text_classification, vae, dcgan,
+        text_classification, vae, dcgan, gentxt, data_parallel,
     )
 }  # fmt: skip

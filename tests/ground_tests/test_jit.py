@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import pytest
 
 from chainer_hybridmem import compiling, jit
@@ -20,7 +22,10 @@ def stopwatch(monkeypatch: pytest.MonkeyPatch) -> compiling.Stopwatch:
     return fresh
 
 
-def test_who_waits_for_a_compiler_is_told_once(stopwatch: Any) -> None:
+def test_who_waits_for_a_compiler_is_told_once(
+    stopwatch: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
     outer: list[str] = []
     inner: list[str] = []
     with compiling.told(outer.append), compiling.told(inner.append):

@@ -44,7 +44,7 @@ def improvements():
 def lazy(monkeypatch):
     """A hybrid planner that is content with swapping everything."""
 
-    def swaps(problem, limit_bytes, steps=0, time_budget=None):
+    def swaps(problem, limit_bytes, steps=0, time_budget=None, tolerance=0.0):
         return swap_all(problem, limit_bytes)
 
     planner = dataclasses.replace(PLANNERS['hybrid'], function=swaps)

@@ -18,7 +18,7 @@ from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session import session as session_module
 from chainer_hybridmem.session.guides import guide
-from chainer_hybridmem.session.planning import plan_maker
+from chainer_hybridmem.session.planning import plan_maker, planning
 from chainer_hybridmem.session.setting import planning_time
 from chainer_hybridmem.units import format_seconds
 
@@ -91,7 +91,8 @@ def _method(function: Any) -> Any:
     return method
 
 
-def test_every_step_is_told(clock: Clock) -> None:
+def test_every_step_is_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, 'LEAST_GAIN', -0.5)  # a plan is made of new times
     told = io.StringIO()
     model = networks.Everything()
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)

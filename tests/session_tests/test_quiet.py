@@ -17,7 +17,11 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.iterations import graph_hook, iteration_kinds
+from chainer_hybridmem.session.iterations import (
+    graph_hook,
+    iteration_kinds,
+    noted_functions,
+)
 from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
 
 ROOMY = '1GB'
@@ -367,8 +371,8 @@ class Thing:
 def test_noted_functions_keep_nothing_alive():
     noted = NotedFunctions()
     things = [Thing() for _ in range(4)]
-    noted.functions = [weakref.ref(thing) for thing in things]
-    noted.nested.add(2)
+    noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
+    noted.functions[2] = -1, noted.functions[2][1]
     noted.ended = [weakref.ref(things[3])]
     del things[0]
     numbered, ended, running = noted.take()
@@ -376,13 +380,39 @@ def test_noted_functions_keep_nothing_alive():
     assert ended == [things[2]] and not running
     assert noted.take() == ([], [], [])
     del numbered, ended
-    noted.functions = [weakref.ref(thing) for thing in things]
+    noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
     noted.ended = [weakref.ref(things[0])]
     noted.begin()
     del things[1:]
     noted.begin()
     assert noted.take_older() == (things, things)
     assert noted.take_older() == ([], [])
+
+
+def test_references_to_the_dead_are_let_go_of(monkeypatch):
+    monkeypatch.setattr(noted_functions, 'PURGED', 10)
+    noted = NotedFunctions()
+    noted.begin()
+    living = [Thing() for _ in range(6)]
+    for k in range(30):
+        thing = living[k // 5] if not k % 5 else Thing()
+        noted.functions.append((k, weakref.ref(thing)))
+        del thing
+        if k == 8:
+            assert [k for k, _ in noted.next_functions(6)] == [0, 5]
+        noted.forget_dead()
+        assert len(noted.functions) <= 20
+    assert [k for k, _ in noted.next_functions(100)] == [10, 15, 20, 25]
+    assert [k for k, _ in noted.take()[0]] == [0, 5, 10, 15, 20, 25]
+
+
+def test_a_program_without_backward_leaves_nothing_behind():
+    model = networks.Everything()
+    with hybridmem.optimize(model, ROOMY) as session:
+        noted = session._hook._quiet._noted
+        for _ in range(1500):
+            model(*DATA[0])
+        assert len(noted.functions) < noted_functions.PURGED + 100
 
 
 # -- kinds of iterations -------------------------------------------------------

@@ -1,4 +1,9 @@
-"""The functions that quiet iterations have run, as weak references."""
+"""The functions that quiet iterations have run, as weak references.
+
+Note: [no backward]
+    A program that only runs forward, as one that writes text, never ends an iteration.
+    So references to functions that have died are let go of now and then.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Reference = weakref.ref[Any]
+PURGED = 4096  # references, from which on dead ones are looked for
 
 
 class NotedFunctions:
@@ -15,19 +21,22 @@ class NotedFunctions:
     They stay noted as long as they live.
 
     Attributes:
-        functions (list): Of the iteration under way, in the order of their forward.
-        nested (set of int): Which of them a backward function has called.
+        functions (list): Of the iteration under way, in the order of their forward,
+            each with its number; -1 if a backward function has called it.
+        nested (bool): Whether there are such.
         ended (list): Those whose backward has come to its end, unless they are known.
         running (list): Those whose backward runs now, the inner one last.
     """
 
     __slots__ = (
-        '_front', '_older', '_older_ended', 'ended', 'functions', 'nested', 'running',
+        '_front', '_older', '_older_ended', '_purge_at', 'ended', 'functions',
+        'nested', 'running',
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.functions: list[Reference] = []
-        self.nested: set[int] = set()
+        self.functions: list[tuple[int, Reference]] = []
+        self.nested = False
+        self._purge_at = PURGED
         self.ended: list[Reference] = []
         self.running: list[Reference] = []
         self._front = 0  # of the functions, so many have been handed out
@@ -36,12 +45,26 @@ class NotedFunctions:
 
     def note_nested(self, function: Any) -> None:
         """A backward function calls a forward function."""
-        self.nested.add(len(self.functions))
-        self.functions.append(weakref.ref(function))
+        self.nested = True
+        self.functions.append((-1, weakref.ref(function)))
+
+    def forget_dead(self) -> None:
+        """Lets go of references to what has died, if there are many; [no backward]."""
+        functions, front = self.functions, self._front
+        if len(functions) < self._purge_at:
+            return
+        parts = (functions[:front], functions[front:])
+        before, after = (
+            [pair for pair in part if pair[1]() is not None] for part in parts
+        )
+        self._front = len(before)
+        self.functions = before + after
+        self._purge_at = max(PURGED, 2 * len(self.functions))
 
     def begin(self) -> None:
         """Another iteration begins: what is noted belongs to older graphs."""
-        self._older = _living(self._older, self.functions)
+        functions = [reference for _, reference in self.functions]
+        self._older = _living(self._older, functions)
         self._older_ended = (
             _living(self._older_ended, self.ended) if self._older else []
         )
@@ -49,8 +72,8 @@ class NotedFunctions:
 
     def _forget(self) -> None:
         self.functions, self.ended, self.running = [], [], []
-        self.nested.clear()
-        self._front = 0
+        self.nested = False
+        self._front, self._purge_at = 0, PURGED
 
     def next_ended(self, count: int) -> list[Any]:
         """Some functions whose backward has ended; they are handed out once."""
@@ -68,14 +91,13 @@ class NotedFunctions:
         """
         start = self._front
         stop = self._front = max(start, min(start + count, len(self.functions) - 1))
-        numbered = zip(range(start, stop), self.functions[start:stop], strict=True)
-        alive = ((k, reference()) for k, reference in numbered)
-        return [(k, function) for k, function in alive if function is not None]
+        return _numbered(self.functions[start:stop])
 
     def find_current(self) -> Any:
         """The function under way; None if it has died."""
-        references = self.running or self.functions
-        return references[-1]() if references else None
+        if self.running:
+            return self.running[-1]()
+        return self.functions[-1][1]() if self.functions else None
 
     @property
     def all_out(self) -> bool:
@@ -99,14 +121,14 @@ class NotedFunctions:
             ended; those whose backward runs.
         """
         functions, ended, running = self.functions, self.ended, self.running
-        nested = set(self.nested)
         self._forget()
-        numbered = [
-            (-1 if k in nested else k, function)
-            for k, function in enumerate(reference() for reference in functions)
-            if function is not None
-        ]
-        return numbered, list(_alive(ended)), list(_alive(running))
+        return _numbered(functions), list(_alive(ended)), list(_alive(running))
+
+
+def _numbered(functions: list[tuple[int, Reference]]) -> list[tuple[int, Any]]:
+    """Those that are alive, with their numbers."""
+    alive = ((k, reference()) for k, reference in functions)
+    return [(k, function) for k, function in alive if function is not None]
 
 
 def _living(*references: list[Reference]) -> list[Reference]:

@@ -104,11 +104,12 @@ class QuietIterations:
         if iteration.short:
             self._executor.pass_by(function)
         k = iteration.start_forward()
-        self._noted.functions.append(weakref.ref(function))
+        self._noted.functions.append((k, weakref.ref(function)))
         self._splitter.start_operation(k, '')
         self._splitter.prepare_whole(function)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
+            self._noted.forget_dead()
 
     def start_backward(self, iteration: Iteration, function: Any) -> None:
         """A backward function is about to run; what it reads may be away."""
