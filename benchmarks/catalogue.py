@@ -150,6 +150,23 @@ BENCHMARKS = (
         "Chainer's source",
     ),
     Benchmark(
+        'programs.costs',
+        "where the cost of an iteration goes in Chainer's example programs",
+        ('programs_costs.json',),
+        "Chainer's source",
+    ),
+    Benchmark(
+        'programs.first',
+        'what iterations cost before a plan is followed',
+        ('programs_first.json',),
+        "Chainer's source",
+    ),
+    Benchmark(
+        'programs.online_choice',
+        'swap or recompute without a plan, over links of any speed',
+        ('programs_online_choice.json',),
+    ),
+    Benchmark(
         'upstream.run',
         "Chainer's own tests with every feature map leaving",
         ('upstream_tests.json',),

@@ -105,6 +105,33 @@ def test_what_comes_alone_is_learnt_at_once():
     assert guides.begin(KEY) is not None
 
 
+def test_families_that_begin_differently_are_learnt_as_far_as_that_is_paid():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(('f', 1), 1, 1.5, 0.5)
+    guides.miss(('f', 2), 2, 1.5, 0.5)
+    assert guides.wants_draft(('f', 2))
+    guides.end_learning(('f', 1), 1, 4.0)  # 3 s more than usual
+    guides.add(kind(20))
+    for number in range(3, 7):
+        assert not guides.wants_draft(('f', 2))
+        guides.miss(('f', 3), number, 1.5, 0.5)
+    assert guides.wants_draft(('f', 2))
+
+
+def test_families_that_come_once_are_recorded_once():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(('f', 0), 0, 2.0, 1.0)
+    guides.end_learning(('f', 0), 100, 1.0)
+    draft = kind(20)
+    draft.stage = Stage.PROFILING
+    guides.add(draft)
+    for number in range(1, 50):
+        guides.miss(('f', number), number, 2.0, 1.0)
+        assert not guides.wants_draft(('f', number))
+    guides.miss(('f', 7), 7, 2.0, 1.0)
+    assert guides.wants_draft(('f', 7))
+
+
 def test_what_never_comes_again_is_not_recorded():
     guides = KnownSignatures(cautious=True)
     guides.miss(KEY, 0, 1.0, 0.9)

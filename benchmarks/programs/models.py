@@ -311,7 +311,27 @@ def data_parallel(source: str, count: int) -> Program:
         chainer.optimizers.Adam().setup(model),
         devices={'main': '@numpy', 'second': '@numpy'},
     )
-    return Program(model, update_with(updater, model))
+    return Program(model, update_with(updater, *updater._models.values()))
+
+
+def chainermn_mnist(source: str, count: int) -> Program:
+    """The perceptron under ChainerMN, in each of the processes."""
+    import chainermn
+
+    module = example(source, 'chainermn/mnist', 'train_mnist')
+    communicator = chainermn.create_communicator('naive')
+    rng = np.random.RandomState(1 + communicator.rank)
+    batches = [
+        (
+            rng.rand(100, 784).astype(np.float32),
+            rng.randint(0, 10, 100).astype(np.int32),
+        )
+        for _ in range(count)
+    ]
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(), communicator
+    )
+    return train_on(L.Classifier(module.MLP(1000, 10)), optimizer, batches)
 
 
 class _Layers(chainer.ChainList):
@@ -348,6 +368,6 @@ PROGRAMS: dict[str, Callable[[str, int], Program]] = {
     program.__name__: program
     for program in (
         seq2seq, pos, sentiment, ptb, all_new, mnist, word2vec, memnn,
-        text_classification, vae, dcgan, gentxt, data_parallel,
+        text_classification, vae, dcgan, gentxt, data_parallel, chainermn_mnist,
     )
 }  # fmt: skip

@@ -8,6 +8,7 @@ from benchmarks.programs import models, vision
 
 PROGRAMS = {**models.PROGRAMS, **vision.PROGRAMS}
 SLOW = vision.SLOW  # seconds per iteration
+PROCESSES = {'chainermn_mnist': 2}  # of programs that need several
 
 
 def make(name: str, source: str, count: int) -> models.Program:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,14 +54,31 @@ def work(
     with tempfile.TemporaryDirectory() as scratch:
         output = os.path.join(scratch, 'rows.json')
         subprocess.run(
-            [sys.executable, '-m', 'benchmarks.programs.worker', options.source, name,
-             str(count), str(options.rounds), json.dumps(limits), output],
+            [*launcher(name), sys.executable, '-m', 'benchmarks.programs.worker',
+             options.source, name, str(count), str(options.rounds), json.dumps(limits),
+             output],
             env=environment, check=True, timeout=MOST_SECONDS, stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip
         with open(output, encoding='utf-8') as file:
             found: dict[str, Any] = json.load(file)
     return found
+
+
+def launcher(name: str) -> list[str]:
+    """What starts the processes of a program that needs several.
+
+    Raises:
+        subprocess.SubprocessError: If there is no MPI.
+    """
+    count = programs.PROCESSES.get(name, 1)
+    if count == 1:
+        return []
+    own = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    mpiexec = own if os.access(own, os.X_OK) else shutil.which('mpiexec')
+    if mpiexec is None:
+        raise subprocess.SubprocessError('needs an MPI: pip install mpi4py mpich')
+    return [mpiexec, '-n', str(count)]
 
 
 def earlier_limits(path: str | None) -> dict[str, dict[str, int]]:

@@ -15,7 +15,6 @@ import sys
 import types
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
 
@@ -24,12 +23,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-import pkg_resources
 
 from benchmarks.programs import models
-
-GPU_MODULE = 'chainercv.utils.bbox._nms_gpu_post'  # Cython; may not be built
-GONE = {'float': float, 'int': int}  # of NumPy, which chainercv 0.13 needs
 
 
 def _pictures(count: int, size: int, labels: int, batch: int) -> list[Any]:
@@ -203,30 +198,12 @@ def _chainercv(source: str) -> Any:
     beside = os.path.join(os.path.dirname(os.path.abspath(source)), 'chainercv')
     if os.path.isdir(beside) and beside not in sys.path:
         sys.path.insert(0, beside)
-    for name, value in GONE.items():
-        if not hasattr(np, name):
-            setattr(np, name, value)
-    if importlib.util.find_spec(GPU_MODULE.partition('.')[0]) is None:
+    if importlib.util.find_spec('chainercv') is None:
         raise ImportError(
             f'chainercv is not installed, and {beside} does not exist; put its source '
             f'tree there.'
         )
-    known = pkg_resources.get_distribution
-    version = types.SimpleNamespace(version='0.13.1')  # a source tree has none
-    stand_in: Any = types.ModuleType(GPU_MODULE)
-    stand_in._nms_gpu_post = None
-    with mock.patch.object(
-        pkg_resources,
-        'get_distribution',
-        lambda name: version if name == 'chainercv' else known(name),
-    ):
-        try:
-            importlib.import_module('chainercv')
-        except ModuleNotFoundError as error:
-            if error.name != GPU_MODULE:
-                raise
-            sys.modules[GPU_MODULE] = stand_in
-        return importlib.import_module('chainercv.links')
+    return importlib.import_module('chainercv.links')
 
 
 def _boxes(rng: np.random.RandomState, size: int) -> np.ndarray:

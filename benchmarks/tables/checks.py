@@ -55,13 +55,17 @@ def upstream(body: Body, tenth: Body) -> str:
     return table(head, lines)
 
 
-def programs(body: Body, before: Body) -> str:
+def programs(body: Body, before: Body | None = None) -> str:
     """Returns Chainer's example programs in their limits."""
-    old = {(row['program'], row['limit']): row for row in before['rows']}
-    head = ['program', 'limit', 'as', 'same bits', 'guided', 'CPU time: all']
-    head += ['last 8', 'all, before', 'last 8, before']
+    rows = [] if before is None else before['rows']
+    old = {(row['program'], row['limit']): row for row in rows}
+    head = ['program', 'limit', 'as', 'same bits', 'guided', 'CPU time: first']
+    head += ['last', 'all', *(['last, before', 'all, before'] if old else [])]
     lines = []
     for row in body['rows']:
+        if row['error']:
+            lines.append([row['program'], None, row['limit'], row['error']])
+            continue
         former = old.get((row['program'], row['limit']), {})
         lines.append(
             [
@@ -70,12 +74,62 @@ def programs(body: Body, before: Body) -> str:
                 row['limit'],
                 yes(row['equal']),
                 f'{100 * row["guided"]:.0f} %',
-                ratio(row['cpu_all']),
-                ratio(row['cpu_last']),
-                ratio(former.get('cpu_all')),
-                ratio(former.get('cpu_last')),
+                *(ratio(row[f'cpu_{part}']) for part in ('first', 'last', 'all')),
+                *(ratio(former.get(f'cpu_{part}')) for part in ('last', 'all') if old),
             ]
         )
+    return table(head, lines)
+
+
+def costs(body: Body) -> str:
+    """Returns the parts of an iteration's cost, over plain Chainer."""
+    parts = ('hooks', 'decisions', 'copies', 'replays', 'rest')
+    head = ['program', 'limit', 'plain', 'session', 'timed', *parts]
+    lines = [
+        [
+            row['program'],
+            row['limit'],
+            f'{1e3 * row["plain_seconds"]:.1f} ms',
+            ratio(row['whole']),
+            ratio(row['whole_timed']),
+            *(f'{row[part]:+.2f}' for part in parts),
+        ]
+        for row in body['rows']
+    ]
+    return table(head, lines)
+
+
+def first(body: Body) -> str:
+    """Returns what iterations cost before a plan is followed."""
+    head = ['program', 'limit', 'plain', 'later iterations']
+    head += ['extra at first', 'extra with a plan in `cache_dir`']
+    lines = [
+        [
+            row['program'],
+            megabytes(row['limit_bytes'], 1),
+            f'{row["plain_seconds"]:.2f} s',
+            ratio(row['steady']),
+            f'{row["extra_iterations"]:.1f} iterations',
+            f'{row["extra_iterations_cached"]:.1f} iterations',
+        ]
+        for row in body['rows']
+    ]
+    return table(head, lines)
+
+
+def online_choice(body: Body) -> str:
+    """Returns what the choice between swap and recompute saves without a plan."""
+    head = ['link', 'same bits', 'only swaps', 'chooses', 'recomputed an iteration']
+    lines = [
+        [
+            row['link'],
+            yes(row['equal']),
+            ratio(row['swaps']),
+            ratio(row['chooses']),
+            megabytes(row['recomputed_bytes'], 1),
+        ]
+        for row in body['rows']
+    ]
     return table(head, lines)
 
 
@@ -101,19 +155,44 @@ SECTIONS = (
     Section(
         ('programs_after', 'programs_before'),
         "Chainer's example programs",
-        """24 iterations of each program on synthetic data, in twice the in-core peak,
-        and at 75 % and 60 % of the way from its least memory to that peak. Times are
-        ratios to plain Chainer. *Guided* counts followed plans for each step; dcgan
-        has two backward passes. *Before* is the commit of the second file.""",
+        """32 iterations of each program on synthetic data, in twice the in-core peak,
+        and at 75 % and 60 % of the way from its least memory to that peak: three
+        sessions in turns with plain Chainer. Times are ratios to plain Chainer, medians
+        of the first and of the last eight iterations, and the sum of all. *Guided*
+        counts followed plans for each step; dcgan has two backward passes. *Before* is
+        the commit of the second file (24 iterations, one session).""",
         programs,
     ),
     Section(
-        ('programs_small_functions', 'programs_after'),
-        'Programs of small functions',
-        """The same since guided iterations look only at functions whose maps the plan
-        moves, and small copies are made at once. One round on a noisy machine: where
-        nothing has to leave (200 %), nothing has changed, and still ptb and all_new
-        took 1.3 to 1.6 times as long as plain Chainer in this run.""",
+        ('programs_vision',),
+        "Chainer's larger examples, and chainercv's",
+        """The same for one session each; where an iteration takes seconds, 12 of them,
+        and medians of the first and of the last six.""",
         programs,
+    ),
+    Section(
+        ('programs_costs',),
+        'Where the cost of an iteration goes',
+        """Shares of what the iteration takes plain Chainer, medians of the last eight:
+        in all, and again with every part timed, which itself takes half a microsecond
+        a call. *Hooks* note functions and follow the plan. *Decisions* choose what
+        leaves and returns without one, *copies* include waiting for them. The *rest* is
+        counting allocations, and other memory in the caches.""",
+        costs,
+    ),
+    Section(
+        ('programs_first',),
+        'The first iterations',
+        """Warm-up, profiling and planning: what twelve iterations take beyond their
+        steady pace, in iterations of plain Chainer.""",
+        first,
+    ),
+    Section(
+        ('programs_online_choice',),
+        'Swap or recompute without a plan',
+        """A residual network whose depth and picture size are drawn anew in each
+        iteration, in a third of its memory: no plan is ever followed. Times are ratios
+        to plain Chainer, medians of the last 24 iterations.""",
+        online_choice,
     ),
 )

@@ -16,6 +16,7 @@ Note: [shared placeholders]
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
@@ -29,6 +30,7 @@ from chainer_hybridmem.records.profile import Category
 
 CHILDREN = '_children'  # attribute in which a chain holds its links
 _AWAY = '_hybridmem_away'
+_HOOK = 'hybridmem'  # of an update rule
 
 
 class Owner:
@@ -258,6 +260,28 @@ def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
             if rule is not None:
                 counts.append(rule.t)
     return tuple(counts)
+
+
+def call_before_update(rule: Any, act: Callable[[], Callable[[], None] | None]) -> None:
+    """Calls a function before an update rule changes its parameter.
+
+    Args:
+        rule: The update rule.
+        act: A weak reference to the function.
+    """
+
+    def before_update(*_: Any) -> None:
+        function = act()
+        if function is not None:
+            function()
+
+    rule.add_hook(before_update, _HOOK, 'pre')
+
+
+def stop_calling_before_update(rule: Any) -> None:
+    """Ends :func:`call_before_update`."""
+    with contextlib.suppress(KeyError):  # the program may have removed it
+        rule.remove_hook(_HOOK)
 
 
 def is_parameter(node: Any) -> bool:

@@ -6,7 +6,8 @@ Note: [passive mode]
     graphs come before those of younger ones. What a live Variable holds cannot go, and
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
-    as memory is free (prefetcher), and is the first to go again.
+    as memory is free (prefetcher), and is the first to go again. What costs less to
+    make again than to copy is dropped (cheap_replays).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Movements
@@ -52,6 +54,7 @@ class Evictor:
         movements (Movements): Moves them.
         restorer (Restorer): Tells which can be made again.
         prefetcher (Prefetcher): Is told what does not come back yet.
+        cheap (CheapReplays): Tells which need not be copied.
 
     Attributes:
         spare (dict): Arrays by node that are given up first.
@@ -66,12 +69,14 @@ class Evictor:
         movements: Movements,
         restorer: Restorer,
         prefetcher: Prefetcher,
+        cheap: CheapReplays,
     ) -> None:
         self._device = device
         self._maps = maps
         self._movements = movements
         self._restorer = restorer
         self._prefetcher = prefetcher
+        self._cheap = cheap
         self._planned = False  # whether a plan is followed
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
@@ -157,7 +162,8 @@ class Evictor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                self._movements.start_swap_out(live)
+                if not self._cheap.is_cheaper(live):
+                    self._movements.start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -167,10 +173,13 @@ class Evictor:
         if live.state is State.COMING:
             self._movements.finish_swap_in(live)
             self._prefetcher.put_off(live)
-        self._movements.put_away(live)
-        without_room = live.state is State.RESIDENT and live.host.copy is None
-        if without_room and self._restorer.can_make_again(live):
-            self._movements.drop(live)
+        if self._cheap.is_cheaper(live):
+            self._movements.drop(live, checked=True)
+        else:
+            self._movements.put_away(live)
+            without_room = live.state is State.RESIDENT and live.host.copy is None
+            if without_room and self._restorer.find_maker(live) is not None:
+                self._movements.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:

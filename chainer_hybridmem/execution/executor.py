@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.protocol import Device, HostCopy
 from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.crossing import Crossing
 from chainer_hybridmem.execution.evictor import Evictor
 from chainer_hybridmem.execution.idle_functions import IdleFunctions
@@ -26,7 +27,7 @@ from chainer_hybridmem.execution.prefetcher import Prefetcher
 from chainer_hybridmem.execution.recipes import Recipes
 from chainer_hybridmem.execution.restorer import Asked, Restorer
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.records.profile import Slot
+from chainer_hybridmem.records.profile import Recipe, Slot
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.observer import Observer
@@ -48,6 +49,7 @@ class Executor:
         maps (LiveMaps): Every feature map of the running graph.
         functions (LiveFunctions): What is known of its functions.
         crossing (Crossing): Parameters and optimizer states that leave.
+        cheap (CheapReplays): Tells what is recomputed without a plan.
         evictor (Evictor): Makes room without a plan.
         idle (IdleFunctions): Those whose maps the plan leaves alone.
         verifier (Verifier or None): Compares what backward reads.
@@ -68,8 +70,14 @@ class Executor:
         self._actions = PlanActions(maps.planned, self._movements, self._restorer)
         self.crossing = Crossing(device, maps, self._restorer)
         self._prefetcher = Prefetcher(device, maps, self._movements)
+        self.cheap = CheapReplays(device, maps, self._restorer)
         self.evictor = Evictor(
-            device, maps, self._movements, self._restorer, self._prefetcher
+            device,
+            maps,
+            self._movements,
+            self._restorer,
+            self._prefetcher,
+            self.cheap,
         )
         self.verifier: Verifier | None = None
         self.idle = IdleFunctions(self.complete, self.catch_up)
@@ -212,6 +220,7 @@ class Executor:
         """Lets go of every feature map as it is; restores what crosses iterations."""
         self._follow_nothing()
         self.maps.forget_all()
+        self.cheap.close()
         self.evictor.spare.clear()
         self.crossing.end()
 
@@ -234,6 +243,10 @@ class Executor:
             if recipes.prepares:
                 recipes.start_drawing()
         self._restorer.bring_back_read_by(function)
+
+    def prepare_replay(self, function: Any, recipe: Recipe) -> None:
+        """Before a forward function that a replay may make again without a plan."""
+        self._recipes.prepare_without_plan(function, recipe)
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Protocol
 
 from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.protocol import Array, Device, Root
+from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 
 
 class Reference(Protocol):
@@ -48,6 +48,12 @@ def track_memory(device: Device, array: Array | None) -> Callable[[], Root | Non
         return None if alive is None else device.arrays.root(alive)
 
     return find_root
+
+
+def copy_memory(device: Device, target: Root, source: Root, nbytes: int) -> None:
+    """Copies an allocation into another one of the same size."""
+    whole = View(0, (nbytes,), (1,), '|u1')
+    device.arrays.restore(target, whole)[...] = device.arrays.restore(source, whole)
 
 
 def compute_uncounted_fingerprint(array: Array) -> int:

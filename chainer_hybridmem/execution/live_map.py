@@ -25,18 +25,13 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.graph import SlotRef
-from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, View
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root
 from chainer_hybridmem.errors import OutOfMemoryError, SwapStoreError
+from chainer_hybridmem.execution import holders
 from chainer_hybridmem.execution.fingerprints import Fingerprints
 from chainer_hybridmem.execution.graph_slots import GraphSlots
-from chainer_hybridmem.execution.holders import find_nothing, track_memory
 from chainer_hybridmem.execution.host_side import HostSide
 from chainer_hybridmem.records.plan import Tier
-
-
-def _copy_bytes(device: Device, target: Root, source: Root, nbytes: int) -> None:
-    whole = View(0, (nbytes,), (1,), '|u1')
-    device.arrays.restore(target, whole)[...] = device.arrays.restore(source, whole)
 
 
 class State(enum.Enum):
@@ -78,7 +73,9 @@ class LiveMap:
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
-        self._held: Callable[[], Root | None] = find_nothing  # see [held arrays]
+        self._held: Callable[[], Root | None] = (
+            holders.find_nothing
+        )  # see [held arrays]
         self._look: object = None  # see Device.last_look
         self.allocation = allocation
         self.nbytes = nbytes
@@ -112,8 +109,7 @@ class LiveMap:
 
     def leave_plan(self) -> None:
         """Is no storage of a plan from here on."""
-        self.storage = -1
-        self.host.prefer(None)
+        self.follow(-1, None, None)
 
     def outlive(self) -> None:
         """A backward will ask for it that is no part of the plan."""
@@ -167,7 +163,7 @@ class LiveMap:
     def _start_copy(self) -> None:
         self.prints.take_before_copy()
         array = self._find_array()
-        self._held = track_memory(self._device, array)
+        self._held = holders.track_memory(self._device, array)
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.clear()
@@ -195,29 +191,25 @@ class LiveMap:
 
     def stay(self) -> None:
         """Calls a copy to the host off: the graph has it again."""
-        if self.state is not State.LEAVING:
-            return
-        alone = not self.prints.final
-        with contextlib.suppress(SwapStoreError):
-            self._wait_or_keep()
-            self._keep()
-            self.host.set_valid(alone)
+        if self.state is State.LEAVING:
+            alone = not self.prints.final
+            with contextlib.suppress(SwapStoreError):
+                self._wait_or_keep()
+                self._arrived(self.host.memory)
+                self.host.set_valid(alone)
 
     def _wait_or_keep(self) -> None:
         try:
             self.host.wait()
         except SwapStoreError:  # the contents are where they were
-            self._keep()
+            self._arrived(self.host.memory)
             raise
 
-    def _keep(self) -> None:
-        """Ends a copy to the host without leaving."""
-        self._arrived(self.host.memory)
-
-    def drop(self) -> None:
+    def drop(self, checked: bool = False) -> None:
         """Frees the device memory, unless the program may have changed the contents.
 
-        A copy on the host stays valid.
+        Args:
+            checked: Whether a replay must make the same, whatever reads it.
         """
         if self.state is State.LEAVING:
             self.release()
@@ -231,7 +223,7 @@ class LiveMap:
             self._leave(State.AWAY)
         elif not self.sticks:
             self.prints.forget_digests()
-            if self.uses:
+            if self.uses or checked:
                 self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
 
@@ -296,7 +288,7 @@ class LiveMap:
 
     def return_if_held(self) -> bool:
         """Puts what has left back if others still have it; whether that is so."""
-        root = self._held() if self.state is State.AWAY else None
+        root = self._held() if self.state in (State.AWAY, State.GONE) else None
         if root is None:
             return False
         self._return(root)
@@ -317,9 +309,9 @@ class LiveMap:
                 target = self._device.memory.allocate(self.nbytes)
             except OutOfMemoryError:
                 return  # no room here either
-        _copy_bytes(self._device, target, root, self.nbytes)
+        holders.copy_memory(self._device, target, root, self.nbytes)
         final = self.prints.find_before_move()
-        self._held = track_memory(self._device, self._find_array())
+        self._held = holders.track_memory(self._device, self._find_array())
         self._arrived(target)
         self.vacated = True
         self.prints.expect(final)
@@ -328,13 +320,20 @@ class LiveMap:
 
     def move_back(self) -> None:
         """Undoes :meth:`vacate`: others may have the array, and have changed it."""
+        written, root = self.look_for_writes(), self._held()
+        if root is not None and written:  # through the graph; in plain Chainer, to both
+            holders.copy_memory(self._device, root, self.slots.find_root(), self.nbytes)
         self.vacated, self._look = False, None
         self.prints.expect({})
-        root = self._held()
         if root is not None:
             self._return(root)
 
-    # -- every way ends in one of these ---------------------------------------
+    def look_for_writes(self) -> bool:
+        """Whether the program has written into it where it has been moved to."""
+        root = self.slots.find_root() if self.vacated else None
+        return root is not None and self.prints.accept_changes(root)
+
+    # -- every way ends here --------------------------------------------------
     def _return(self, root: Root) -> None:
         """Puts an array that others have held back into the graph."""
         self._arrived(root)
@@ -351,7 +350,7 @@ class LiveMap:
 
     def _leave(self, state: State) -> None:
         if self.state is State.RESIDENT:
-            self._held = track_memory(self._device, self._find_array())
+            self._held = holders.track_memory(self._device, self._find_array())
             self.state = state if self.slots else State.RESIDENT
             self.slots.clear()
         else:
@@ -393,8 +392,9 @@ class LiveMap:
 
     def _take_in(self, memory: Root) -> None:
         """Takes in what the program has written."""
-        if self.vacated:
-            _copy_bytes(self._device, self.slots.find_root(), memory, self.nbytes)
-        else:
+        if not self.vacated:
             self.host.save(memory)
             self.state = State.AWAY
+            return
+        root = self.slots.find_root()
+        holders.copy_memory(self._device, root, memory, self.nbytes)

@@ -289,4 +289,5 @@ class LiveMaps:
         live = self._by_allocation.get(allocation)
         if live is None:
             return False
+        live.look_for_writes()
         return live.prints.is_rewritten() or live.slots.are_replaced()

@@ -39,7 +39,7 @@ class Counters:
         self.lost_seconds = 0.0
 
     def count_recomputed(self, nbytes: int) -> None:
-        """A planned replay has made a map of this size again."""
+        """A replay has made a map of this size again."""
         self.recomputed_bytes += nbytes
 
     def count_replay(self) -> None:
@@ -126,11 +126,17 @@ class Movements:
         self.start_swap_out(live)
         self.release(live)
 
-    def drop(self, live: LiveMap) -> None:
-        """Frees the device memory of a map that a replay makes again, or nothing."""
+    def drop(self, live: LiveMap, checked: bool = False) -> None:
+        """Frees the device memory of a map that a replay makes again, or nothing.
+
+        Args:
+            live: The map.
+            checked: Whether a replay must make the same, also if no known backward
+                reads it.
+        """
         if self._verifier is not None:
             self._verifier.leaves(live)
-        live.drop()
+        live.drop(checked)
 
     def drop_planned(self, live: LiveMap) -> None:
         """Drops a map as the plan says; what a later backward will ask for is kept."""

@@ -37,7 +37,7 @@ from chainer_hybridmem.execution.functions import LiveFunction
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.recompute import drawing, trust
-from chainer_hybridmem.records.profile import SlotKind
+from chainer_hybridmem.records.profile import Recipe, SlotKind
 
 
 class Recipes:
@@ -118,6 +118,13 @@ class Recipes:
             known.follow(recipe, covered)
             known.forget_drawing_recipe()
 
+    def prepare_without_plan(self, function: Any, recipe: Recipe) -> None:
+        """Before a forward function: keeps it as it is, with a recipe of its own."""
+        known = self._maps.functions.know(function)
+        known.keep_pristine(graph.pristine(function))
+        known.follow(recipe, ())
+        self.start_drawing()
+
     def start_drawing(self) -> None:
         """The forward begins: what is drawn from here on, it draws."""
         self._drawn = drawing.position(self._on_gpu)
@@ -128,7 +135,7 @@ class Recipes:
 
     def finish_drawing(self, function: Any) -> None:
         """The forward has computed; see [written meanwhile]."""
-        drawn = self._drawn
+        drawn, self._drawn = self._drawn, None
         if drawn is not None and drawing.position(self._on_gpu) != drawn:
             self._maps.functions.know(function).note_drawn()
 

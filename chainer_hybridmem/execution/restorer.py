@@ -54,6 +54,7 @@ class Restorer:
         self._asked: Asked | None = None
         self._verifier: Verifier | None = None
         self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
+        self._updating = False
 
     def tell_asked(self, asked: Asked) -> None:
         """Says which slots of a function the program reads while they are away."""
@@ -103,10 +104,24 @@ class Restorer:
             slots = [slot for live in maps for slot in live.slots.name_all()]
             self._asked(function, slots)
 
-    def can_make_again(self, live: LiveMap) -> bool:
-        """Whether a function makes the contents of a map again exactly."""
-        find_maker = self._recipes.find_maker
-        return any(find_maker(reference) is not None for reference in live.slots)
+    def find_maker(self, live: LiveMap) -> Any:
+        """The function that makes the contents of a map again exactly, or None."""
+        for reference in live.slots:
+            function = self._recipes.find_maker(reference)
+            if function is not None:
+                return function
+        return None
+
+    def make_before_update(self, live: LiveMap) -> None:
+        """Makes a dropped map again: parameters are just about to be updated.
+
+        Chainer has counted the first of these updates already.
+        """
+        self._updating = True
+        try:
+            self.bring_back(live)
+        finally:
+            self._updating = False
 
     # -- replays of the plan --------------------------------------------------
     def replay_all(self, replays: list[Replay], recipes: dict[int, Recipe]) -> None:
@@ -172,6 +187,7 @@ class Restorer:
             if function is not None:
                 array = self._make(reference, function)
                 self._take_in(live, array, function)
+                self._movements.counters.count_recomputed(live.nbytes)
                 return
         raise _dropped_too_early(f'{live.nbytes} bytes')
 
@@ -230,7 +246,7 @@ class Restorer:
 
     def _refuse_updated(self, function: Any) -> None:
         """See recipes, [later iterations]."""
-        if self._maps.functions.is_updated(function):
+        if self._maps.functions.is_updated(function) and not self._updating:
             raise SessionError(
                 f'Parameters of {graph.function_name(function)} have been updated '
                 f'since its forward, and a backward asks for a feature map that was to '

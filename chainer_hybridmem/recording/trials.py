@@ -119,7 +119,7 @@ def try_replay(
             walker.walk(touched_bytes)
             begin = time.perf_counter()
             try:
-                result = _run_trial(
+                result = run_trial(
                     before, function, inputs, outputs, made, attributes, device
                 )
             except MemoryError:
@@ -191,7 +191,7 @@ def _is_random(function: Any) -> bool:
     return any(word in name for word in ('dropout', 'random', 'zoneout', 'gaussian'))
 
 
-def _run_trial(
+def run_trial(
     before: Any,
     function: Any,
     inputs: tuple[Array, ...],
@@ -200,6 +200,20 @@ def _run_trial(
     attributes: tuple[str, ...],
     device: Device,
 ) -> TrialResult:
+    """Runs a forward again once, and compares everything it makes.
+
+    Args:
+        before: The function as it was before its forward.
+        function: The function; it has run.
+        inputs: The arrays that it has read.
+        outputs: The arrays that it has returned.
+        made: Attribute arrays that its forward has made.
+        attributes: Names of those from which the replay starts.
+        device: Device of the arrays.
+
+    Raises:
+        MemoryError: If there is no memory for it.
+    """
     device.memory.reset_window()
     load = device.memory.used_bytes
     with random_guard(device) as drawn:

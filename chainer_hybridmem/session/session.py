@@ -29,6 +29,7 @@ from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
+from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.planning.host_share import HostShare
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.progress_lines import ProgressLines
@@ -107,12 +108,8 @@ class Session:
         self.options = options
         self._thread = SessionThread()
         self._progress = ProgressLines(options.progress)
-        runtime = self._runtime = open_runtime(
-            model,
-            options,
-            self._progress.tell,
-            lambda: Followed(self.profile, self.plan),
-        )
+        tell, followed = self._progress.tell, lambda: Followed(self.profile, self.plan)
+        runtime = self._runtime = open_runtime(model, options, tell, followed)
         arrays = self._arrays = ModelArrays(model, runtime.device)
         history = self._history = IterationHistory(runtime.device)
         signatures = self._signatures = KnownSignatures(not options.plans_anyway)
@@ -133,7 +130,8 @@ class Session:
         planning, signatures, history = self._planning, self._signatures, self._history
         path, guard = LinkPath(self.model), ThreadGuard(self._thread)
         links = LinkMeasurement(runtime)
-        quiet = QuietIterations(runtime, arrays, path, guard)
+        trials = ReplayTrials(runtime, options, arrays, links)
+        quiet = QuietIterations(runtime, arrays, trials, path, guard)
         share = HostShare(runtime.executor, options, signatures, links, planning)
         start = IterationStart(
             runtime, options, arrays, quiet, signatures, share, observation

@@ -34,7 +34,8 @@ _open: set[Splitter] = set()
 
 
 def _sum(gradients: list[Any]) -> Any:
-    splitter: Splitter | None = getattr(_local, 'splitter', None)
+    several = len(gradients) > 1
+    splitter: Splitter | None = getattr(_local, 'splitter', None) if several else None
     if splitter is None:
         return sums_of_gradients.chainers(gradients)
     return splitter.add_up(gradients)
@@ -110,10 +111,15 @@ class Splitter:
         self._label = label
 
     def prepare(self, function: Any) -> None:
-        """To be called right before a function's forward."""
+        """To be called right before a function's forward.
+
+        A function that is expected to fit takes a fifth of the time then.
+        """
         if not self._splitting or not rules.known(function):
             return
         place = self._next_place(type(function).__name__)
+        tried = self._trials is not None and place[0] >= 0
+        expected = not tried and place not in self._known
         # Back to the class's own as soon as it is called: a function must not know
         # itself, or its graph would not die with its last reference.
         reference = weakref.ref(function)
@@ -121,33 +127,18 @@ class Splitter:
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             called: Any = reference()
             graph.restore_forward(called)
-            return self._run(called, inputs, place)
-
-        graph.replace_forward(function, forward)
-
-    def prepare_whole(self, function: Any) -> None:
-        """Like :meth:`prepare`, for a function that is expected to fit.
-
-        It takes a fifth of the time then, and a little more where it does not.
-        """
-        if not self._splitting or not rules.known(function):
-            return
-        place = self._next_place(type(function).__name__)
-        reference = weakref.ref(function)
-
-        def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-            called: Any = reference()
-            graph.restore_forward(called)
-            restore = contextvars.Context().run(rules.state, called, True)
-            try:
-                outputs: tuple[Array, ...] = called.forward(inputs)
-                return outputs
-            except MemoryError:
-                if self._device.memory.reclaim_error is not None:
-                    raise
-            # Out here the failed forward's arrays are gone with its exception.
-            restore()
-            return self._run(called, inputs, place)
+            failure = None
+            if expected:
+                restore = contextvars.Context().run(rules.state, called, True)
+                try:
+                    outputs: tuple[Array, ...] = called.forward(inputs)
+                    return outputs
+                except MemoryError as error:
+                    if self._device.memory.reclaim_error is not None:
+                        raise
+                    failure = error.with_traceback(None)  # its frames hold arrays
+                restore()
+            return self._run(called, inputs, place, failure)
 
         graph.replace_forward(function, forward)
 
@@ -192,11 +183,15 @@ class Splitter:
         return gradients[0]
 
     def _run(
-        self, function: Any, inputs: tuple[Array, ...], place: Place
+        self,
+        function: Any,
+        inputs: tuple[Array, ...],
+        place: Place,
+        failure: MemoryError | None,  # of the function as a whole, just now
     ) -> tuple[Array, ...]:
         way = known = self._known.get(place)
         trials = self._trials if place[0] >= 0 else None
-        whole = way is None and trials is None
+        whole = way is None and trials is None and failure is None
         # What is set aside is ours: the host device does not count it.
         set_aside = functools.partial(contextvars.Context().run, rules.state, function)
         restore = set_aside(whole)
@@ -211,6 +206,10 @@ class Splitter:
             possible = list(ways)
             ways = iter(possible)
             trials.begin(function, inputs, possible, restore)
+        if failure is not None:
+            way = next(ways, None)
+            if self._gives_up(way, place):
+                raise failure
         while True:
             try:
                 outputs = self._try(function, inputs, way)

@@ -16,9 +16,9 @@ KEPT = {
     'programs_after.json',
     'programs_after.md',
     'programs_before.json',
-    'programs_small_functions.json',
-    'programs_small_functions.md',
     'programs_before.md',
+    'programs_vision.json',
+    'programs_vision.md',
     'upstream_slice.json',
     'upstream_tenth.json',
 }

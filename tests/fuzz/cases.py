@@ -24,6 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
     'hybrid': {'steps': 300},
 }
 RANDOM = 'random'  # see training.random_plan
+UNNAMED = 'none named'  # unknown iterations are not recorded then
 RARE = ('exact', 'autoswap-bo')  # slow ones
 STEPS = (
     'plain', 'accumulate', 'two losses', 'sum', 'retain grad', 'grad', 'penalty',
@@ -173,7 +174,7 @@ def _planner(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _session(rng: random.Random) -> dict[str, Any]:
-    planner, options = _planner(rng)
+    planner, options = (UNNAMED, {}) if rng.random() < 0.25 else _planner(rng)
     other, other_options = _planner(rng)
     return {
         'planner': planner,
@@ -191,4 +192,5 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'timing_runs': rng.choice((1, 2, 3)),
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),
+        'recomputes_at_once': rng.random() < 0.7,  # where no planner is named
     }

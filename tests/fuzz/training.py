@@ -27,10 +27,11 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.session.guides import guide
+from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.setting import link_measurement
 from chainer_hybridmem.simulation import Problem
 
-from .cases import DEEP, RANDOM, Case, Step
+from .cases import DEEP, RANDOM, UNNAMED, Case, Step
 from .layers import Layer, bring, overwrite, reach
 from .places import place
 
@@ -403,6 +404,10 @@ def surroundings(case: Case) -> Iterator[None]:
         least = options['minimum_bytes']
         enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
         enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
+        if options.get('recomputes_at_once'):
+            enter(mock.patch.object(replay_trials, 'LEAST_SECONDS', 0.0))
+            enter(mock.patch.object(replay_trials, 'WORTH_MEASURING', 0.0))
+            enter(mock.patch.object(replay_trials, 'PROBATION', 1))
         yield
 
 
@@ -414,7 +419,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
     opened = chainer_hybridmem.optimize(
         run.model,
         limit_bytes,
-        options['planner'],
+        None if options['planner'] == UNNAMED else options['planner'],
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
         host_limit=host_limit,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 
+from chainer_hybridmem.chainer_access.compat.overlay import Overlay
 from chainer_hybridmem.chainer_access.compat.stand_ins import list_scalar_types
 
 _FLOAT16 = 'cupy/float16.cuh'
@@ -47,22 +48,6 @@ def _wrap(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     wrapped = functools.wraps(original)(wrap(original))
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
-
-
-class _Overlay(types.ModuleType):
-    """A module seen through a few replaced attributes.
-
-    One Chainer module gets it for its global ``numpy``; NumPy itself, which all
-    others share, stays as it is. Not for modules that test ``xp is numpy``.
-    """
-
-    def __init__(self, module: types.ModuleType, **replaced: Any) -> None:
-        super().__init__(module.__name__)
-        self._module = module
-        vars(self).update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
 
 
 def _patch_summary() -> None:
@@ -117,7 +102,7 @@ def _patch_as_strided() -> None:
     """Gives as_strided, whose backward needs it as well, its numpy.sctypes."""
     module = _chainer_module('functions.array.as_strided')
     if not hasattr(module.np, 'sctypes'):
-        module.np = _Overlay(numpy, sctypes=list_scalar_types())
+        module.np = Overlay(numpy, sctypes=list_scalar_types())
 
 
 def _patch_resize_images() -> None:
@@ -131,7 +116,7 @@ def _patch_resize_images() -> None:
         # no other global, may see another numpy. CuPy asks for the builtins.
         return types.FunctionType(
             function.__code__,
-            {'__builtins__': builtins, 'numpy': _Overlay(numpy, float=float)},
+            {'__builtins__': builtins, 'numpy': Overlay(numpy, float=float)},
         )
 
     _wrap(module, 'compute_indices_and_weights', wrap)
@@ -143,14 +128,14 @@ def _patch_categorical() -> None:
     It is a tuple since NumPy 2.
     """
     module = _chainer_module('distributions.categorical')
-    if isinstance(module.numpy, _Overlay):
+    if isinstance(module.numpy, Overlay):
         return
 
     @functools.wraps(numpy.meshgrid)
     def meshgrid(*args: Any, **kwargs: Any) -> list[Any]:
         return list(numpy.meshgrid(*args, **kwargs))
 
-    module.numpy = _Overlay(numpy, meshgrid=meshgrid)
+    module.numpy = Overlay(numpy, meshgrid=meshgrid)
 
 
 def _patch_pad_sequence() -> None:
@@ -202,7 +187,7 @@ def _patch_multiprocess_updater() -> None:
     Since CuPy 14 only kernels with such arguments get its header.
     """
     module = _chainer_module('training.updaters.multiprocess_parallel_updater')
-    if isinstance(module.cuda, _Overlay):
+    if isinstance(module.cuda, Overlay):
         return
     elementwise = module.cuda.elementwise
 
@@ -213,4 +198,4 @@ def _patch_multiprocess_updater() -> None:
             options.setdefault('preamble', f'#include <{_FLOAT16}>')
         return elementwise(*args, **options)
 
-    module.cuda = _Overlay(module.cuda, elementwise=elementwise_with_float16)
+    module.cuda = Overlay(module.cuda, elementwise=elementwise_with_float16)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy
 
-from chainer_hybridmem.chainer_access.compat import patches, stand_ins
+from chainer_hybridmem.chainer_access.compat import chainercv, patches, stand_ins
 from chainer_hybridmem.chainer_access.compat.cuda import (
     accept_cupy_without_cudnn,
     load_cudnn,
@@ -32,8 +32,9 @@ def install() -> None:
 
     It imports nothing itself. Deprecations that Chainer's own import raises are then
     not shown, whatever the warning filters say; afterwards the filters are the
-    user's again.
+    user's again. chainercv is repaired likewise.
     """
+    chainercv.install()
     if 'chainer' in sys.modules:
         patch_chainer()
     else:

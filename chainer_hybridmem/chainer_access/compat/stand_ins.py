@@ -26,7 +26,7 @@ def list_scalar_types() -> dict[str, list[type]]:
 
 def stand_in_for_sctypes() -> AbstractContextManager[None]:
     """Stands in for ``numpy.sctypes``, which is gone with NumPy 2."""
-    return _numpy_attribute('sctypes', list_scalar_types())
+    return numpy_attribute('sctypes', list_scalar_types())
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def stand_in_for_distutils() -> Iterator[None]:
     vars(system_info)['get_info'] = lambda name: {}
     vars(distutils)['system_info'] = system_info
     stubs = {module.__name__: module for module in (distutils, system_info)}
-    with _modules(stubs), _numpy_attribute('distutils', distutils):
+    with _modules(stubs), numpy_attribute('distutils', distutils):
         yield
 
 
@@ -63,7 +63,8 @@ def _modules(modules: dict[str, types.ModuleType]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _numpy_attribute(name: str, value: object) -> Iterator[None]:
+def numpy_attribute(name: str, value: object) -> Iterator[None]:
+    """Gives NumPy an attribute that it does not have."""
     vars(numpy)[name] = value
     try:
         yield

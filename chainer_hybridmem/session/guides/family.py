@@ -9,7 +9,8 @@ Note: [what learning may cost]
     many seconds as learning has taken so far and the next try will take. Learning then
     costs at most as much as never learning has cost: the rule for renting skis, whose
     result is at most twice the best one in hindsight. A family of one is learnt at
-    once, and so is what has come several times in a row: the first iteration of a
+    once if all families together have lost as much as learning has cost them. What has
+    come several times in a row is learnt in any case: the first iteration of a
     recurrent network often differs from all others. Where plans that are followed turn
     out to be those of other iterations, most iterations of the family follow none.
 """
@@ -78,21 +79,40 @@ class Family:
             del self.fingerprints[next(iter(self.fingerprints))]
         return known
 
-    def note_learning(self, fingerprint: int, seconds: float) -> None:
-        """An iteration has been recorded, in so many seconds with planning."""
+    def note_learning(self, fingerprint: int, seconds: float) -> float:
+        """An iteration has been recorded.
+
+        Args:
+            fingerprint: Of its operations.
+            seconds: It took, with planning.
+
+        Returns:
+            float: Of these, what learning has cost.
+        """
         self._note(fingerprint)
         cost = max(seconds - self._usual_seconds, 0.0)
         self._spent_seconds += cost
         self._most_seconds = max(self._most_seconds, cost)
+        return cost
 
     def note_plan(self, fits: bool) -> None:
         """An iteration has begun with a plan; whether it was its own."""
         self._fitting.append(fits)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether something has been spent for learning."""
+        return self._spent_seconds > 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the newest iterations have had one signature."""
+        return self._in_a_row >= IN_A_ROW
+
+    @property
     def may_learn(self) -> bool:
         """Whether another try is paid for; see [what learning may cost]."""
-        if len(self.fingerprints) < 2 or self._in_a_row >= IN_A_ROW:
+        if len(self.fingerprints) < 2 or self.is_steady:
             return True
         most = max(self._most_seconds, TRY_ITERATIONS * self._usual_seconds)
         return self._lost_seconds >= self._spent_seconds + most

@@ -13,7 +13,9 @@ Note: [when to learn]
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
     (3) As long as no plan is asked for, this is worth it only for what comes again, and
-    only as far as it pays; see :mod:`.family`.
+    only as far as it pays; see :mod:`.family`. What begins in a new way is recorded
+    when something begins so once more. While an earlier draft has not come again, it is
+    recorded only once the same signature has come twice.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class KnownSignatures:
         self._unknown = 0
         self._met = 0  # iterations
         self._vain = 0  # tries to profile among them
+        self._lost_seconds = 0.0  # by passive iterations of all families
+        self._spent_seconds = 0.0  # for learning, likewise
 
     def __iter__(self) -> collections.abc.Iterator[Guide]:
         return iter(self._guides)
@@ -69,13 +73,20 @@ class KnownSignatures:
         known = guided or passive
         if self.cautious:
             family = self._family(key)
-            if not family.may_learn:
+            if not self._may_learn(family):
                 drafts = []
             if guided and not drafts and not family.follows_plans():
                 known = []
         elif known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
         return next(iter(drafts or known), None)
+
+    def _may_learn(self, family: Family) -> bool:
+        """Whether a family may be learnt; see :mod:`.family`."""
+        if not family.may_learn:
+            return False
+        paid = self._lost_seconds >= self._spent_seconds
+        return paid or family.has_begun or family.is_steady
 
     def _family(self, key: OperationKey) -> Family:
         return self._families.setdefault(key, Family())
@@ -116,7 +127,7 @@ class KnownSignatures:
         """Whether an iteration that begins so is recorded whatever it follows."""
         if not self._drafting[key]:
             return False
-        return not self.cautious or self._family(key).may_learn
+        return not self.cautious or self._may_learn(self._family(key))
 
     def wants_trial(self, key: OperationKey) -> bool:
         """Whether a draft that begins so waits for its replays to be verified."""
@@ -158,7 +169,7 @@ class KnownSignatures:
             seconds: It took, with what was made of it.
         """
         if fingerprint is not None:
-            self._family(key).note_learning(fingerprint, seconds)
+            self._spent_seconds += self._family(key).note_learning(fingerprint, seconds)
 
     def miss(
         self,
@@ -178,11 +189,19 @@ class KnownSignatures:
         self._unknown += 1
         if self.cautious and fingerprint is not None:
             family = self._family(key)
-            first = not family.fingerprints
-            if family.note_passive(fingerprint, seconds, lost_seconds) or first:
+            self._lost_seconds += lost_seconds
+            hopeful = not (family.fingerprints or self._has_unmet_draft())
+            if family.note_passive(fingerprint, seconds, lost_seconds) or hopeful:
                 self._drafting[key] = DRAFTS_AFTER_UNKNOWN
         elif self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN
+
+    def _has_unmet_draft(self) -> bool:
+        """Whether a draft has not come again so far."""
+        return any(
+            guide.stage is Stage.PROFILING and not guide.recordings
+            for guide in self._guides
+        )
 
     def add(self, guide: Guide) -> None:
         """Takes a guide in whose first iteration has been recorded."""

@@ -60,12 +60,14 @@ class GraphHook(chainer.FunctionHook):
         self._splitter = runtime.splitter
         self._instruments = runtime.instruments
         self._quiet = quiet
+        self._replays = quiet.replays
         self._start = start
         self._switching = switching
         self._learning = learning
         self._path = path
         self._guard = guard
         self._meet: Callable[[type], None] | None = None
+        self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
         self._executor.tell_asked(self._note_asked)
         self._executor.idle.tell_found(self._guard_maps)
 
@@ -76,6 +78,7 @@ class GraphHook(chainer.FunctionHook):
             meet: Called with the class of each forward function that is not quiet.
         """
         self._quiet.enter()
+        self._settings = graph.settings()
         self._meet = meet
         self.__enter__()
         self._path.__enter__()
@@ -93,11 +96,11 @@ class GraphHook(chainer.FunctionHook):
         iteration = self.iteration
         if iteration.quiet and self._quiet.take_forward(iteration, function, in_data):
             return
-        graph.refuse_static(function)
-        if not chainer.config.enable_backprop:
-            self._splitter.prepare(function)
-            self._executor.restore_maps(function)
+        own, shared = self._settings
+        if not own.get('enable_backprop', shared['enable_backprop']):
+            self._start_without_graph(iteration, function)
             return
+        graph.refuse_static(function)
         if iteration.depth and graph.backward_runs():
             self._start_nested(iteration, function)
             return
@@ -115,6 +118,14 @@ class GraphHook(chainer.FunctionHook):
                 self._quiet.start_forward(iteration, function, in_data)
                 return
         self._start_forward(iteration, function, in_data, key)
+
+    def _start_without_graph(self, iteration: Iteration, function: Any) -> None:
+        """A function leaves nothing in the graph, as most in a backward function."""
+        if not iteration.depth:
+            graph.refuse_static(function)
+        self._splitter.prepare(function)
+        if not graph.is_unfinished(function):  # it is applied once more
+            self._executor.restore_maps(function)
 
     def _start_forward(
         self,
@@ -138,7 +149,10 @@ class GraphHook(chainer.FunctionHook):
         if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             recorder.forward_starts(label, function, specs, in_data)
-        self._splitter.prepare(function)
+        if self._replays.active:
+            self._replays.prepare(function, in_data, self._splitter)
+        else:
+            self._splitter.prepare(function)
         self._instruments.leave(starts_operation=True)
 
     def _start_nested(self, iteration: Iteration, function: Any) -> None:
@@ -153,9 +167,12 @@ class GraphHook(chainer.FunctionHook):
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
         iteration = self.iteration
+        if iteration.quiet:
+            if self._replays.active:
+                self._executor.after_forward(function)
+            return
         if (
-            iteration.quiet
-            or iteration.depth
+            iteration.depth
             or iteration.last is None
             or iteration.last[1]() is not function
         ):
@@ -179,6 +196,8 @@ class GraphHook(chainer.FunctionHook):
         self._instruments.enter()
         self._complete_last(iteration)
         k = iteration.start_backward()
+        if self._replays.watching:
+            self._replays.start_backward()
         forward = self._find_forward(iteration, function)
         name = graph.function_name(function)
         label = f'backward of {name}'
@@ -300,6 +319,7 @@ class GraphHook(chainer.FunctionHook):
     def _end(self, iteration: Iteration) -> None:
         if iteration.started:
             seconds = iteration.seconds
+            self._replays.end(self._executor.counters.lost_seconds)
             self._switching.settle(iteration)
             self._learning.end(iteration, seconds)
 
@@ -329,6 +349,7 @@ class GraphHook(chainer.FunctionHook):
     def _make_room(self, missing_bytes: int) -> None:
         iteration = self.iteration
         iteration.fall_short()
+        self._replays.fall_short()
         if iteration.quiet:
             self._quiet.reclaim(iteration, missing_bytes)
         else:

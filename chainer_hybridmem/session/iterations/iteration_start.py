@@ -40,10 +40,12 @@ class IterationStart:
     ) -> None:
         self._device = runtime.device
         self._executor = runtime.executor
+        self._instruments = runtime.instruments
         self._splitter = runtime.splitter
         self._options = options
         self._arrays = arrays
         self._quiet = quiet
+        self._replays = quiet.replays
         self._signatures = signatures
         self._host_share = host_share
         self._observation = observation
@@ -79,6 +81,7 @@ class IterationStart:
         if not executor.maps.all_present:
             return False
         self._splitter.begin({})
+        self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
         iteration.start(quiet=True, fingerprint=self._first_fingerprint())
@@ -101,6 +104,9 @@ class IterationStart:
             iteration.note_foreign(self._count_foreign(guide))
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
+        planned = guide is not None and guide.table is not None
+        recorded = self._instruments.recorder is not None
+        self._replays.begin(passive=not (planned or recorded))
         self._device.memory.reset_peak()
         iteration.start(fingerprint=self._first_fingerprint())
 

@@ -22,6 +22,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
+from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_thread import ThreadGuard
@@ -36,14 +37,19 @@ class QuietIterations:
     Args:
         runtime (Runtime): Evicts what it knows, and runs functions in parts.
         arrays (ModelArrays): Never leave.
+        replays (ReplayTrials): Prepares functions for being run again.
         path (LinkPath): Names operations.
         guard (ThreadGuard): Is added to functions.
+
+    Attributes:
+        replays (ReplayTrials): As given.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         arrays: ModelArrays,
+        replays: ReplayTrials,
         path: LinkPath,
         guard: ThreadGuard,
     ) -> None:
@@ -51,6 +57,7 @@ class QuietIterations:
         self._executor = runtime.executor
         self._splitter = runtime.splitter
         self._arrays = arrays
+        self.replays = replays
         self._path = path
         self._guard = guard
         self._noted = NotedFunctions()
@@ -76,7 +83,7 @@ class QuietIterations:
         ):
             return False  # it will be refused
         if not own.get('enable_backprop', shared['enable_backprop']):
-            self._splitter.prepare_whole(function)
+            self._splitter.prepare(function)
             return True
         if iteration.depth:
             return self._take_nested(iteration, function)
@@ -92,7 +99,7 @@ class QuietIterations:
             self.know_all(iteration)
             return False
         self._noted.note_nested(function)
-        self._splitter.prepare_whole(function)
+        self._splitter.prepare(function)
         return True
 
     def start_forward(
@@ -106,7 +113,10 @@ class QuietIterations:
         k = iteration.start_forward()
         self._noted.functions.append((k, weakref.ref(function)))
         self._splitter.start_operation(k, '')
-        self._splitter.prepare_whole(function)
+        if self.replays.active:
+            self.replays.prepare(function, in_data, self._splitter)
+        else:
+            self._splitter.prepare(function)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
             self._noted.forget_dead()
@@ -114,6 +124,8 @@ class QuietIterations:
     def start_backward(self, iteration: Iteration, function: Any) -> None:
         """A backward function is about to run; what it reads may be away."""
         k = iteration.start_backward()
+        if self.replays.watching:
+            self.replays.start_backward()
         self._noted.running.append(weakref.ref(function))
         self._splitter.start_operation(k, '')
         if iteration.short:

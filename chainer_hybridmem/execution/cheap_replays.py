@@ -1,0 +1,175 @@
+"""Swap or recompute without a plan: what is cheaper for one map that leaves.
+
+Note: [recomputing without a plan]
+    A map that leaves in passive mode is dropped where making it again takes less time
+    than copying it out and in. The functions that make it have been tried in this
+    session: their replays give the same bits, and take so many seconds per byte. What
+    an iteration does that has never been recorded is not known. So a replay begins
+    only with what the program cannot change meanwhile: maps that the graph alone has,
+    and parameters. Before these are updated, what is made of them comes back. What
+    differs all the same is an error (fingerprints, [checked replays]). What backward
+    has read already goes without a copy where a replay can make it again of maps alone.
+    Capuchin's passive mode (Peng et al. 2020, section 4.2) swaps whatever it evicts;
+    Dynamic Tensor Rematerialization (Kirisame et al. 2021) recomputes it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.chainer_access import graph, owners
+from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.live_maps import LiveMaps
+from chainer_hybridmem.execution.restorer import Restorer
+
+SwapSeconds = Callable[[int], float]  # to copy so many bytes out and in
+LARGEST_SHARE = 1 / 4  # of the limit that one chain of replays may take
+
+
+class CheapReplays:
+    """Knows which maps are dropped and made again although no plan says so.
+
+    Args:
+        device (Device): Has the memory.
+        maps (LiveMaps): Every feature map.
+        restorer (Restorer): Makes maps again.
+
+    Attributes:
+        swap_seconds (callable or None): Seconds to copy so many bytes out and in; None
+            as long as nothing may be dropped.
+    """
+
+    def __init__(self, device: Device, maps: LiveMaps, restorer: Restorer) -> None:
+        self._device = device
+        self._maps = maps
+        self._restorer = restorer
+        self._untrusted: list[weakref.ref[Any]] = []  # functions
+        self._touched: weakref.WeakSet[Any] = weakref.WeakSet()  # nodes they read
+        self._rules: dict[int, Any] = {}  # update rules with our hook
+        self._depend = False  # maps have been dropped that parameters make
+        self.swap_seconds: SwapSeconds | None = None
+
+    def choose(self, swap_seconds: SwapSeconds | None) -> None:
+        """Starts an iteration, in which maps may be dropped, or none."""
+        self.swap_seconds = swap_seconds
+
+    def note_untrusted(self, function: Any) -> None:
+        """A function that is about to run may write into what it reads."""
+        self._untrusted.append(weakref.ref(function))
+
+    def _find_touched(self) -> weakref.WeakSet[Any]:
+        """Nodes of which functions of the program have read the arrays."""
+        untrusted, self._untrusted = self._untrusted, []
+        for reference in untrusted:
+            function = reference()
+            if function is not None and function.inputs is not None:
+                self._touched.update(function.inputs)
+        return self._touched
+
+    # -- one map --------------------------------------------------------------
+    def is_cheaper(self, live: LiveMap) -> bool:
+        """Whether a map costs less to make again than to copy out and in."""
+        if (
+            self.swap_seconds is None
+            or live.state is not State.RESIDENT
+            or live.host.valid
+            or live.outlives
+        ):
+            return False
+        function = self._restorer.find_maker(live)
+        if function is None or live.sticks or not live.slots.is_exclusive():
+            return False
+        # What backward has read already comes back for a second backward only.
+        most_seconds = self.swap_seconds(live.nbytes) if live.uses else math.inf
+        parameters = self._walk(live, function, most_seconds)
+        if parameters is None or (parameters and not live.uses):
+            return False  # for they will be others then
+        for parameter in parameters:
+            self._watch(parameter)
+        return True
+
+    def _walk(
+        self, live: LiveMap, function: Any, most_seconds: float
+    ) -> list[Any] | None:
+        """Looks at every function that a chain of replays would run.
+
+        Args:
+            live: What it makes.
+            function: The last one.
+            most_seconds: It may take.
+
+        Returns:
+            list of Parameter: What it reads beside maps; None if it takes longer, or
+            something could change what it reads.
+        """
+        functions, parameters = [function], []
+        touched, seconds, peak_bytes = self._find_touched(), 0.0, 0
+        most_bytes = self._device.memory.limit_bytes * LARGEST_SHARE
+        for function in functions:  # grows
+            known = self._maps.functions.get(function)
+            recipe = None if known is None else known.recipe
+            if known is None or recipe is None or known.pristine is None or known.drew:
+                return None
+            seconds += recipe.seconds
+            peak_bytes = max(peak_bytes, recipe.peak_bytes)
+            taken_bytes = peak_bytes + (len(functions) - 1) * live.nbytes
+            if seconds >= most_seconds or taken_bytes > most_bytes:
+                return None
+            if recipe.covers or recipe.attributes or not recipe.exact:
+                return None
+            if self._maps.functions.is_updated(function):
+                return None
+            for node in function.inputs:
+                if owners.is_parameter(node):
+                    parameters.append(node.get_variable_or_none())
+                    continue
+                creator = node.creator_node
+                if (
+                    creator is None
+                    or node in touched
+                    or node.get_variable_or_none() is not None
+                ):
+                    return None
+                known_already = any(creator is other for other in functions)
+                if not known_already and not self._has(node, live):
+                    functions.append(creator)
+        return parameters
+
+    def _has(self, node: Any, leaving: LiveMap) -> bool:
+        """Whether a node's array is there, or comes back by a copy."""
+        live = self._maps.find_of_node(node)
+        if live is None:
+            return graph.retained_array(node) is not None
+        return live is not leaving and live.state is not State.GONE
+
+    # -- before an update -----------------------------------------------------
+    def _watch(self, parameter: Any) -> None:
+        self._depend = True
+        rule = parameter.update_rule
+        if rule is not None and id(rule) not in self._rules:
+            owners.call_before_update(rule, weakref.WeakMethod(self.settle))
+            self._rules[id(rule)] = rule
+
+    def settle(self) -> None:
+        """Makes again what has been dropped and is still to be read.
+
+        Parameters are about to change.
+        """
+        if not self._depend:
+            return
+        self._depend = False
+        for live in list(self._maps):
+            if live.state is State.GONE and live.uses and live.slots.are_alive():
+                live.outlive()
+                self._restorer.make_before_update(live)
+
+    def close(self) -> None:
+        """Watches no update any more."""
+        for rule in self._rules.values():
+            owners.stop_calling_before_update(rule)
+        self._rules.clear()
+        self.swap_seconds = None
