@@ -26,7 +26,7 @@ from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.restorer import Restorer
 
-SwapSeconds = Callable[[int], float]  # to copy so many bytes out and in
+MostSeconds = Callable[[int], float]  # that replays may take for so many bytes
 LARGEST_SHARE = 1 / 4  # of the limit that one chain of replays may take
 
 
@@ -39,8 +39,8 @@ class CheapReplays:
         restorer (Restorer): Makes maps again.
 
     Attributes:
-        swap_seconds (callable or None): Seconds to copy so many bytes out and in; None
-            as long as nothing may be dropped.
+        most_seconds (callable or None): Seconds that replays may take instead of
+            copying so many bytes; None as long as nothing may be dropped.
     """
 
     def __init__(self, device: Device, maps: LiveMaps, restorer: Restorer) -> None:
@@ -51,11 +51,11 @@ class CheapReplays:
         self._touched: weakref.WeakSet[Any] = weakref.WeakSet()  # nodes they read
         self._rules: dict[int, Any] = {}  # update rules with our hook
         self._depend = False  # maps have been dropped that parameters make
-        self.swap_seconds: SwapSeconds | None = None
+        self.most_seconds: MostSeconds | None = None
 
-    def choose(self, swap_seconds: SwapSeconds | None) -> None:
+    def choose(self, most_seconds: MostSeconds | None) -> None:
         """Starts an iteration, in which maps may be dropped, or none."""
-        self.swap_seconds = swap_seconds
+        self.most_seconds = most_seconds
 
     def note_untrusted(self, function: Any) -> None:
         """A function that is about to run may write into what it reads."""
@@ -74,7 +74,7 @@ class CheapReplays:
     def is_cheaper(self, live: LiveMap) -> bool:
         """Whether a map costs less to make again than to copy out and in."""
         if (
-            self.swap_seconds is None
+            self.most_seconds is None
             or live.state is not State.RESIDENT
             or live.host.valid
             or live.outlives
@@ -84,7 +84,7 @@ class CheapReplays:
         if function is None or live.sticks or not live.slots.is_exclusive():
             return False
         # What backward has read already comes back for a second backward only.
-        most_seconds = self.swap_seconds(live.nbytes) if live.uses else math.inf
+        most_seconds = self.most_seconds(live.nbytes) if live.uses else math.inf
         parameters = self._walk(live, function, most_seconds)
         if parameters is None or (parameters and not live.uses):
             return False  # for they will be others then
@@ -172,4 +172,4 @@ class CheapReplays:
         for rule in self._rules.values():
             owners.stop_calling_before_update(rule)
         self._rules.clear()
-        self.swap_seconds = None
+        self.most_seconds = None

@@ -24,6 +24,8 @@ class Counters:
         swapped_in_bytes (int): Copied to the device.
         recomputed_bytes (int): Made again by replays.
         replays (int): Forward operations run again.
+        replay_seconds (float): That these took, checks included; on a GPU to issue.
+        expected_seconds (float): That they take by what their recipes say.
         evictions (int): Maps evicted because memory was short.
         restores (int): Maps brought back without a plan.
         lost_seconds (float): The program has waited for evictions and restores.
@@ -34,6 +36,7 @@ class Counters:
         self.swapped_in_bytes = 0
         self.recomputed_bytes = 0
         self.replays = 0
+        self.replay_seconds = self.expected_seconds = 0.0
         self.evictions = 0
         self.restores = 0
         self.lost_seconds = 0.0
@@ -45,6 +48,11 @@ class Counters:
     def count_replay(self) -> None:
         """A forward operation is run again."""
         self.replays += 1
+
+    def time_replay(self, seconds: float, expected_seconds: float) -> None:
+        """A replay, or the check of one, took so long."""
+        self.replay_seconds += seconds
+        self.expected_seconds += expected_seconds
 
     def count_eviction(self) -> None:
         """A map has been evicted."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,10 @@ class Restorer:
             f'depends on something that has changed. Write into a copy, or use a '
             f'planner that only swaps, such as swap-opt.'
         )
+        start = time.perf_counter()
         same = live.refill(self._device.arrays.root(array), message)
+        checks = 2 * (time.perf_counter() - start)  # one when it was dropped
+        self._movements.counters.time_replay(checks, 0.0)
         if not same and self._verifier is None:  # which will tell more
             raise SessionError(message)
 
@@ -229,7 +233,8 @@ class Restorer:
             )
         if before is None or recipe is None or not recipe.exact:
             raise _dropped_too_early(graph.function_name(function))
-        self._movements.counters.count_replay()
+        counters = self._movements.counters
+        counters.count_replay()
         covered = [None if other is None else other() for other in known.covered]
         again = [*covered, function]
         for other in again:
@@ -240,9 +245,12 @@ class Restorer:
                 return fused_replays.run(again, self._find_input)
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
-            return graph.replay(
+            start = time.perf_counter()
+            result = graph.replay(
                 before, function, recipe.attributes, inputs, self._device
             )
+            counters.time_replay(time.perf_counter() - start, recipe.seconds)
+            return result
 
     def _refuse_updated(self, function: Any) -> None:
         """See recipes, [later iterations]."""

@@ -1,10 +1,11 @@
 """Builds the emulator: CuPy's wheel, a library in place of CUDA's, one module of CuPy.
 
-    python tests/cuda_emulator/build.py FOLDER
+    python tests/cuda_emulator/build.py FOLDER [14 | 13]
 
-With the Python that will use it (3.11 or newer, with its headers) and g++. Packages
-come from the usual registry. What is there already is not made again. Where something
-is lacking that this cannot make, it says so and ends with 77.
+The number is that of CuPy's release; 13 has cuDNN (`releases.py`). It runs with the
+Python that will use it (3.11 or newer, with its headers) and g++. Packages come from
+the usual registry. What is there already is not made again. Where something is lacking
+that this cannot make, it says so and ends with 77.
 
 Note: [what is replaced]
     CuPy's wheel finds CUDA's libraries by their names, except for the runtime, which is
@@ -16,7 +17,9 @@ Note: [what is replaced]
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib.machinery
+import json
 import os
 import pathlib
 import shutil
@@ -27,18 +30,14 @@ import tarfile
 import time
 from collections.abc import Iterable
 
-CUPY = '14.2.0'
-TOOLS = ('setuptools==80.*', 'Cython>=3.2,<3.3,!=3.2.6')
-WHEELS = (f'cupy-cuda13x=={CUPY}', 'cuda-pathfinder==1.*')
-HEADERS = ('nvidia-cuda-runtime==13.0.*', 'nvidia-cuda-crt==13.0.*')
+from releases import RELEASES, Release
+
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries')
-LACKING = 77
-NAMES = (
-    *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
-    *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
-    *('libcusolver.so.12', 'libcusparse.so.12'),
+CUDNN_PARTS = tuple(
+    f'cudnn_{part}' for part in ('tensors', 'layers', 'convolutions', 'recurrent')
 )
+LACKING = 77
 API = pathlib.Path('cupy_backends/cuda/api')
 _FLAGS = ('-std=c++17', '-march=native', '-ffp-contract=off', '-w', '-fPIC')
 _LIBRARY = ('g++', '-O3', *_FLAGS)
@@ -50,37 +49,46 @@ class Builder:
 
     Args:
         folder: Where to.
+        release: Of CuPy.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, release: Release) -> None:
         self.folder = folder
+        self.release = release
         self.site = folder / 'site'
-        self.source = folder / f'cupy-{CUPY}'
+        self.source = folder / f'cupy-{release.cupy}'
         self.build = folder / 'build'
         self.lib = folder / 'lib'
 
     def run(self) -> None:
         """Makes what is not there."""
-        _check_tools()
+        _check_tools(self.release)
         for part in ('build', 'lib', 'cache/kernels', 'cache/cupy', 'tools'):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         self._fetch()
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             runtime = pool.submit(self._compile_runtime)
-            objects = [pool.submit(self._compile, part) for part in PARTS]
+            objects = [pool.submit(self._compile, part) for part in self._parts()]
             made = [future.result() for future in objects]
             self._link(made, runtime.result())
         self._replace_thrust()
         self._prepare_kernels()
         _say(f'emulator in {self.folder}')
 
+    def _parts(self) -> tuple[str, ...]:
+        return (*PARTS, *CUDNN_PARTS) if self.release.has_cudnn else PARTS
+
     # -- what others have made ------------------------------------------------
     def _fetch(self) -> None:
         if not (self.site / 'cupy').exists():
-            _say(f'fetching CuPy {CUPY}')
-            _pip('install', '--no-deps', '--target', self.site, *WHEELS)
+            _say(f'fetching CuPy {self.release.cupy}')
+            _pip('install', '--no-deps', '--target', self.site, *self.release.wheels)
         if not (self.folder / 'headers').exists():
-            _pip('install', '--no-deps', '--target', self.folder / 'headers', *HEADERS)
+            headers = self.folder / 'headers'
+            _pip('install', '--no-deps', '--target', headers, *self.release.headers)
+            compiler = next(headers.rglob('crt'))
+            if compiler.parent != self._include():
+                (self._include() / 'crt').symlink_to(compiler)
             # Of a package of its own, with two functions in it.
             (self._include() / 'cuda_profiler_api.h').write_text(
                 '#include <cuda_runtime_api.h>\nextern "C" { cudaError_t '
@@ -93,12 +101,13 @@ class Builder:
         """CuPy's sources, unpacked only: asking for their metadata needs its tools."""
         tools = self.folder / 'tools'
         if not any(tools.iterdir()):
-            _pip('install', '--target', tools, *TOOLS)
+            _pip('install', '--target', tools, *self.release.tools)
         environment = {'CUPY_INSTALL_USE_STUB': '1', 'PYTHONPATH': str(tools)}
         options = ('--no-deps', '--no-build-isolation', '--no-binary', ':all:')
         sources = self.folder / 'sources'
-        _pip('download', *options, '-d', sources, f'cupy=={CUPY}', **environment)
-        with tarfile.open(sources / f'cupy-{CUPY}.tar.gz') as archive:
+        package = f'cupy=={self.release.cupy}'
+        _pip('download', *options, '-d', sources, package, **environment)
+        with tarfile.open(sources / f'cupy-{self.release.cupy}.tar.gz') as archive:
             archive.extractall(self.folder, filter='data')
 
     def _include(self) -> pathlib.Path:
@@ -107,7 +116,7 @@ class Builder:
     # -- compiling --------------------------------------------------------------
     def _compile(self, part: str) -> pathlib.Path:
         source, target = HERE / f'{part}.cpp', self.build / f'{part}.o'
-        if _is_older(target, (source, HERE / 'core.h')):
+        if _is_older(target, (source, *HERE.glob('*.h'))):
             _call(*_LIBRARY, '-c', f'-I{self._include()}', source, '-o', target)
         return target
 
@@ -117,7 +126,9 @@ class Builder:
             return target
         _say("compiling CuPy's runtime module")
         tools = {'PYTHONPATH': str(self.folder / 'tools')}
-        _call(sys.executable, HERE / 'cythonize_runtime.py', self.source, **tools)
+        release = json.dumps(dataclasses.asdict(self.release))
+        cythonize = (HERE / 'cythonize_runtime.py', self.source, release)
+        _call(sys.executable, *cythonize, **tools)
         include = [self._include(), self.source, self.source / API]
         include.append(pathlib.Path(sysconfig.get_paths()['include']))
         macros = ('-DCUPY_USE_HIP=0', '-DCUPY_CACHE_KEY=emulator')
@@ -131,7 +142,7 @@ class Builder:
             stubs = self._stubs(objects, runtime)
             name = f'-Wl,-soname,{library.name}'
             _call('g++', '-shared', name, *objects, stubs, '-o', library, '-ldl')
-        for name in NAMES:
+        for name in self.release.libraries:
             if not (self.lib / name).exists():
                 (self.lib / name).symlink_to(library.name)
         suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -145,6 +156,8 @@ class Builder:
     ) -> pathlib.Path:
         modules = [*self.site.glob('cupy*/**/*.so'), runtime]
         missing = _symbols(modules, 'U') - _symbols(objects, 'T')
+        if not self.release.has_cudnn:
+            missing = {name for name in missing if not name.startswith('cudnn')}
         source, target = self.build / 'stubs.c', self.build / 'stubs.o'
         lines = ['#include <stdio.h>']
         lines += [
@@ -171,9 +184,10 @@ class Builder:
         (self.build / 'compile.txt').write_text(' '.join(command) + '\n')
 
 
-def _check_tools() -> None:
+def _check_tools(release: Release) -> None:
     if sys.version_info < (3, 11):
-        _lack(f'CuPy {CUPY} needs Python 3.11, and this is {sys.version.split()[0]}.')
+        here = sys.version.split()[0]
+        _lack(f'CuPy {release.cupy} needs Python 3.11, and this is {here}.')
     for tool in ('g++', 'gcc', 'nm'):
         if shutil.which(tool) is None:
             _lack(f'{tool} was not found. On Debian and Ubuntu: apt install g++')
@@ -199,7 +213,7 @@ def _symbols(files: Iterable[pathlib.Path], kind: str) -> set[str]:
             words = line.split()
             name = words[-1].partition('@')[0]
             ours = name.startswith(('cu', 'nvrtc', 'nvJitLink'))
-            if kind in words and ours and not name.startswith(('cutensor', 'cudnn')):
+            if kind in words and ours and not name.startswith('cutensor'):
                 found.add(name)
     return found
 
@@ -237,8 +251,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
     target = pathlib.Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    Builder(target.resolve()).run()
+    Builder(target.resolve(), RELEASES[(*sys.argv[2:], '14')[0]]).run()

@@ -175,7 +175,7 @@ int cublasSetMathMode(void*, int) { return 0; }
 int cublasGetMathMode(void*, int* out) { *out = 0; return 0; }
 int cublasSetPointerMode_v2(void*, int) { return 0; }
 int cublasGetPointerMode_v2(void*, int* out) { *out = 0; return 0; }
-int cublasGetVersion_v2(void*, int* out) { *out = 130000; return 0; }
+int cublasGetVersion_v2(void*, int* out) { *out = CUDART_VERSION * 10; return 0; }
 
 int cublasSgemm_v2(void* h, int ta, int tb, int m, int n, int k, const float* al, const float* A, int lda,
                    const float* B, int ldb, const float* be, float* C, int ldc) {

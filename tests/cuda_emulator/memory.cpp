@@ -233,8 +233,8 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* out) { *out = 13000; return cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int* out) { *out = 13000; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* out) { *out = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* out) { *out = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr which, int) {
     switch (which) {
         case cudaDevAttrMaxThreadsPerBlock: *out = 1024; break;

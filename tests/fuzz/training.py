@@ -27,7 +27,7 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.session.guides import guide
-from chainer_hybridmem.session.iterations import replay_trials
+from chainer_hybridmem.session.iterations import copy_costs, replay_trials
 from chainer_hybridmem.session.setting import link_measurement
 from chainer_hybridmem.simulation import Problem
 
@@ -405,8 +405,8 @@ def surroundings(case: Case) -> Iterator[None]:
         enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
         enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
         if options.get('recomputes_at_once'):
-            enter(mock.patch.object(replay_trials, 'LEAST_SECONDS', 0.0))
-            enter(mock.patch.object(replay_trials, 'WORTH_MEASURING', 0.0))
+            enter(mock.patch.object(copy_costs, 'LEAST_SECONDS', 0.0))
+            enter(mock.patch.object(copy_costs, 'WORTH_MEASURING', 0.0))
             enter(mock.patch.object(replay_trials, 'PROBATION', 1))
         yield
 

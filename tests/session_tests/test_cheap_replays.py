@@ -19,7 +19,8 @@ import pytest
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.restorer import Restorer
-from chainer_hybridmem.session.iterations import replay_trials
+from chainer_hybridmem.session.iterations import copy_costs, replay_trials
+from chainer_hybridmem.session.iterations.copy_costs import CopyCosts
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials, Worth
 
 COUNT = 14
@@ -112,7 +113,7 @@ def count_recomputed(figures: Any) -> int:
 @pytest.fixture(autouse=True)
 def measured_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is measured after a few iterations."""
-    monkeypatch.setattr(replay_trials, 'WORTH_MEASURING', 0.1)
+    monkeypatch.setattr(copy_costs, 'WORTH_MEASURING', 0.1)
 
 
 # -- what it is for --------------------------------------------------------------
@@ -124,7 +125,7 @@ def test_a_slow_link_is_avoided_without_a_plan():
 
 
 def test_nothing_is_recomputed_over_a_fast_link(monkeypatch):
-    monkeypatch.setattr(ReplayTrials, '_swap_seconds', lambda self, nbytes: 0.0)
+    monkeypatch.setattr(CopyCosts, '_copy_seconds', lambda self, *sizes: 0.0)
     expected, losses, _ = run()
     digest, others, figures = limited(link_bandwidth=None)
     assert (digest, others) == (expected, losses)
@@ -139,7 +140,7 @@ def test_nothing_is_recomputed_where_another_planner_is_named():
 
 
 def test_what_backward_has_read_goes_without_a_copy(monkeypatch):
-    monkeypatch.setattr(ReplayTrials, '_swap_seconds', lambda self, nbytes: 0.0)
+    monkeypatch.setattr(CopyCosts, '_copy_seconds', lambda self, *sizes: 0.0)
     dropped: list[bool] = []
     is_cheaper = CheapReplays.is_cheaper
 
@@ -329,7 +330,7 @@ def test_update_rules_have_no_hook_after_the_session():
 
 
 def test_small_functions_are_looked_at_for_a_few_iterations_only(monkeypatch):
-    monkeypatch.setattr(replay_trials, 'LEAST_SECONDS', 1.0)
+    monkeypatch.setattr(copy_costs, 'LEAST_SECONDS', 1.0)
     monkeypatch.setattr(replay_trials, 'BARREN', 3)
     active: list[bool] = []
     begin = ReplayTrials.begin

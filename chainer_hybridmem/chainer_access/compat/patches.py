@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def patch_all() -> None:
     _patch_pad_sequence()
     _patch_mean_squared_error()
     _patch_multiprocess_updater()
+    _patch_pooling_cycle()
 
 
 def _chainer_module(name: str) -> Any:
@@ -199,3 +201,22 @@ def _patch_multiprocess_updater() -> None:
         return elementwise(*args, **options)
 
     module.cuda = Overlay(module.cuda, elementwise=elementwise_with_float16)
+
+
+def _patch_pooling_cycle() -> None:
+    """Lets a pooling function that cuDNN computes die with its graph.
+
+    It and its helper hold each other. Without this repair, the graphs of past
+    iterations stay in memory until Python collects garbage.
+    """
+    helper = _chainer_module('functions.pooling.pooling_nd')._CudnnPoolingNDImpl
+    if isinstance(vars(helper).get('func'), property):
+        return
+
+    def get(self: Any) -> Any:
+        return self._func()
+
+    def hold_weakly(self: Any, function: Any) -> None:
+        self._func = weakref.ref(function)
+
+    helper.func = property(get, hold_weakly)

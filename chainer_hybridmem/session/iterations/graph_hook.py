@@ -319,7 +319,7 @@ class GraphHook(chainer.FunctionHook):
     def _end(self, iteration: Iteration) -> None:
         if iteration.started:
             seconds = iteration.seconds
-            self._replays.end(self._executor.counters.lost_seconds)
+            self._replays.end(self._executor.counters)
             self._switching.settle(iteration)
             self._learning.end(iteration, seconds)
 

@@ -27,25 +27,23 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.execution.holders import compute_uncounted_fingerprint
+from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.recompute import trust
 from chainer_hybridmem.recording.trials import run_trial
-from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Recipe
+from chainer_hybridmem.session.iterations.copy_costs import CopyCosts
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.splitting import Splitter
 
-LEAST_SECONDS = 2e-4  # that it takes to copy out and in what a function reads
 ALIKE = 4  # sizes up to so many times larger or smaller cost as much per byte
 MOST_TRIALS = 8  # without a result
 NEWEST = 16  # iterations: functions are looked at as long as one of them was short
 BARREN = 8  # iterations without a function that is large enough
 PROBATION = 2  # iterations in which nothing is recomputed
-WORTH_MEASURING = 1.0  # seconds lost, from which on the link is measured for this
-_MUCH_BYTES = 1 << 24
 RUNS = 2  # of one trial; the slower one counts
 
 
@@ -119,10 +117,9 @@ class ReplayTrials:
         self._device = runtime.device
         self._executor = runtime.executor
         self._arrays = arrays
-        self._links = links
+        self._costs = CopyCosts(runtime.device, links)
         self._wanted = options.planner == DEFAULT and not options.plans_anyway
         self._since_short = NEWEST  # iterations
-        self._lost_seconds = 0.0  # by iterations without a plan
         self._known: dict[Hashable, Worth] = {}
         self._trusted: dict[type, bool] = {}
         self._watched: list[tuple[weakref.ref[Any], int]] = []  # and a fingerprint
@@ -139,51 +136,26 @@ class ReplayTrials:
             passive: Whether it has no plan and is not recorded.
         """
         wanted = passive and self._wanted and self._since_short < NEWEST
-        self.active = wanted and self._knows_links()
+        self.active = wanted and self._costs.are_known()
         self._since_short += 1
         self._watched.clear()
         self.watching = self.active and self._probation > 0
         drops = self.active and not self.watching
-        self._executor.cheap.choose(self._swap_seconds if drops else None)
+        self._executor.cheap.choose(self._costs.most_seconds if drops else None)
         if self.active:
             self._arrays.protect_from(self._executor)
-            self._least_bytes = self._find_least_bytes()
+            self._least_bytes = self._costs.find_least_bytes()
             self._probation -= self.watching
             self._barren += 1
             self._wanted = self._barren < BARREN
 
-    def _knows_links(self) -> bool:
-        """Whether the links are measured, which is done once that is worth it."""
-        if self._links.measured is None and self._lost_seconds >= WORTH_MEASURING:
-            self._links.measure_once()
-        return self._links.measured is not None
-
-    def end(self, lost_seconds: float) -> None:
-        """An iteration has ended.
-
-        Args:
-            lost_seconds: It took to evict and to restore.
-        """
-        self._lost_seconds += lost_seconds
+    def end(self, counters: Counters) -> None:
+        """An iteration has ended, which has moved so much."""
+        self._costs.learn(counters, self.active)
 
     def fall_short(self) -> None:
         """An allocation does not fit: the next iterations look at functions."""
         self._since_short = 0
-
-    def _swap_seconds(self, nbytes: int) -> float:
-        """To copy so many bytes out and in."""
-        links = self._links.measured
-        assert links is not None
-        link = links.link
-        if links.disk is not None and self._device.copies.host_room(Tier.RAM) < nbytes:
-            link = links.disk
-        return link.d2h_seconds(nbytes) + link.h2d_seconds(nbytes)
-
-    def _find_least_bytes(self) -> int:
-        """How much takes long enough to copy."""
-        nothing, much = self._swap_seconds(0), self._swap_seconds(_MUCH_BYTES)
-        left = max(LEAST_SECONDS - nothing, 0.0)
-        return int(left / (much - nothing) * _MUCH_BYTES) if much > nothing else 0
 
     # -- functions ------------------------------------------------------------
     def prepare(
