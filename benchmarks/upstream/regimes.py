@@ -314,7 +314,7 @@ class Regime(chainer.FunctionHook):
         return known[function]
 
     def _finds_all(self, function: Any, known: dict[Any, bool]) -> bool:
-        live = self._executor.functions.get(function)
+        live = self._executor.functions.find(function)
         if function is None or live is None or live.recipe is None:
             return False
         for node in self._reads(function):

@@ -110,7 +110,7 @@ class CheapReplays:
         touched, seconds, peak_bytes = self._find_touched(), 0.0, 0
         most_bytes = self._device.memory.limit_bytes * LARGEST_SHARE
         for function in functions:  # grows
-            known = self._maps.functions.get(function)
+            known = self._maps.functions.find(function)
             recipe = None if known is None else known.recipe
             if known is None or recipe is None or known.pristine is None or known.drew:
                 return None

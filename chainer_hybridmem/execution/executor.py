@@ -292,7 +292,7 @@ class Executor:
         if self._table is not None:
             self._actions.act(k, self._table)
         self.crossing.recall_read_by(function)
-        known = self.functions.get(function)
+        known = self.functions.find(function)
         maps = () if known is None else known.maps
         if known is not None and known.serial < 0:
             self.idle.start_backward(known)
@@ -314,7 +314,7 @@ class Executor:
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
-        known = self.functions.get(function)
+        known = self.functions.find(function)
         maps = () if known is None else known.maps
         if self.verifier is not None:
             self.verifier.has_read(k, function, maps)
@@ -377,7 +377,7 @@ class Executor:
             running: Those whose backward runs now.
         """
         for function in ended:
-            known = self.functions.get(function)
+            known = self.functions.find(function)
             if known is not None:
                 for live in known.maps:
                     live.uses.discard(known.serial)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.chainer_access import graph, owners
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.chainer_access.graph import Pristine
     from chainer_hybridmem.execution.live_map import LiveMap
     from chainer_hybridmem.records.profile import Recipe
 
 
-class LiveFunction(weakref.ref[Any]):
+class LiveFunction(graph.Entry):
     """A reference to a function, with what is known of it as long as it lives.
 
     Attributes:
@@ -31,17 +29,16 @@ class LiveFunction(weakref.ref[Any]):
     """
 
     __slots__ = (
-        'covered', 'drew', 'key', 'maps', 'operation', 'origin', 'pristine', 'recipe',
+        'covered', 'drew', 'maps', 'operation', 'origin', 'pristine', 'recipe',
         'serial', 'updates',
     )  # fmt: skip
 
-    key: int
     serial: int
     operation: int
     origin: Any
     maps: Sequence[LiveMap]
     updates: tuple[int, ...] | None
-    pristine: Pristine | None
+    pristine: graph.Pristine | None
     recipe: Recipe | None
     covered: Sequence[LiveFunction | None]
     drew: bool
@@ -68,7 +65,7 @@ class LiveFunction(weakref.ref[Any]):
         """Has drawn random numbers, or may have."""
         self.drew = True
 
-    def keep_pristine(self, pristine: Pristine) -> None:
+    def keep_pristine(self, pristine: graph.Pristine) -> None:
         """Can run again as it is before its forward."""
         self.pristine = pristine
 
@@ -92,45 +89,31 @@ class LiveFunction(weakref.ref[Any]):
         return True
 
 
-class LiveFunctions:
-    """Known functions, by identity: old-style ones may be equal or unhashable."""
+class LiveFunctions(graph.Entries[LiveFunction]):
+    """Known functions, by identity."""
 
-    def __init__(self) -> None:
-        entries: dict[int, LiveFunction] = {}
-
-        def forget(entry: Any) -> None:
-            key = entry.key
-            if entries.get(key) is entry:
-                del entries[key]
-
-        self._entries = entries
-        self._forget = forget
-
-    def get(self, function: Any) -> LiveFunction | None:
-        """What is known of a function, if anything is."""
-        return self._entries.get(id(function))
+    __slots__ = ()
 
     def know(self, function: Any) -> LiveFunction:
         """What is known of a function; from now on something is."""
-        key = id(function)
-        entry = self._entries.get(key)
+        entry = self.find(function)
         if entry is None:
             entry = LiveFunction(function, self._forget)
-            entry.key, entry.serial, entry.operation = key, -1, -1
+            entry.serial = entry.operation = -1
             entry.maps = entry.covered = ()
             entry.origin = entry.updates = entry.pristine = entry.recipe = None
             entry.drew = False
-            self._entries[key] = entry  # whole: an interrupt may come anywhere
+            self.add(function, entry)
         return entry
 
     def is_known(self, function: Any) -> bool:
         """Whether it is known what a function has left in the graph."""
-        known = self._entries.get(id(function))
+        known = self.find(function)
         return known is not None and known.serial >= 0
 
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
-        known = self._entries.get(id(function))
+        known = self.find(function)
         if known is None or known.updates is None:
             return False
         return known.updates != owners.updates(function.inputs)

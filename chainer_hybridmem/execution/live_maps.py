@@ -245,7 +245,7 @@ class LiveMaps:
     # -- questions ------------------------------------------------------------
     def find(self, function: Any) -> Sequence[LiveMap]:
         """Feature maps that a function's backward reads."""
-        known = self.functions.get(function)
+        known = self.functions.find(function)
         return () if known is None else known.maps
 
     def find_of_node(self, node: Any) -> LiveMap | None:

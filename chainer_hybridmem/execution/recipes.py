@@ -182,7 +182,7 @@ class Recipes:
         """The function that makes an array again exactly, if there is one."""
         node = reference.node
         function = reference.function if node is None else node.creator_node
-        known = self._maps.functions.get(function)
+        known = self._maps.functions.find(function)
         recipe = None if known is None else known.recipe
         if known is None or recipe is None or not recipe.exact:
             return None

@@ -22,7 +22,7 @@ from chainer_hybridmem.chainer_access.graph.backward_loops import (
     BACKWARD_LOOP,
     backward_runs,
 )
-from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner, Entries, Entry
 from chainer_hybridmem.chainer_access.graph.doors import BringBack, watch
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
     FRAMEWORK,
@@ -56,6 +56,8 @@ __all__ = [
     'FRAMEWORK',
     'BringBack',
     'ByOwner',
+    'Entries',
+    'Entry',
     'Pristine',
     'SlotRef',
     'add_local_hook',

@@ -1,33 +1,40 @@
-"""A table of what is known about objects, which forgets each one that dies."""
+"""Tables of what is known about objects, which forget each one that dies."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any, Generic, TypeVar
 
+
+class Entry(weakref.ref[Any]):
+    """A weak reference to an object; subclasses say what is known about it.
+
+    Attributes:
+        key (int): The identity of the object.
+    """
+
+    __slots__ = ('key',)
+
+    key: int
+
+
+Known = TypeVar('Known', bound=Entry)
 Value = TypeVar('Value')
 
 
-class _Entry(weakref.ref[Any], Generic[Value]):
-    """A weak reference to an object, and what is known about it."""
-
-    __slots__ = ('key', 'value')
-
-    key: int
-    value: Value
-
-
-class ByOwner(Generic[Value]):
-    """Maps objects to values as long as the objects live.
+class Entries(Generic[Known]):
+    """Maps objects to entries as long as the objects live.
 
     Functions may be equal to each other or unhashable, so the key is the identity. A
-    look-up takes a third of the time that a ``WeakKeyDictionary`` needs.
+    look-up takes a third of the time that a ``WeakKeyDictionary`` needs. An interrupt
+    may break off the callback that forgets an entry: each look-up makes sure that the
+    entry is not one of a dead object that had the same identity.
     """
 
     __slots__ = ('_entries', '_forget')
 
     def __init__(self) -> None:
-        entries: dict[int, _Entry[Value]] = {}
+        entries: dict[int, Known] = {}
 
         def forget(entry: Any) -> None:
             key = entry.key
@@ -37,20 +44,41 @@ class ByOwner(Generic[Value]):
         self._entries = entries
         self._forget = forget
 
+    def find(self, owner: Any) -> Known | None:
+        """What is known of an object, if anything is."""
+        entry = self._entries.get(id(owner))
+        return entry if entry is not None and entry() is owner else None
+
+    def add(self, owner: Any, entry: Known) -> None:
+        """Takes in an entry that is complete: an interrupt may come anywhere."""
+        entry.key = id(owner)
+        self._entries[entry.key] = entry
+
+
+class _Valued(Entry, Generic[Value]):
+    __slots__ = ('value',)
+
+    value: Value
+
+
+class ByOwner(Entries[_Valued[Value]]):
+    """Maps objects to values as long as the objects live."""
+
+    __slots__ = ()
+
     def __setitem__(self, owner: Any, value: Value) -> None:
-        key = id(owner)
-        entry = self._entries.get(key)
-        if entry is not None:
+        entry = self.find(owner)
+        if entry is None:
+            entry = _Valued(owner, self._forget)
             entry.value = value
-            return
-        entry = _Entry(owner, self._forget)
-        entry.key, entry.value = key, value
-        self._entries[key] = entry  # complete: an interrupt may come anywhere
+            self.add(owner, entry)
+        else:
+            entry.value = value
 
     def get(self, owner: Any) -> Value | None:
         """The value of an object; None if it has none."""
         entry = self._entries.get(id(owner))
-        return None if entry is None else entry.value
+        return entry.value if entry is not None and entry() is owner else None
 
     def __contains__(self, owner: Any) -> bool:
-        return id(owner) in self._entries
+        return self.find(owner) is not None

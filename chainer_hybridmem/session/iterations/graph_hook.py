@@ -264,7 +264,7 @@ class GraphHook(chainer.FunctionHook):
         What an older iteration's graph is asked for must not be recomputed:
         parameters may be others.
         """
-        known = self._executor.functions.get(function)
+        known = self._executor.functions.find(function)
         if known is None or known.origin is None:
             return -1
         if known.origin is iteration:
@@ -286,7 +286,7 @@ class GraphHook(chainer.FunctionHook):
 
     def _note_asked(self, function: Any, slots: list[Slot]) -> None:
         """The program reads what the graph keeps: later iterations must not drop it."""
-        known = self._executor.functions.get(function)
+        known = self._executor.functions.find(function)
         origin = None if known is None else known.origin
         if origin is not None and origin.following.guide is not None:
             origin.following.guide.outlive(slots, updated=False)
