@@ -2,11 +2,13 @@
 # make train   trains ResNet-50 on photographs in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
-# make test-all  the same with more orders of work, networks and drawn cases on the GPU
+# make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
+#              with CuPy 13 and cuDNN
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
 # make docs    writes the pages of docs/ that follow from result files and code
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
+#              both: CUPY=13 for CuPy 13.6 with cuDNN 8.9, the pair of chainer and cupy-cuda12x
 # make gpu-wheels      collects in .gpu-wheels what a GPU machine without network lacks, for
 #                      benchmarks/gpu/run.sh; GPU_PYTHON is the Python version of that machine
 # make fuzz    trains drawn networks under drawn plans and compares them with plain Chainer;
@@ -42,7 +44,8 @@ GPU_EXTRA = extra=; \
 		if [ "$${cuda:-0}" -ge 13 ]; then extra=,cuda13; else extra=,cuda12; fi; \
 	fi
 
-EMULATOR := .cuda-emulator
+CUPY ?= 14
+EMULATOR := .cuda-emulator/$(CUPY)
 EMULATED = $(BIN)/python tests/cuda_emulator/run.py $(EMULATOR)
 PYTEST = $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal
 ONE_THREAD = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -65,7 +68,7 @@ train: venv
 
 test: lint
 	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
-	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR); case $$? in \
+	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY); case $$? in \
 		0) $(MAKE) --no-print-directory test-cuda;; \
 		77) echo "SKIPPED: the tests that need a GPU; the reason is above";; \
 		*) exit 1;; \
@@ -74,13 +77,16 @@ test: lint
 test-all: test
 	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
+	$(MAKE) --no-print-directory test-cuda CUPY=13
+	CHAINER_CUDNN=0 $(MAKE) --no-print-directory test-cuda CUPY=13
+	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda CUPY=13
 
 # 5: PYTEST_ARGS leave no test over.
 test-cuda: cuda-emulator
 	$(ONE_THREAD) $(EMULATED) $(PYTEST) -m gpu $(PYTEST_ARGS) || test $$? -eq 5
 
 cuda-emulator: venv
-	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR)
+	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY)
 
 gpu-wheels: venv
 	rm -rf $(WHEELS)
@@ -121,6 +127,6 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(EMULATOR) $(WHEELS) build dist *.egg-info .coverage
+	rm -rf $(VENV) .cuda-emulator $(WHEELS) build dist *.egg-info .coverage
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,7 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.setting import link_measurement
 
+WORKSPACE_BYTES = 1 << 19
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 
 
@@ -38,6 +39,15 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope='session')
+def small_workspaces() -> None:
+    """Limits of tests are a few megabytes; cuDNN may take eight unless it is told."""
+    from chainer.backends import cuda
+
+    if cuda.cudnn_enabled:
+        cuda.set_max_workspace_size(WORKSPACE_BYTES)
 
 
 @pytest.fixture(scope='module')

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainer.functions.activation import leaky_relu
+from chainer.functions.activation import leaky_relu, relu
 from chainer.functions.normalization import batch_normalization as bn
 
 LeakyReLUGrad = leaky_relu._LeakyReLUGrad
-apply_normalization = bn._apply_bn_fwd
 IN_SHAPE = '_in_shape'  # attribute of pooling: the shape of its input
 
 
@@ -20,6 +19,16 @@ def chooses_as_chainer(normalization: Any) -> bool:
 def is_general(gradient: Any) -> bool:
     """Whether a batch normalization's backward is Chainer's own, without a library."""
     return type(gradient._impl) is bn.GeneralBatchNormalizationImpl
+
+
+def is_relu_of_cudnn(function: Any) -> bool:
+    """Whether the forward of a ReLU has gone through cuDNN."""
+    return bool(function._use_cudnn)
+
+
+def relu_of_cudnn(x: Any) -> Any:
+    """What cuDNN's ReLU makes of an array."""
+    return relu.cudnn.activation_forward(x, relu._mode)
 
 
 def input_layouts(function: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from chainer_hybridmem.commands.recording import (
     random_examples,
 )
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.recompute import drawing
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.units import format_bytes
 
@@ -78,7 +79,8 @@ def _prepare(device_name: str) -> Training:
     device = chainer.get_device(DEVICES[device_name])
     np.random.seed(0)
     device.use()
-    device.xp.random.seed(0)
+    if device_name == 'cuda':
+        drawing.seed_gpu(0)
     model = TinyNetwork()
     model.to_device(device)
     optimizer = chainer.optimizers.MomentumSGD()

@@ -128,11 +128,13 @@ def train(
         HybridMemoryError: If it cannot be trained, or nothing was guided.
     """
     from chainer_hybridmem.commands import recording
+    from chainer_hybridmem.recompute import drawing
 
     device = recording.choose_device(memory.device)
     try:
         training = recording.prepare(network, device)
-        training.model.xp.random.seed(0)  # on a GPU it is another generator
+        if device.kind == 'cuda':
+            drawing.seed_gpu(0)
         if planner is None:
             return train_plain(training, iterations)
         return train_limited(training, memory, iterations, planner)

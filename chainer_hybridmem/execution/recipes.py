@@ -26,6 +26,7 @@ Note: [written meanwhile]
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import weakref
 from collections.abc import Collection, Hashable
@@ -36,7 +37,7 @@ from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.execution.functions import LiveFunction
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.recompute import drawing, trust
+from chainer_hybridmem.recompute import drawing, dropout_states, trust
 from chainer_hybridmem.records.profile import Recipe, SlotKind
 
 
@@ -58,6 +59,8 @@ class Recipes:
         self._may_drop = may_drop
         self._may_switch = False
         self._on_gpu = device.kind == 'cuda'
+        if self._on_gpu:
+            dropout_states.watch()
         self._table: ActionTable | None = None
         self._replayed: Collection[int] | None = None  # operations; None: any
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
@@ -138,6 +141,10 @@ class Recipes:
         drawn, self._drawn = self._drawn, None
         if drawn is not None and drawing.position(self._on_gpu) != drawn:
             self._maps.functions.know(function).note_drawn()
+
+    def guard_replay(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a replay: cuDNN's generators and their ratios stay as they are."""
+        return dropout_states.set_back() if self._on_gpu else contextlib.nullcontext()
 
     def note_run(self, k: int, known: LiveFunction) -> None:
         """A function is operation k of this iteration."""

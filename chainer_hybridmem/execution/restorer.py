@@ -246,9 +246,10 @@ class Restorer:
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
             start = time.perf_counter()
-            result = graph.replay(
-                before, function, recipe.attributes, inputs, self._device
-            )
+            with self._recipes.guard_replay():
+                result = graph.replay(
+                    before, function, recipe.attributes, inputs, self._device
+                )
             counters.time_replay(time.perf_counter() - start, recipe.seconds)
             return result
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.devices.cuda_bits import import_cupy
+from chainer_hybridmem.recompute import dropout_states
 
 WORDS = 624  # of a Mersenne Twister; its position follows them
 _DRAWN_WITH = ('_generator', '_rk_seed')  # of CuPy's RandomState
@@ -27,9 +28,11 @@ def position(gpu: bool = False) -> Hashable:
     """Where the global generators are: another value once a number was drawn.
 
     Args:
-        gpu: Whether CuPy's counts, too; see [generators of CuPy].
+        gpu: Whether CuPy's counts, too; see [generators of CuPy]. And cuDNN's.
     """
-    return (_numpy_position(), _cupy_position()) if gpu else _numpy_position()
+    if not gpu:
+        return _numpy_position()
+    return _numpy_position(), _cupy_position(), dropout_states.count_draws()
 
 
 def _numpy_position() -> int:
@@ -59,8 +62,10 @@ def _cupy_position() -> tuple[int, int]:
 def set_aside() -> Iterator[Callable[[], bool]]:
     """Puts a spare in the place of CuPy's global generator of the current GPU.
 
+    What is drawn from cuDNN's is taken back.
+
     Yields:
-        Whether the spare has been drawn from.
+        Whether anything has been drawn.
     """
     cupy = import_cupy()
     random, device = cupy.random, cupy.cuda.Device().id
@@ -69,12 +74,19 @@ def set_aside() -> Iterator[Callable[[], bool]]:
     before = spare.uses
     random.set_random_state(spare)
     try:
-        yield lambda: spare.uses != before
+        with dropout_states.set_back() as drawn:
+            yield lambda: spare.uses != before or drawn()
     finally:
         if former is None:
             states.pop(device, None)
         else:
             random.set_random_state(former)
+
+
+def seed_gpu(number: int) -> None:
+    """Seeds the generators of the current GPU, CuPy's and cuDNN's."""
+    import_cupy().random.seed(number)
+    dropout_states.seed(number)
 
 
 @functools.cache

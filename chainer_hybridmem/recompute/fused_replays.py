@@ -1,11 +1,11 @@
-"""Fused replays: one compiled loop instead of one or more whole forwards.
+"""Fused replays: one loop or kernel instead of one or more whole forwards.
 
 BatchNormalization keeps the mean and inverse standard deviation of its batch:
 its output is an elementwise function of its input and these. Where forward
 drops that output on the way through an addition or a ReLU, the end of the
 chain is made straight from its beginning, without any array in between. Max
 pooling finds values and indexes in one walk over its input, without the array
-of all windows that forward builds.
+of all windows that forward builds on the host; on a GPU forward does the same.
 
 A fused replay covers one or more forward functions. Plans use it only where a
 recording has compared it bit for bit with what forward has made.
@@ -129,4 +129,5 @@ def run(
         ]
     else:
         terms = [normalised_sums.normalise(head, *map(fetch, head.inputs))]
-    return (normalised_sums.add_up(terms, type(last) is ReLU),), types.SimpleNamespace()
+    relu = last if type(last) is ReLU else None
+    return (normalised_sums.add_up(terms, relu),), types.SimpleNamespace()

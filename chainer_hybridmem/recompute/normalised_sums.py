@@ -1,7 +1,7 @@
-"""Batch normalization, addition and ReLU in one loop.
+"""Batch normalization, addition and ReLU in one loop, on a GPU in one kernel.
 
-Where an array has a type or layout for which no loop is compiled, NumPy computes the
-same in place.
+On the host, where an array has a type or layout for which no loop is compiled, NumPy
+computes the same in place.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import dataclasses
 import math
 from typing import Any
 
-import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access import functions
 from chainer_hybridmem.devices.protocol import Array
-from chainer_hybridmem.recompute import kernels
+from chainer_hybridmem.recompute import cuda_sums, kernels
 from chainer_hybridmem.recompute.kernels import COMPILED_TYPES
-from chainer_hybridmem.recompute.no_fused_replay import NoFusedReplayError
 
 
 @dataclasses.dataclass
@@ -47,24 +44,27 @@ def normalise(function: Any, x: Array, gamma: Array, beta: Array) -> _Normalised
     )
 
 
-def add_up(terms: list[Any], relu: bool) -> Array:
+def add_up(terms: list[Any], relu: Any) -> Array:
     """The sum of arrays and normalised arrays, then perhaps ReLU.
 
     Args:
         terms: One or two; at least one is what :func:`normalise` returns.
-        relu: Whether ReLU follows.
+        relu: The function; None if none follows.
 
     Raises:
         NoFusedReplayError: If there is no loop for these arrays.
     """
     terms.sort(key=lambda term: not isinstance(term, _Normalised))  # a + b is b + a
     if not isinstance(terms[0].x, np.ndarray):
-        if len(terms) == 1 and not relu:
-            xp = chainer.backend.get_array_module(terms[0].x)
-            return functions.apply_normalization(xp, terms[0].x, *terms[0].parameters)
-        raise NoFusedReplayError('on this device only BatchNormalization alone has one')
-    y = _compiled_sum(terms, relu)
-    return _numpy_sum(terms, relu) if y is None else y
+        return cuda_sums.add_up(
+            [
+                (term.x, *term.parameters) if isinstance(term, _Normalised) else (term,)
+                for term in terms
+            ],
+            relu,
+        )
+    y = _compiled_sum(terms, relu is not None)
+    return _numpy_sum(terms, relu is not None) if y is None else y
 
 
 def _compiled_sum(terms: list[Any], relu: bool) -> Array | None:

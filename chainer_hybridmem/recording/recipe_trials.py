@@ -189,7 +189,7 @@ class RecipeTrials:
         the copies up as soon as memory is short.
         """
         device, spare = self._device, self._maps.spare
-        if device.kind != 'host' or not fused_replays.may_go_on(functions[-1]):
+        if not fused_replays.may_go_on(functions[-1]):
             return
         nodes = fused_replays.find_inputs(functions)
         for node in nodes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import random
 import sys
 import zipfile
@@ -253,11 +254,12 @@ def make_trainer(
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and, with a GPU, CuPy."""
+    """Seeds Python, NumPy and, with a GPU, CuPy and Chainer's use of cuDNN."""
     random.seed(seed)
     np.random.seed(seed)
     if compat.cuda_available():
         chainer.backends.cuda.cupy.random.seed(seed)
+        os.environ.setdefault('CHAINER_SEED', str(seed))
 
 
 def choose_device(spec: str) -> chainer.backend.Device:

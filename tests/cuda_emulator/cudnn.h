@@ -94,7 +94,7 @@ inline uint64_t mixed(uint64_t a, uint64_t b) {  // splitmix64
 
 struct Dropout { float ratio = 0; void* states = nullptr; };
 struct States { uint64_t seed, position; };  // in the memory of the device
-constexpr size_t STATES_BYTES = 1 << 20;  // a GPU keeps some bytes for each of its threads
+constexpr size_t STATES_BYTES = 1 << 14;  // a GPU has more, some for each of its threads
 
 inline bool kept(const unsigned char* mask, size_t i) { return mask[i / 8] >> i % 8 & 1; }
 void draw(const Dropout& dropout, size_t count, unsigned char* mask);

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from support.marks import needs_emulated_cudnn
 
 import chainer_hybridmem  # noqa: F401  (before Chainer)
 
@@ -17,17 +18,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.chainer_access import compat
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        'EMU_LIBRARY' not in os.environ
-        or os.environ.get('CHAINER_CUDNN') == '0'
-        or not compat.cupy_can_use_cudnn(),
-        reason='needs the emulator with CuPy 13: make test-cuda CUPY=13',
-    ),
-]
+pytestmark = needs_emulated_cudnn
 TOLERANCES = {'f': 1e-4, 'd': 1e-10, 'e': 5e-2}
 IMAGES = (4, 3, 8, 7)
 

@@ -21,6 +21,7 @@ from support.hostile import Clock, late_copies, poisoned_memory, repeatable_copi
 
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.recompute import drawing
 
 from .cases import Case
 
@@ -99,7 +100,7 @@ class Cuda(Host):
         super().begin(case)
         gc.collect()  # what is left of other runs would count
         cupy.get_default_memory_pool().free_all_blocks()
-        cupy.random.seed(case.seed % (1 << 32))
+        drawing.seed_gpu(case.seed % (1 << 32))
         self._schedule(case)
 
     def _schedule(self, case: Case) -> None:

@@ -9,6 +9,7 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import planners
+from chainer_hybridmem.recompute import drawing
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 8
@@ -68,10 +69,8 @@ def test_guided_iterations_get_their_places(planner, in_core, peak):
 
 def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
     """What the next plan's iterations allocate without places must not lie in it."""
-    import cupy
-
     np.random.seed(0)
-    cupy.random.seed(0)
+    drawing.seed_gpu(0)
     model = networks.Everything(channels=16)
     model.to_device('@cupy:0')
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)

@@ -29,6 +29,8 @@ from support.gpu_programs import (
     update,
 )
 
+from chainer_hybridmem.recompute import drawing
+
 pytestmark = pytest.mark.gpu
 LONGER = 16  # where several graphs are learnt
 
@@ -193,7 +195,7 @@ def train_on_two_gpus(**options):
 
     begin(0)
     with cupy.cuda.Device(1):
-        cupy.random.seed(0)
+        drawing.seed_gpu(0)
     rng = np.random.RandomState(1)
     x = rng.rand(ITERATIONS * 16, 3, 24, 24).astype(np.float32)
     data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, len(x)).astype('i'))

@@ -15,6 +15,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from chainer_hybridmem.recompute import drawing
+
 # Planners that do what they do under every limit.
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
 # What planners have to be told to act, and to be quick about it.
@@ -169,7 +171,7 @@ def train_on_gpu(
 
     gc.collect()  # former models are not to hold pieces of CuPy's pool
     cupy.get_default_memory_pool().free_all_blocks()
-    cupy.random.seed(0)
+    drawing.seed_gpu(0)
     np.random.seed(0)
     model = make()
     model.to_device('@cupy:0')

@@ -1,0 +1,24 @@
+"""Why a test is skipped."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from chainer_hybridmem.chainer_access import compat
+
+needs_cudnn = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        os.environ.get('CHAINER_CUDNN') == '0' or not compat.cupy_can_use_cudnn(),
+        reason='needs CuPy 13 and cuDNN; on the emulator: make test-cuda CUPY=13',
+    ),
+]
+needs_emulated_cudnn = [
+    *needs_cudnn,
+    pytest.mark.skipif(
+        'EMU_LIBRARY' not in os.environ,
+        reason='is about the emulator: make test-cuda CUPY=13',
+    ),
+]
