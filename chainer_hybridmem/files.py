@@ -22,6 +22,8 @@ T = TypeVar('T')
 MAXIMUM_FILE_BYTES = 2**26  # 100 times ResNet-50's profile; parsed it may take 20 times
 _CHUNK_BYTES = 2**20
 LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
+LATER = {'later': True}
+"""Metadata of a record's last fields that files from before they existed lack."""
 
 
 @contextlib.contextmanager
@@ -128,13 +130,21 @@ def unrow(cls: type[T], values: list[Any]) -> T:
 
     Args:
         cls: A dataclass or a named tuple.
-        values: One for each field.
+        values: One for each field; those of :data:`LATER` may be missing.
     """
     hints = _hints(typing.cast(Any, cls))
-    if not isinstance(values, list) or len(values) != len(hints):
+    least = len(hints) - _count_later(typing.cast(Any, cls))
+    if not isinstance(values, list) or not least <= len(values) <= len(hints):
         raise ValueError(f'{cls.__name__} needs {len(hints)} values, got {values!r}')
-    pairs = zip(hints.values(), values, strict=True)
+    pairs = zip(hints.values(), values, strict=False)
     return cls(*(_typed(hint, value) for hint, value in pairs))
+
+
+@functools.cache
+def _count_later(cls: type) -> int:
+    if not dataclasses.is_dataclass(cls):
+        return 0
+    return sum(f.metadata == LATER for f in dataclasses.fields(cls))
 
 
 @functools.cache

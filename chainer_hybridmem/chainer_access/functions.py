@@ -21,6 +21,11 @@ def is_general(gradient: Any) -> bool:
     return type(gradient._impl) is bn.GeneralBatchNormalizationImpl
 
 
+def is_by_cudnn(normalization: Any) -> bool:
+    """Whether cuDNN has computed a batch normalization's forward."""
+    return type(normalization._impl) is bn._CudnnBatchNormalizationImpl
+
+
 def is_relu_of_cudnn(function: Any) -> bool:
     """Whether the forward of a ReLU has gone through cuDNN."""
     return bool(function._use_cudnn)

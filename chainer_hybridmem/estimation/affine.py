@@ -168,7 +168,7 @@ class SamplePair:
         result = []
         for b in self.large.recipes:
             a = before.get(b.operation)
-            if a is not None and a.covers != b.covers:
+            if a is not None and (a.covers, a.formula) != (b.covers, b.formula):
                 # A map too small to be one in the smaller sample ends a pass there.
                 a, b = whole_forward(self.small, a), whole_forward(self.large, b)
             if a is None or (a.sources, a.attributes) != (b.sources, b.attributes):

@@ -47,4 +47,5 @@ def whole_forward(profile: Profile, recipe: Recipe) -> Recipe:
         seconds=op.device_seconds,
         peak_bytes=nbytes + op.workspace_bytes,
         covers=(),
+        formula=0,
     )

@@ -242,7 +242,7 @@ class Restorer:
         verifier = self._verifier
         with verifier.replay(again) if verifier else contextlib.nullcontext():
             if recipe.covers:
-                return fused_replays.run(again, self._find_input)
+                return fused_replays.run(again, self._find_input, recipe.formula)
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
             start = time.perf_counter()

@@ -22,8 +22,9 @@ from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
+from chainer_hybridmem.chainer_access.functions import is_by_cudnn
 from chainer_hybridmem.devices.protocol import Array
-from chainer_hybridmem.recompute import max_pooling, normalised_sums
+from chainer_hybridmem.recompute import cuda_sums, max_pooling, normalised_sums
 from chainer_hybridmem.recompute.no_fused_replay import NoFusedReplayError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     'NoFusedReplayError',
     'find_candidates',
     'find_inputs',
+    'list_formulas',
     'may_go_on',
     'run',
     'stays',
@@ -99,14 +101,27 @@ def find_inputs(functions: Sequence[Any]) -> list[Any]:
     return nodes
 
 
+def list_formulas(functions: Sequence[Any]) -> range:
+    """The ways in which a fused replay may round: several where cuDNN has normalised.
+
+    The first one is that of Chainer's own code.
+    """
+    by_cudnn = any(
+        type(function) is BatchNormalization and is_by_cudnn(function)
+        for function in functions
+    )
+    return range(len(cuda_sums.FORMULAS) if by_cudnn else 1)
+
+
 def run(
-    functions: Sequence[Any], fetch: Fetch
+    functions: Sequence[Any], fetch: Fetch, formula: int = 0
 ) -> tuple[tuple[Array, ...], types.SimpleNamespace]:
     """Makes the outputs of the last one of the functions again.
 
     Args:
         functions: One of :func:`find_candidates`.
         fetch: Gives the array of each of :func:`find_inputs`.
+        formula: One of :func:`list_formulas`.
 
     Returns:
         Output arrays of the last function, and an object with the attributes
@@ -130,4 +145,4 @@ def run(
     else:
         terms = [normalised_sums.normalise(head, *map(fetch, head.inputs))]
     relu = last if type(last) is ReLU else None
-    return (normalised_sums.add_up(terms, relu),), types.SimpleNamespace()
+    return (normalised_sums.add_up(terms, relu, formula),), types.SimpleNamespace()

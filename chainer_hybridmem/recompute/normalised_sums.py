@@ -44,12 +44,13 @@ def normalise(function: Any, x: Array, gamma: Array, beta: Array) -> _Normalised
     )
 
 
-def add_up(terms: list[Any], relu: Any) -> Array:
+def add_up(terms: list[Any], relu: Any, formula: int) -> Array:
     """The sum of arrays and normalised arrays, then perhaps ReLU.
 
     Args:
         terms: One or two; at least one is what :func:`normalise` returns.
         relu: The function; None if none follows.
+        formula: Of the normalization on a GPU.
 
     Raises:
         NoFusedReplayError: If there is no loop for these arrays.
@@ -62,6 +63,7 @@ def add_up(terms: list[Any], relu: Any) -> Array:
                 for term in terms
             ],
             relu,
+            formula,
         )
     y = _compiled_sum(terms, relu is not None)
     return _numpy_sum(terms, relu is not None) if y is None else y

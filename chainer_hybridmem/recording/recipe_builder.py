@@ -91,6 +91,7 @@ class RecipeBuilder:
                 and self._can_reach_inputs(covers, covered)
             ),
             covers=covers,
+            formula=result.formula,
         )
 
     def _find_inputs(self, covered: Sequence[Step]) -> set[int]:

@@ -40,6 +40,7 @@ class TrialResult:
         spans (tuple of pair of Mark): Before and after each timed replay.
         peak_bytes (int): Highest load above the first moment.
         made (tuple of str): Attributes that a fused replay makes again.
+        formula (int): How that replay rounds.
     """
 
     exact: bool
@@ -47,6 +48,7 @@ class TrialResult:
     spans: tuple[tuple[Mark, Mark], ...]
     peak_bytes: int
     made: tuple[str, ...] = ()
+    formula: int = 0
 
     def seconds(self, device: Device) -> float:
         """Median time of one replay; see [steady times]."""
@@ -144,9 +146,25 @@ def try_fused(
         walker: See [steady times].
 
     Returns:
-        TrialResult, or None if there is no loop for it, if an output is not
-        reachable any more, or if there is no memory for the trial.
+        TrialResult, of the formula that gives the same bits, if there is one. None if
+        there is no loop for it, if an output is not reachable any more, or if there is
+        no memory for the trial.
     """
+    result = None
+    for formula in fused_replays.list_formulas(functions):
+        result = _try_formula(functions, fetch, formula, device, walker)
+        if result is None or result.exact:
+            break
+    return result
+
+
+def _try_formula(
+    functions: Sequence[Any],
+    fetch: fused_replays.Fetch,
+    formula: int,
+    device: Device,
+    walker: Walker,
+) -> TrialResult | None:
     last = functions[-1]
     outputs = graph.output_arrays(last)
     if not outputs or any(output is None for output in outputs):
@@ -160,7 +178,7 @@ def try_fused(
             device.memory.reset_window()
             load, start = device.memory.used_bytes, device.clock.mark()
             try:
-                again, made = fused_replays.run(functions, fetch)
+                again, made = fused_replays.run(functions, fetch, formula)
                 spans.append((start, device.clock.mark()))
                 peak_bytes = max(peak_bytes, device.memory.window_peak_bytes - load)
                 exact = exact and all(
@@ -178,7 +196,9 @@ def try_fused(
             del again, made
             if not exact:
                 break
-    return TrialResult(exact and not drawn, (), tuple(spans[1:]), peak_bytes, names)
+    return TrialResult(
+        exact and not drawn, (), tuple(spans[1:]), peak_bytes, names, formula
+    )
 
 
 def _runs(device: Device) -> int:

@@ -26,6 +26,8 @@ import enum
 import hashlib
 from typing import Any, NamedTuple
 
+from chainer_hybridmem import files
+
 
 class Phase(enum.Enum):
     """Part of the iteration an operation belongs to."""
@@ -171,6 +173,10 @@ class Storage:
         )
 
 
+FORMULAS = 4
+"""Number of ways in which a pass may round: ``recompute/cuda_sums.py``."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
     """How to make the products of a forward operation again.
@@ -192,6 +198,7 @@ class Recipe:
         covers (tuple of int): Forward operations that one cheap pass takes
             the place of, ascending, ``operation`` the last; empty if the
             whole forward runs again.
+        formula (int): How that pass rounds, where there are several ways.
     """
 
     operation: int
@@ -203,6 +210,7 @@ class Recipe:
     peak_bytes: int
     exact: bool
     covers: tuple[int, ...] = ()
+    formula: int = dataclasses.field(default=0, metadata=files.LATER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import math
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records.profile import Link, Profile
+from chainer_hybridmem.records.profile import FORMULAS, Link, Profile
 
 
 def check_profile(profile: Profile) -> None:
@@ -135,6 +135,8 @@ def _check_recipes(profile: Profile) -> None:
             and all(a < b for a, b in itertools.pairwise(covers))
         ):
             raise _broken(f'recipe {recipe} covers {covers}')
+        if not 0 <= recipe.formula < FORMULAS or (recipe.formula and not covers):
+            raise _broken(f'recipe {recipe} has formula {recipe.formula}')
         for source in recipe.inputs:
             if profile.storages[source].producer > recipe.operation:
                 raise _broken(

@@ -18,7 +18,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-pytestmark = needs_emulated_cudnn
+pytestmark = [pytest.mark.gpu, needs_emulated_cudnn]
 TOLERANCES = {'f': 1e-4, 'd': 1e-10, 'e': 5e-2}
 IMAGES = (4, 3, 8, 7)
 

@@ -8,17 +8,12 @@ import pytest
 
 from chainer_hybridmem.chainer_access import compat
 
-needs_cudnn = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        os.environ.get('CHAINER_CUDNN') == '0' or not compat.cupy_can_use_cudnn(),
-        reason='needs CuPy 13 and cuDNN; on the emulator: make test-cuda CUPY=13',
-    ),
-]
-needs_emulated_cudnn = [
-    *needs_cudnn,
-    pytest.mark.skipif(
-        'EMU_LIBRARY' not in os.environ,
-        reason='is about the emulator: make test-cuda CUPY=13',
-    ),
-]
+_cudnn = pytest.mark.skipif(
+    os.environ.get('CHAINER_CUDNN') == '0' or not compat.cupy_can_use_cudnn(),
+    reason='needs CuPy 13 and cuDNN; on the emulator: make test-cuda CUPY=13',
+)
+needs_emulated_cudnn = pytest.mark.skipif(
+    'EMU_LIBRARY' not in os.environ or _cudnn.args[0],
+    reason='is about the emulated cuDNN: make test-cuda CUPY=13',
+)
+needs_cudnn = [pytest.mark.gpu, _cudnn]
