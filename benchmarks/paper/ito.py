@@ -6,8 +6,8 @@
 Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
 (docs/guide/estimate.md). The model's compute times are calibrated on one figure of the
 paper, ResNet-50's in-core speed of 316 images/s; everything else is prediction.
-Replays run whole forwards, as on CUDA today; ``hybrid (pass)`` is the planner
-``hybrid`` with the host's passes as kernels. Writes JSON, Markdown tables and, with
+Replays run whole forwards; ``hybrid (pass)`` is the planner ``hybrid`` with one kernel
+for what the host replays in one pass. Writes JSON, Markdown tables and, with
 matplotlib, a picture to ``benchmarks/results``.
 """
 

@@ -247,7 +247,7 @@ SECTIONS = (
     Section(
         ('rivals_published',),
         'Published figures beside plans in the same setting',
-        """Predicted time over in-core time; whole forwards are replayed, as on CUDA
+        """Predicted time over in-core time; whole forwards are replayed, as with cuDNN
         today. The conditions of the papers differ, as the last column says. In 1/7.5
         of the memory a single backward convolution of ResNet-50 needs more than there
         is; with [functions in parts](guide/splitting.md), which this table does not

@@ -230,7 +230,7 @@ SECTIONS = (
         """Predicted time over in-core time with 16 GB (10^9 bytes), each network at
         the largest batch size of the sweep. Compute times are calibrated on the 316
         images/s that Ito et al. measured for ResNet-50. *Passes* are recompute
-        kernels that exist for the CPU only. The paper measured up to +53 %, +64 % and
+        kernels over several functions. The paper measured up to +53 %, +64 % and
         +5 % for its own planner `pooch`. All batch sizes:
         [paper_ito.md](../benchmarks/results/paper_ito.md).""",
         paper_ito,

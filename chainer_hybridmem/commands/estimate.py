@@ -83,8 +83,8 @@ class EstimateCommand(base.Command):
         group.add_argument(
             '--recompute',
             choices=('whole', 'pass'),
-            help='whether the GPU replays whole forwards, as today (whole, the '
-            'default), or has passes like the CPU (pass)',
+            help='whether one kernel replays several functions (pass, the default), or '
+            'only whole forwards are replayed (whole)',
         )
         group.add_argument(
             '--images-per-second',

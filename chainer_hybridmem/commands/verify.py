@@ -7,6 +7,8 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.reporting.tables import table
@@ -133,7 +135,7 @@ def train(
     device = recording.choose_device(memory.device)
     try:
         training = recording.prepare(network, device)
-        if device.kind == 'cuda':
+        if device.xp is not np:
             drawing.seed_gpu(0)
         if planner is None:
             return train_plain(training, iterations)

@@ -62,7 +62,7 @@ def ways(
             f'times are those of the recorded functions. Name a model (--gpu).'
         )
     if recompute is None:
-        recompute = PASS if model is None else WHOLE
+        recompute = PASS
     if recompute not in RECOMPUTES:
         raise OptionError(
             f'recompute is {recompute!r}; it must be one of {", ".join(RECOMPUTES)}.'
@@ -85,8 +85,9 @@ class Estimator:
             device of the recording.
         convolution (str): ``'cudnn'`` or ``'im2col'``, which keeps the recorded
             events. Without a model nothing is changed whatever it says.
-        recompute (str): ``'whole'``: replays run whole forwards, as on CUDA today;
-            ``'pass'``: what the recording has made again in one pass is one kernel.
+        recompute (str): ``'pass'``: what the recording has made again in one pass is
+            one kernel; ``'whole'``: replays run whole forwards, as on a GPU whose cuDNN
+            rounds in a way that no kernel does.
             Without a model recipes are as recorded whatever it says.
         factor (float): All compute times are multiplied by it.
         calibration (dict or None): What ``factor`` comes from.
@@ -113,8 +114,7 @@ class Estimator:
             samples: Two recorded iterations.
             model: The device; None for that of the recording.
             convolution: ``'cudnn'`` or ``'im2col'``; None for the model's.
-            recompute: ``'whole'`` or ``'pass'``; None for whole forwards on a model
-                and for the recorded recipes without one.
+            recompute: ``'pass'``, which None stands for, or ``'whole'``.
 
         Raises:
             OptionError: As :func:`ways` does.

@@ -2,8 +2,9 @@
 
 A recording on the host makes much again in one pass over several functions
 (:attr:`Recipe.covers`): a ReLU behind a batch normalisation straight from the output
-of the convolution, say. Where there are no passes, each function replays its own
-forward, and what lies in between is made on the way.
+of the convolution, say. So does a GPU, if a trial has found a kernel that rounds as
+its forward does (``recompute/cuda_sums.py``). Where there are no passes, each function
+replays its own forward, and what lies in between is made on the way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from chainer_hybridmem.records.profile import Profile, Recipe
 
 WHOLE, PASS = 'whole', 'pass'
 RECOMPUTES = (WHOLE, PASS)
-"""Whole forwards, as on CUDA today; or each pass as one elementwise kernel."""
+"""Whole forwards; or each pass as one elementwise kernel."""
 
 
 def with_whole_forwards(profile: Profile) -> Profile:

@@ -106,7 +106,7 @@ def test_the_choice_is_checked_and_told(pair):
     with pytest.raises(OptionError, match='--gpu'):
         Estimator.make(pair, recompute='whole')
     assert Estimator.make(pair).profile(6).device['recompute'] == 'recorded'
-    assert Estimator.make(pair, model).profile(6).device['recompute'] == 'whole'
+    assert Estimator.make(pair, model).profile(6).device['recompute'] == 'pass'
 
 
 def test_recorded_recipes_do_not_change_without_a_model(profiles, pair):
