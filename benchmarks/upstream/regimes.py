@@ -18,7 +18,9 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.devices.cuda.device import CudaDevice
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.table import ActionTable
@@ -34,21 +36,25 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
 from support.native_faults import NativeFaults
 
 LIMIT_BYTES = 2**40  # nothing is refused: the regime says what leaves
+GPU_BYTES = 2**32  # as little as nothing refuses
 REGIMES = ('swap', 'recompute', 'random')
 
 
-def open_device() -> HostDevice:
-    """The device that counts what the tests allocate; poisons what is freed."""
-    device = HostDevice(LIMIT_BYTES)
+def open_device(kind: str) -> Device:
+    """The device that counts what the tests allocate.
+
+    Args:
+        kind: ``'host'`` or ``'cuda'``.
+    """
     trials.TIMED_RUNS = 1  # nobody looks at the times of trial replays
-    install(device)
-    return device
+    return CudaDevice(GPU_BYTES) if kind == 'cuda' else HostDevice(LIMIT_BYTES)
 
 
-def install(device: HostDevice) -> None:
-    """Counts allocations from here on."""
+def install(device: Device) -> None:
+    """Counts allocations from here on, and poisons what is freed on the host."""
     device.memory.install(lambda missing_bytes: None)
-    NativeFaults(device.memory).poison_freed()
+    if isinstance(device, HostDevice):
+        NativeFaults(device.memory).poison_freed()
 
 
 class _Numbers(dict[Slot, int]):
@@ -95,7 +101,7 @@ class Regime(chainer.FunctionHook):
 
     name = 'hybridmem-upstream'
 
-    def __init__(self, device: HostDevice, regime: str, seed: str) -> None:
+    def __init__(self, device: Device, regime: str, seed: str) -> None:
         self.device = device
         self.counts: collections.Counter[str] = collections.Counter()
         self._regime = regime
@@ -161,7 +167,8 @@ class Regime(chainer.FunctionHook):
         self._executor.before_forward(k, function)
         owns = self.device.arrays.owns
         names = {name for name, _ in graph.attribute_arrays(function, owns)}
-        newest = self.device.arrays.allocation_id(self.device.memory.allocate(1))
+        memory: Any = self.device.memory
+        newest = memory.ident_of(memory.allocate(1))
         self._last = _Running(k, function, newest, names)
         self._positions[function] = k
 
@@ -280,7 +287,10 @@ class Regime(chainer.FunctionHook):
         if verdict is None or not verdict.exact:
             return
         covers = tuple(sorted(self._positions[f] for f in covered))
-        recipe = Recipe(last.k, (), (), (), verdict.attributes, 0.0, 0, True, covers)
+        recipe = Recipe(
+            last.k, (), (), (), verdict.attributes, 0.0, 0, True, covers,
+            verdict.formula,
+        )  # fmt: skip
         known = executor.functions.know(function)
         known.follow(recipe, [executor.functions.know(f) for f in covered[:-1]])
         for node in self._reads(function):
@@ -372,7 +382,7 @@ class Regime(chainer.FunctionHook):
             assert recipe is not None
             self._table.recipes[operation] = Recipe(
                 operation, (), tuple(products), tuple(products.values()),
-                recipe.attributes, 0.0, 0, True, recipe.covers,
+                recipe.attributes, 0.0, 0, True, recipe.covers, recipe.formula,
             )  # fmt: skip
             keeps = tuple(s for s in products if s in wanted)
             passing.update(s for s in products if s not in wanted)

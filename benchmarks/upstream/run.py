@@ -13,11 +13,13 @@ The tests are those of Chainer's source at v7.8.1 (the source package does not c
 them); nothing of them comes with this project.
 
     python -m benchmarks run upstream.run FOLDER [--what links_tests ...]
+                                          [--device cuda]
 
 FOLDER is a checkout of Chainer at v7.8.1; it is cloned from GitHub if there is none.
 A part may have a share: ``:5`` runs every fifth test, chosen by its name, and of every
 method of every class at least one that is not skipped, if there is one. The result is
 written after each part; ``--add`` keeps the parts of the file that are not run again.
+With ``--device cuda`` those tests are run that need a GPU (or the emulator).
 """
 
 from __future__ import annotations
@@ -62,7 +64,12 @@ def obtain(folder: str) -> None:
 
 
 def work(
-    folder: str, modes: list[str], share: int, what: list[str], only: Iterable[str] = ()
+    folder: str,
+    device: str,
+    modes: list[str],
+    share: int,
+    what: list[str],
+    only: Iterable[str] = (),
 ) -> dict[str, Any]:
     """What worker.py finds, in a process of its own."""
     path = [common.ROOT, *sys.path[1:]]
@@ -74,7 +81,7 @@ def work(
     }
     with tempfile.TemporaryDirectory() as scratch:
         output, names = (os.path.join(scratch, name) for name in ('out', 'names'))
-        arguments = [','.join(modes), str(share), output, *what]
+        arguments = [device, ','.join(modes), str(share), output, *what]
         if only:
             with open(names, 'w', encoding='utf-8') as file:
                 json.dump(list(only), file)
@@ -97,13 +104,13 @@ def only_with_us(body: dict[str, Any], regime: str) -> list[str]:
     return [t for t, o in ours.items() if o == 'failed' and plain[t] != 'failed']
 
 
-def confirm(folder: str, body: dict[str, Any]) -> None:
+def confirm(folder: str, device: str, body: dict[str, Any]) -> None:
     """Runs by itself what fails only with us: some tests cannot run twice."""
     for regime in regimes.REGIMES:
         tests = only_with_us(body, regime)
         if tests:
             files = sorted({test.split('::')[0] for test in tests})
-            again = work(folder, [regime], 1, files, tests)
+            again = work(folder, device, [regime], 1, files, tests)
             body['outcomes'][regime].update(again['outcomes'][regime])
             body['reasons'][regime].update(again['reasons'][regime])
 
@@ -183,6 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what the benchmark takes."""
     parser.add_argument('folder')
     parser.add_argument('--what', nargs='+', default=PARTS, help='parts, as PART:SHARE')
+    parser.add_argument('--device', choices=('host', 'cuda'), default='host')
     parser.add_argument('--add', action='store_true', help='keep the other parts')
     parser.add_argument('--name', default='upstream_tests')
 
@@ -195,8 +203,9 @@ def main(options: argparse.Namespace) -> int:
     for entry in options.what:
         part, _, share = entry.partition(':')
         what = [f'tests/chainer_tests/{part}']
-        body = work(folder, [PLAIN, *regimes.REGIMES], int(share or 1), what)
-        confirm(folder, body)
+        modes = [PLAIN, *regimes.REGIMES]
+        body = work(folder, options.device, modes, int(share or 1), what)
+        confirm(folder, options.device, body)
         rows[part] = summary(body, part, int(share or 1))
         order = sorted(rows.values(), key=lambda row: PARTS.index(row['part']))
         save(order, options.name)

@@ -20,11 +20,14 @@ import chainer_hybridmem  # noqa: F401  before chainer
 import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
+from support.hostile import poisoned_blocks
 
 from benchmarks.upstream import regimes
+from chainer_hybridmem.recompute import drawing
 
 sys.modules.setdefault('mock', unittest.mock)  # the package of that name, by today's
-UNWANTED = ('gpu', 'cudnn', 'ideep', 'chainerx', 'slow', 'multi_gpu', 'theano')
+UNWANTED = ('ideep', 'chainerx', 'slow', 'theano')
+GPU = ('gpu', 'cudnn', 'multi_gpu')
 PLAIN = 'plain'
 LONGEST_REASON = 300  # characters
 PARAMETERS = re.compile(r'(_param_\d+_\{|_use_chainerx_|_attrs\d+|\[).*')
@@ -64,6 +67,7 @@ class Passes:
         share: Every so many-th test is run, chosen by its name; and of each method of
             each class so many more that one is not skipped.
         only: If there are any, the tests to run.
+        device: ``'host'`` or ``'cuda'``: where maps are moved.
         progress: File that gets a line per test: seconds, mode, outcome and name.
 
     Attributes:
@@ -75,7 +79,7 @@ class Passes:
     """
 
     def __init__(
-        self, modes: list[str], share: int, only: set[str], progress: Any
+        self, modes: list[str], share: int, only: set[str], device: str, progress: Any
     ) -> None:
         self.modes = modes
         self.share = share
@@ -92,8 +96,7 @@ class Passes:
         self._spare: set[str] = set()  # run as long as their method was skipped
         self._run: set[tuple[str, ...]] = set()  # methods that were not skipped
         self._mode = PLAIN
-        self._device = regimes.open_device()
-        self._device.memory.uninstall()
+        self._device = regimes.open_device(device)
 
     @pytest.hookimpl(trylast=True)  # of those that no mark excludes
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -162,6 +165,8 @@ class Passes:
         seed = number_of(name_of(item))
         np.random.seed(seed)
         random.seed(seed)
+        if self._device.kind == 'cuda':
+            drawing.seed_gpu(seed)
         with contextlib.ExitStack() as stack:
             if self._mode != PLAIN:
                 hook = regimes.Regime(self._device, self._mode, name_of(item))
@@ -170,10 +175,11 @@ class Passes:
             return (yield)
 
 
-def main(modes: str, share: str, output: str, *what: str) -> int:
+def main(device: str, modes: str, share: str, output: str, *what: str) -> int:
     """Runs tests in the present folder, the root of Chainer's source.
 
     Args:
+        device: ``'host'``, or ``'cuda'`` for the tests that need a GPU.
         modes: Joined with commas.
         share: See :class:`Passes`.
         output: File for what was found; the progress goes beside it.
@@ -186,10 +192,15 @@ def main(modes: str, share: str, output: str, *what: str) -> int:
     settings = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'chainer.ini')
     options = ['-c', settings, '--rootdir', os.getcwd(), '-p', 'no:cacheprovider']
     options += ['--continue-on-collection-errors', '-p', 'no:terminal']
-    options += ['-m', ' and '.join(f'not {mark}' for mark in UNWANTED)]
+    unwanted = ' or '.join(UNWANTED if device == 'cuda' else (*UNWANTED, *GPU))
+    wanted = f'({" or ".join(GPU)}) and ' if device == 'cuda' else ''
+    options += ['-m', f'{wanted}not ({unwanted})']
     folders = [name for name in what if not name.startswith('@')]
-    with open(f'{output}.progress', 'w', buffering=1, encoding='utf-8') as progress:
-        plugin = Passes(modes.split(','), int(share), only, progress)
+    with (
+        open(f'{output}.progress', 'w', buffering=1, encoding='utf-8') as progress,
+        poisoned_blocks(),
+    ):
+        plugin = Passes(modes.split(','), int(share), only, device, progress)
         pytest.main([*options, *folders], plugins=[plugin])
     body = {
         'collected': plugin.collected,

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.upstream import regimes
 
 # isort: split
+import chainer
 import chainer.functions as F
 import chainer.links as L
 
@@ -17,19 +18,24 @@ from chainer_hybridmem.recording import trials
 def gradients(x: np.ndarray) -> list[np.ndarray]:
     np.random.seed(0)
     layer = L.Linear(x.shape[1], 8)
+    layer.to_device(chainer.backend.get_device_from_array(x))
     loss = F.sum(F.tanh(layer(F.relu(x))) ** 2)
     layer.cleargrads()
     loss.backward()
     return [layer.W.grad.copy(), layer.b.grad.copy()]
 
 
+@pytest.mark.parametrize('kind', ['host', pytest.param('cuda', marks=pytest.mark.gpu)])
 @pytest.mark.parametrize('name', regimes.REGIMES)
-def test_maps_leave_and_gradients_stay(name, monkeypatch):
+def test_maps_leave_and_gradients_stay(name, kind, monkeypatch):
     monkeypatch.setattr(trials, 'TIMED_RUNS', 1)  # as open_device() sets it
     x = np.random.RandomState(1).rand(16, 32).astype(np.float32)
+    if kind == 'cuda':
+        x = chainer.get_device('@cupy:0').send(x)
     expected = gradients(x)
-    device = regimes.open_device()
+    device = regimes.open_device(kind)
     try:
+        regimes.install(device)
         with regimes.Regime(device, name, 'seed') as regime:
             found = gradients(x)
         counts = regime.counts
@@ -37,6 +43,6 @@ def test_maps_leave_and_gradients_stay(name, monkeypatch):
         device.memory.uninstall()
         device.close()
     for one, other in zip(expected, found, strict=True):
-        assert np.array_equal(one, other)
+        assert (one == other).all()
     assert counts['swap'] + counts['recompute'] + counts['evict'] > 0
     assert counts['verified'] > 0

@@ -6,18 +6,22 @@ Cases are drawn for NumPy. On a GPU the same ones run, without what only the hos
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from support.hostile import Clock, late_copies, poisoned_memory, repeatable_copies
+from support.hostile import (
+    Clock,
+    late_copies,
+    poisoned_blocks,
+    poisoned_memory,
+    repeatable_copies,
+)
 
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
@@ -124,7 +128,7 @@ class Cuda(Host):
     ) -> None:
         from chainer_hybridmem.devices.cuda.clock import CudaClock
 
-        enter(_poisoned_blocks())
+        enter(poisoned_blocks())
         elapsed = CudaClock.elapsed
 
         def drawn(self: Any, start: Any, end: Any) -> float:
@@ -169,34 +173,6 @@ def _moment(event: Any, clock: Clock) -> float:
     if not hasattr(event, 'moment'):
         event.moment = clock.perf_counter()
     return float(event.moment)
-
-
-class _Poisoned:
-    """A block that is full of NaN once nobody has it, in the order of compute."""
-
-    def __init__(self, block: Any, nbytes: int) -> None:
-        self._block, self.ptr, self._nbytes = block, block.ptr, nbytes
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():
-            import cupy
-
-            stream = cupy.cuda.get_current_stream().ptr
-            cupy.cuda.runtime.memsetAsync(self.ptr, 0xFF, self._nbytes, stream)
-
-
-@contextlib.contextmanager
-def _poisoned_blocks() -> Iterator[None]:
-    from chainer_hybridmem.devices.cuda.block_pool import BlockPool
-
-    find = BlockPool.find
-
-    def found(self: Any, nbytes: int, stream: int) -> Any:
-        block = find(self, nbytes, stream)
-        return None if block is None else _Poisoned(block, nbytes)
-
-    with mock.patch.object(BlockPool, 'find', found):
-        yield
 
 
 _PLACES: dict[str, Host] = {'host': Host(), 'cuda': Cuda()}

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import contextvars
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,35 @@ def poisoned_memory() -> Iterator[None]:
         finally:
             for fault in reversed(faults):
                 fault.remove()
+
+
+class _Poisoned:
+    """A block that is full of NaN once nobody has it, in the order of compute."""
+
+    def __init__(self, block: Any, nbytes: int) -> None:
+        self._block, self.ptr, self._nbytes = block, block.ptr, nbytes
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            import cupy
+
+            stream = cupy.cuda.get_current_stream().ptr
+            cupy.cuda.runtime.memsetAsync(self.ptr, 0xFF, self._nbytes, stream)
+
+
+@contextlib.contextmanager
+def poisoned_blocks() -> Iterator[None]:
+    """Every block of a GPU that is let go of is full of NaN."""
+    from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+
+    find = BlockPool.find
+
+    def found(self: Any, nbytes: int, stream: int) -> Any:
+        block = find(self, nbytes, stream)
+        return None if block is None else _Poisoned(block, nbytes)
+
+    with mock.patch.object(BlockPool, 'find', found):
+        yield
 
 
 @contextlib.contextmanager
