@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base, machine, outputs
+from chainer_hybridmem.commands.cuda_checks import looks
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bytes
@@ -22,6 +23,10 @@ CUDNN_HINT = (
     'Without cuDNN convolutions take more memory and more time on a GPU. CuPy 13.6 can '
     "use cuDNN 8.9, later ones cannot use any: pip install 'chainer_hybridmem[cuda12]' "
     'in an environment without another CuPy gives both.'
+)
+LIBRARIES_HINT = (
+    "A driver and pip install 'chainer_hybridmem[cuda12]' (or 'cuda13') are all that "
+    'is needed; CUDA_PATH and LD_LIBRARY_PATH may name an older CUDA.'
 )
 CHAINER_HINT = (
     'Chainer is built from source, with setuptools older than 81: put setuptools<81 in '
@@ -73,7 +78,8 @@ class DoctorCommand(base.Command):
         outputs.check_output(args.json)
         checks = examine()
         versions = machine.installed()
-        hints = [check.hint for check in checks if check.hint] + thread_hints()
+        hints = list(dict.fromkeys(check.hint for check in checks if check.hint))
+        hints += thread_hints()
         healthy = all(check.status is not Status.FAILS for check in checks)
         figures = {
             'healthy': healthy,
@@ -96,10 +102,19 @@ def examine() -> list[Check]:
     ]
     if all(check.status is Status.WORKS for check in checks):
         checks.append(attempt('training on the CPU', lambda: train('cpu')))
-    checks.append(examine_cuda())
     if machine.cupy_version() != machine.ABSENT:
+        checks += [examine_library(name, look) for name, look in looks().items()]
         checks.append(examine_convolutions())
+    checks.append(examine_cuda())
     return checks
+
+
+def examine_library(name: str, look: Callable[[], str]) -> Check:
+    """Looks at one part of CUDA; on a machine without a GPU it need not be there."""
+    check = attempt(name, look, LIBRARIES_HINT)
+    if check.status is Status.FAILS and not machine.has_nvidia_driver():
+        return dataclasses.replace(check, status=Status.ABSENT, hint='')
+    return check
 
 
 def attempt(name: str, action: Callable[[], str], hint: str = '') -> Check:
@@ -182,9 +197,15 @@ def examine_convolutions() -> Check:
     if problem is None and os.environ.get('CHAINER_CUDNN') == '0':
         problem, hint = 'CHAINER_CUDNN=0 turns cuDNN off.', ''
     if problem is None:
-        return attempt(name, lambda: f'cuDNN {machine.cudnn_version()}')
+        return attempt(name, describe_cudnn)
     detail = f'im2col is used instead: {" ".join(problem.split())}'
     return Check(name, Status.ABSENT, detail, hint)
+
+
+def describe_cudnn() -> str:
+    """The version of cuDNN and its file."""
+    files = [path for path in machine.loaded_libraries('libcudnn.so')][:1]
+    return ', '.join([f'cuDNN {machine.cudnn_version()}', *files])
 
 
 def thread_hints() -> list[str]:

@@ -50,7 +50,7 @@ def usable_cores() -> int:
 
 def blas_threads() -> int | None:
     """Threads of OpenBLAS; None if NumPy uses another library."""
-    for path in _loaded_libraries('openblas'):
+    for path in loaded_libraries('openblas'):
         try:
             library = ctypes.CDLL(path)
         except OSError:
@@ -90,7 +90,7 @@ def cudnn_problem() -> str | None:
     """Why Chainer's convolutions cannot use cuDNN, in a sentence; None if they can."""
     if not compat.cupy_can_use_cudnn():
         return f'{cupy_version()} has no modules for cuDNN.'
-    compat.load_cudnn()
+    compat.load_libraries()
     try:
         importlib.import_module('cupy_backends.cuda.libs.cudnn')
     except Exception as error:
@@ -135,7 +135,7 @@ def _cudnn() -> str:
         return 'not used by this CuPy'
 
 
-def _loaded_libraries(part: str) -> list[str]:
+def loaded_libraries(part: str) -> list[str]:
     """Files with ``part`` in their name that are mapped into this process."""
     try:
         with open('/proc/self/maps', encoding='utf-8', errors='replace') as file:

@@ -491,8 +491,8 @@ class TestCuda:
         assert run_python(self.IMPORT, PYTHONPATH=path) == 'True False'
 
 
-class TestLoadCudnn:
-    """cuDNN is loaded from its package for a CuPy that does not look there."""
+class TestLoadLibraries:
+    """CUDA's libraries are loaded from packages for a CuPy that does not look there."""
 
     @pytest.fixture
     def packages(self, monkeypatch, tmp_path):
@@ -533,20 +533,20 @@ class TestLoadCudnn:
         assert said == 'False False\nTrue'
 
     def test_the_one_of_the_system_comes_first(self, packages, loaded, monkeypatch):
-        compat.load_cudnn()
+        compat.load_libraries()
         path = str(packages / 'nvidia/cudnn/lib/libcudnn.so.8')
-        assert loaded == ['libcudnn.so.8', path]
+        assert loaded[-2:] == ['libcudnn.so.8', path]
         loaded.clear()
         monkeypatch.setattr(os.path, 'exists', lambda path: True)
-        compat.load_cudnn()
-        assert loaded == ['libcudnn.so.8']
+        compat.load_libraries()
+        assert loaded == list(compat.cuda.LIBRARIES)
 
     def test_not_for_a_cupy_that_cannot_use_it(self, packages, loaded):
         (packages / 'cupy_backends/cuda/libs/cudnn.so').unlink()
-        compat.load_cudnn()
+        compat.load_libraries()
         assert not loaded
 
     def test_there_need_not_be_any(self, packages, loaded):
         (packages / 'nvidia/cudnn/lib/libcudnn.so.8').unlink()
-        compat.load_cudnn()
-        assert len(loaded) == 2
+        compat.load_libraries()
+        assert len(loaded) == 2 * len(compat.cuda.LIBRARIES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import doctor, machine, self_check
+from chainer_hybridmem.commands import cuda_checks, doctor, machine, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
 from chainer_hybridmem.errors import HybridMemoryError
 
@@ -121,7 +121,7 @@ def cudnn(monkeypatch):
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(machine, 'cupy_version', lambda: 'cupy-cuda12x 13.6.0')
     monkeypatch.setattr(compat, 'cupy_can_use_cudnn', lambda: True)
-    monkeypatch.setattr(compat, 'load_cudnn', lambda: None)
+    monkeypatch.setattr(compat, 'load_libraries', lambda: None)
     monkeypatch.delenv('CHAINER_CUDNN', raising=False)
     return name
 
@@ -155,8 +155,8 @@ def test_convolutions_where_the_user_wants_no_cudnn(cudnn, monkeypatch):
 
 
 def test_convolutions_are_told_where_there_is_a_cupy(no_training, monkeypatch, cudnn):
-    names = [check.name for check in doctor.examine()]
-    assert names[-1] == 'cuDNN convolutions'
+    monkeypatch.setattr(doctor, 'looks', dict)
+    assert 'cuDNN convolutions' in [check.name for check in doctor.examine()]
     monkeypatch.setattr(machine, 'cupy_version', lambda: machine.ABSENT)
     assert 'cuDNN convolutions' not in [check.name for check in doctor.examine()]
 
@@ -165,6 +165,27 @@ def test_cuda_that_can_be_used(no_training, monkeypatch):
     monkeypatch.setattr(machine, 'cuda_problem', lambda: None)
     assert doctor.examine_cuda() == Check(
         'training on CUDA', Status.WORKS, 'trained on cuda'
+    )
+
+
+def test_a_library_that_is_missing(monkeypatch):
+    def look():
+        raise OSError('libcublas.so.12: cannot open shared object file')
+
+    monkeypatch.setattr(machine, 'has_nvidia_driver', lambda: True)
+    check = doctor.examine_library('cuBLAS', look)
+    assert check.status is Status.FAILS and 'libcublas.so.12' in check.detail
+    assert 'cuda12' in check.hint
+    monkeypatch.setattr(machine, 'has_nvidia_driver', lambda: False)
+    check = doctor.examine_library('cuBLAS', look)
+    assert check.status is Status.ABSENT and not check.hint
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('name', cuda_checks.looks())
+def test_every_part_of_cuda(name):
+    assert (
+        doctor.examine_library(name, cuda_checks.looks()[name]).status is Status.WORKS
     )
 
 

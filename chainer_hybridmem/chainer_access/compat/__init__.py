@@ -14,10 +14,9 @@ here may be called any number of times.
 """
 
 from chainer_hybridmem.chainer_access.compat.cuda import (
-    CUDNN,
     cuda_available,
     cupy_can_use_cudnn,
-    load_cudnn,
+    load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.repair import (
     import_chainer,
@@ -27,12 +26,11 @@ from chainer_hybridmem.chainer_access.compat.repair import (
 )
 
 __all__ = [
-    'CUDNN',
     'cuda_available',
     'cupy_can_use_cudnn',
     'import_chainer',
     'install',
-    'load_cudnn',
+    'load_libraries',
     'patch_chainer',
     'prepare',
 ]

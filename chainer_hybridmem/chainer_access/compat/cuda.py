@@ -10,7 +10,19 @@ import importlib.util
 import os
 import sys
 
-CUDNN = 'libcudnn.so.8'  # what CuPy 13 is made for; later ones use none
+# What CuPy 13 for CUDA 12 loads, with the folder of NVIDIA's package for each; what
+# others need comes first.
+LIBRARIES = {
+    'libnvJitLink.so.12': 'nvjitlink',
+    'libnvrtc.so.12': 'cuda_nvrtc',
+    'libcublasLt.so.12': 'cublas',
+    'libcublas.so.12': 'cublas',
+    'libcurand.so.10': 'curand',
+    'libcufft.so.11': 'cufft',
+    'libcusparse.so.12': 'cusparse',
+    'libcusolver.so.11': 'cusolver',
+    'libcudnn.so.8': 'cudnn',
+}
 
 
 def cuda_available() -> bool:
@@ -38,19 +50,21 @@ def cupy_can_use_cudnn() -> bool:
     return any(glob.glob(pattern, root_dir=f) for f in _folders('cupy_backends'))
 
 
-def load_cudnn() -> None:
-    """Loads cuDNN from its own package where CuPy needs it and nothing else loads it.
+def load_libraries() -> None:
+    """Loads CUDA's libraries from packages for a CuPy that does not look there.
 
-    CuPy 13 looks into packages for cuTENSOR and NCCL only. The parts of cuDNN, and
-    cuBLAS, are found by cuDNN itself, as they lie beside it.
+    CuPy 13 looks into packages for cuTENSOR, NCCL and header files only. A library of
+    the system comes first. What is missing is left to CuPy to complain about.
     """
     if not cupy_can_use_cudnn():
         return
-    folders = [os.path.join(folder, 'cudnn', 'lib') for folder in _folders('nvidia')]
-    for path in (CUDNN, *(os.path.join(folder, CUDNN) for folder in folders)):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-            return
+    folders = _folders('nvidia')
+    for library, package in LIBRARIES.items():
+        files = [os.path.join(f, package, 'lib', library) for f in folders]
+        for path in (library, *files):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+                break
 
 
 def _folders(package: str) -> list[str]:

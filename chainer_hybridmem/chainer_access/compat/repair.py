@@ -18,7 +18,7 @@ import numpy
 from chainer_hybridmem.chainer_access.compat import chainercv, patches, stand_ins
 from chainer_hybridmem.chainer_access.compat.cuda import (
     accept_cupy_without_cudnn,
-    load_cudnn,
+    load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 
@@ -114,7 +114,7 @@ def _begin_preparation() -> None:
         _temporary.enter_context(stand_ins.stand_in_for_pkg_resources())
         # chainer.testing needs it too, but chainer does not import that itself.
         ImportWrapper.install('chainer.testing', stand_ins.stand_in_for_pkg_resources)
-    load_cudnn()
+    load_libraries()
     # The modules that are imported after this one make Chainer give its advice.
     ImportWrapper.install('chainer.backends.cuda', _without_needless_advice)
 
