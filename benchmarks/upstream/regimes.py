@@ -33,7 +33,10 @@ from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
 
+from support.hostile import poisoned_blocks
 from support.native_faults import NativeFaults
+
+__all__ = ['REGIMES', 'Regime', 'install', 'open_device', 'poisoned_blocks']
 
 LIMIT_BYTES = 2**40  # nothing is refused: the regime says what leaves
 GPU_BYTES = 2**32  # as little as nothing refuses

@@ -20,7 +20,6 @@ import chainer_hybridmem  # noqa: F401  before chainer
 import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
-from support.hostile import poisoned_blocks
 
 from benchmarks.upstream import regimes
 from chainer_hybridmem.recompute import drawing
@@ -198,7 +197,7 @@ def main(device: str, modes: str, share: str, output: str, *what: str) -> int:
     folders = [name for name in what if not name.startswith('@')]
     with (
         open(f'{output}.progress', 'w', buffering=1, encoding='utf-8') as progress,
-        poisoned_blocks(),
+        regimes.poisoned_blocks(),
     ):
         plugin = Passes(modes.split(','), int(share), only, device, progress)
         pytest.main([*options, *folders], plugins=[plugin])

@@ -238,6 +238,7 @@ class Executor:
         recipes.forget_drawing()
         if self._table is not None:
             if recipes.prepares:
+                self._restorer.bring_back_read_by(function)  # the copy has it, too
                 recipes.prepare(k, function)
             self._actions.act(k, self._table)
             if recipes.prepares:

@@ -191,6 +191,8 @@ def _watched_class() -> Any:
         def backward(
             self, handle: Any, dy: Any, dropout_ratio: float, reserve_space: Any
         ) -> Any:
+            if reserve_space is None:
+                raise TypeError('there is no mask')  # CuPy would end the process
             self.generator.ratio = dropout_ratio
             return super().backward(handle, dy, dropout_ratio, reserve_space)
 
