@@ -76,6 +76,11 @@ BENCHMARKS = (
         ('multiloading.json', 'multiloading.md'),
     ),
     Benchmark(
+        'forward_passes',
+        'forward passes without backward in their arena: peak of the process, bits',
+        ('forward_passes.json',),
+    ),
+    Benchmark(
         'combined',
         'plan and layout together, beside Zhang et al.',
         ('combined.json', 'combined.md', 'combined.png'),

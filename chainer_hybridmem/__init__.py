@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.recording.inference import record_inference
     from chainer_hybridmem.records.library import load_plan, load_profile
     from chainer_hybridmem.session.extension import HybridMemory
+    from chainer_hybridmem.session.inference_session import optimize_inference
     from chainer_hybridmem.session.memory_profile import profile_memory
     from chainer_hybridmem.session.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
@@ -66,6 +67,7 @@ __all__ = [
     'load_profile',
     'make_plan',
     'optimize',
+    'optimize_inference',
     'profile_memory',
     'recomputable',
     'record_inference',
@@ -93,6 +95,7 @@ _HOMES = {
     'load_profile': 'records.library',
     'make_plan': 'planners',
     'optimize': 'session.session',
+    'optimize_inference': 'session.inference_session',
     'profile_memory': 'session.memory_profile',
     'recomputable': 'recompute.trust',
     'record_inference': 'recording.inference',
@@ -101,7 +104,7 @@ _HOMES = {
 }
 _NEED_CHAINER = frozenset(
     {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'recomputable'}
-    | {'record_inference'}
+    | {'optimize_inference', 'record_inference'}
 )
 
 

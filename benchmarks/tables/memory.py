@@ -186,6 +186,30 @@ def multiloading(body: Body) -> str:
     return table(head, lines)
 
 
+def forward_passes(body: Body) -> str:
+    """Returns what processes take for forward passes, beside the layout."""
+    head = ['device', 'network', 'same bits', 'plain Chainer', 'arena', 'layout']
+    head += ['placed / missed', 'seconds, arena / plain']
+    lines = []
+    for row in body['rows']:
+        plain, arena = row['plain'], row['arena']
+        lines.append(
+            [
+                row['device'],
+                row['network'],
+                yes(row['equal']) if row['device'] == 'host' else 'not computed',
+                megabytes(plain['process_bytes']),
+                megabytes(arena['process_bytes']),
+                megabytes(arena['layout_bytes']),
+                f'{arena["placed"]} / {arena["missed"]}',
+                f'{arena["seconds"] / plain["seconds"]:.2f}'
+                if row['device'] == 'host'
+                else '-',
+            ]
+        )
+    return table(head, lines)
+
+
 def os_limit(body: Body) -> str:
     """Returns who survives a memory control group."""
     children = body['children']
@@ -295,5 +319,15 @@ SECTIONS = (
         smallest layout with CuPy's pool for plain Chainer. More:
         [multiloading.md](../benchmarks/results/multiloading.md).""",
         multiloading,
+    ),
+    Section(
+        ('forward_passes',),
+        'Forward passes in their arena',
+        """Peak of a process, above what it has held before the network was made, with
+        plain Chainer and with `optimize_inference` ([explained](guide/inference.md)),
+        beside the layout and what lies outside of it: parameters, the batch, what is
+        returned. On the host the resident set from the sixth pass on; for CuPy what
+        the emulated driver has given, kernels left out.""",
+        forward_passes,
     ),
 )

@@ -48,8 +48,10 @@ class _Poisoned:
         if not finalizing():
             import cupy
 
-            stream = cupy.cuda.get_current_stream().ptr
-            cupy.cuda.runtime.memsetAsync(self.ptr, 0xFF, self._nbytes, stream)
+            runtime = cupy.cuda.runtime
+            with cupy.cuda.Device(runtime.pointerGetAttributes(self.ptr).device):
+                stream = cupy.cuda.get_current_stream().ptr
+                runtime.memsetAsync(self.ptr, 0xFF, self._nbytes, stream)
 
 
 @contextlib.contextmanager
