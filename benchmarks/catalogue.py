@@ -174,7 +174,8 @@ BENCHMARKS = (
     Benchmark(
         'upstream.run',
         "Chainer's own tests with every feature map leaving",
-        ('upstream_tests.json',),
+        ('upstream_tests.json', 'upstream_tenth.json')
+        + ('upstream_gpu.json', 'upstream_gpu_cudnn.json'),
         "Chainer's source",
     ),
     Benchmark('gpu.install_wheels', 'installs what a GPU machine lacks'),

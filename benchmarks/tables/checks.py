@@ -34,10 +34,19 @@ def exactness(body: Body) -> str:
 
 def upstream(body: Body, tenth: Body) -> str:
     """Returns Chainer's own tests under three regimes."""
+    return _upstream({'all': body, 'one in ten': tenth})
+
+
+def upstream_gpu(body: Body, cudnn: Body) -> str:
+    """Returns those that need a GPU."""
+    return _upstream({'CuPy 14': body, 'CuPy 13, cuDNN': cudnn})
+
+
+def _upstream(runs: dict[str, Body]) -> str:
     head = ['run', 'how', 'passed', 'failed', 'skipped', 'fails only with the package']
     head += ['maps compared', 'functions run again']
     lines = []
-    for name, content in (('all', body), ('one in ten', tenth)):
+    for name, content in runs.items():
         for mode, total in content['totals'].items():
             parts = [part['modes'][mode] for part in content['parts']]
             lines.append(
@@ -151,6 +160,16 @@ SECTIONS = (
         run fail because of newer NumPy and SciPy versions. The second run takes one
         test in ten at a later commit.""",
         upstream,
+    ),
+    Section(
+        ('upstream_gpu', 'upstream_gpu_cudnn'),
+        "Chainer's own tests for GPUs",
+        """Those that Chainer's authors have marked `gpu` or `cudnn`, on the
+        [emulator](internals/cuda_emulator.md): of each part one test in so many, and
+        of each method of each class at least one. What fails in every run fails because
+        of newer versions, or needs parts of CUDA that the emulator lacks: linear
+        algebra, Fourier transforms, inverse error functions.""",
+        upstream_gpu,
     ),
     Section(
         ('programs_after', 'programs_before'),

@@ -142,6 +142,25 @@ static int outer(void* h, int m, int n, const T* al, const T* x, int ix, const T
     });
     return 0;
 }
+// C = alpha * op(A) + beta * op(B); a matrix whose factor is zero is not read.
+template <class T>
+static int sum_of(void* h, int ta, int tb, int m, int n, const T* al, const T* A, int lda, const T* be, const T* B,
+                  int ldb, T* C, int ldc) {
+    Scalar<T> alpha(al), beta(be);
+    put_on(((Handle*)h)->stream, [=] {
+        Matrix<const T> a{A, lda, ta != 0}, b{B, ldb, tb != 0};
+        Matrix<T> c{C, ldc, false};
+        if (alpha.get() != 0) a.touched(m, n, false);
+        if (beta.get() != 0) b.touched(m, n, false);
+        c.touched(m, n, true);
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < m; i++) {
+                T sum = alpha.get() == 0 ? T(0) : alpha.get() * a(i, j);
+                c(i, j) = beta.get() == 0 ? sum : sum + beta.get() * b(i, j);
+            }
+    });
+    return 0;
+}
 template <class T> static int inner(void* h, int n, const T* x, int ix, const T* y, int iy, T* out) {
     Stream* stream = ((Handle*)h)->stream;
     put_on(stream, [=] {
@@ -224,6 +243,14 @@ int cublasSger_v2(void* h, int m, int n, const float* al, const float* x, int ix
 }
 int cublasDger_v2(void* h, int m, int n, const double* al, const double* x, int ix, const double* y, int iy, double* A, int lda) {
     return outer(h, m, n, al, x, ix, y, iy, A, lda);
+}
+int cublasSgeam(void* h, int ta, int tb, int m, int n, const float* al, const float* A, int lda, const float* be,
+                const float* B, int ldb, float* C, int ldc) {
+    return sum_of(h, ta, tb, m, n, al, A, lda, be, B, ldb, C, ldc);
+}
+int cublasDgeam(void* h, int ta, int tb, int m, int n, const double* al, const double* A, int lda, const double* be,
+                const double* B, int ldb, double* C, int ldc) {
+    return sum_of(h, ta, tb, m, n, al, A, lda, be, B, ldb, C, ldc);
 }
 int cublasSdot_v2(void* h, int n, const float* x, int ix, const float* y, int iy, float* out) {
     return inner(h, n, x, ix, y, iy, out);

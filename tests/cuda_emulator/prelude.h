@@ -18,7 +18,7 @@
 #define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
-#define __constant__ static const
+#define __constant__ static
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
 
