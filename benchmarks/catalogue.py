@@ -174,8 +174,10 @@ BENCHMARKS = (
     Benchmark(
         'upstream.run',
         "Chainer's own tests with every feature map leaving",
-        ('upstream_tests.json', 'upstream_tenth.json')
-        + ('upstream_gpu.json', 'upstream_gpu_cudnn.json'),
+        (
+            *('upstream_tests.json', 'upstream_tenth.json'),
+            *('upstream_gpu.json', 'upstream_gpu_cudnn.json'),
+        ),
         "Chainer's source",
     ),
     Benchmark('gpu.install_wheels', 'installs what a GPU machine lacks'),
