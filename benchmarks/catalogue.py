@@ -106,6 +106,12 @@ BENCHMARKS = (
         ('cuda_counts.json',),
         'the emulator',
     ),
+    Benchmark(
+        'kernel_rounding',
+        "instructions that NVIDIA's compiler makes of fused replays",
+        ('kernel_rounding.json',),
+        "the emulator and NVIDIA's compiler",
+    ),
     Benchmark('house', 'the shape of the code: files, classes, functions'),
     Benchmark(
         'paper.ito',

@@ -42,6 +42,16 @@ def upstream_gpu(body: Body, cudnn: Body) -> str:
     return _upstream({'CuPy 14': body, 'CuPy 13, cuDNN': cudnn})
 
 
+def kernel_rounding(body: Body) -> str:
+    """Returns the arithmetic of kernels, in order."""
+    kernels: dict[str, list[str]] = body['kernels']['compute_70']
+    lines = [
+        [label, ', '.join(name.split('.')[0] for name in instructions)]
+        for label, instructions in kernels.items()
+    ]
+    return table(['kernel', 'arithmetic, in order'], lines)
+
+
 def _upstream(runs: dict[str, Body]) -> str:
     head = ['run', 'how', 'passed', 'failed', 'skipped', 'fails only with the package']
     head += ['maps compared', 'functions run again']
@@ -170,6 +180,15 @@ SECTIONS = (
         of newer versions, or needs parts of CUDA that the emulator lacks: linear
         algebra, Fourier transforms, inverse error functions.""",
         upstream_gpu,
+    ),
+    Section(
+        ('kernel_rounding',),
+        'How fused replays round on a GPU',
+        """What NVIDIA's compiler (NVRTC 12.9, `compute_70`; the same for `compute_90`)
+        makes of Chainer's and CuPy's kernels, and of the one kernel that replays several
+        functions. Each rounds once, so the same order of the same arithmetic gives the
+        same bits. No GPU has run them yet.""",
+        kernel_rounding,
     ),
     Section(
         ('programs_after', 'programs_before'),
