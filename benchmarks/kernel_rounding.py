@@ -4,7 +4,8 @@ Kernels are taken from CuPy on the emulator (docs/internals/cuda_emulator.md) an
 compiled by NVIDIA's compiler, which needs no GPU. What matters is where it turns a
 product and a sum into one rounding (``fma``): the same places give the same bits.
 
-    pip download --no-deps nvidia-cuda-nvrtc-cu12==12.9.* nvidia-cuda-runtime-cu12==12.9.*
+    pip download --no-deps nvidia-cuda-nvrtc-cu12==12.9.*
+    pip download --no-deps nvidia-cuda-runtime-cu12==12.9.*
     # unpack both into FOLDER
     .venv/bin/python tests/cuda_emulator/run.py .cuda-emulator/13 \\
         .venv/bin/python -m benchmarks run kernel_rounding FOLDER

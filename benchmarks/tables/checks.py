@@ -186,8 +186,8 @@ SECTIONS = (
         'How fused replays round on a GPU',
         """What NVIDIA's compiler (NVRTC 12.9, `compute_70`; the same for `compute_90`)
         makes of Chainer's and CuPy's kernels, and of the one kernel that replays several
-        functions. Each rounds once, so the same order of the same arithmetic gives the
-        same bits. No GPU has run them yet.""",
+        functions. The same arithmetic in the same order gives the same bits. No GPU has
+        run them yet.""",
         kernel_rounding,
     ),
     Section(
