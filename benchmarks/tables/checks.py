@@ -185,9 +185,9 @@ SECTIONS = (
         ('kernel_rounding',),
         'How fused replays round on a GPU',
         """What NVIDIA's compiler (NVRTC 12.9, `compute_70`; `compute_90` is the same)
-        makes of Chainer's and CuPy's kernels, and of the one kernel that replays several
-        functions. The same arithmetic in the same order gives the same bits. No GPU has
-        run them yet.""",
+        makes of Chainer's and CuPy's kernels, and of the one kernel that replays
+        several functions. The same arithmetic in the same order gives the same bits.
+        No GPU has run them yet.""",
         kernel_rounding,
     ),
     Section(
