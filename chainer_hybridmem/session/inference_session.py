@@ -27,7 +27,6 @@ from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
-from chainer_hybridmem.units import format_bytes
 
 MOST_KINDS = 64  # of which the logs and arenas are kept
 LOGGED = 2
@@ -69,11 +68,13 @@ class _Kind:
         passes: How many there have been.
         logs: Of the first ones.
         arena: Where the later ones lie.
+        too_large: Whether the arena would not fit; passes go on without one.
     """
 
     passes: int = 0
     logs: list[IterationLog] = dataclasses.field(default_factory=list)
     arena: Arena | None = None
+    too_large: bool = False
 
 
 class InferenceSession:
@@ -108,9 +109,13 @@ class InferenceSession:
         memory = self.device.memory
         memory.adopt(array for _, array in permanent_arrays(self._model))
         memory.install(lambda missing_bytes: None)
-        memory.watch_pool(True)
-        self._model.add_hook(self._passes)
-        self._functions.__enter__()
+        try:
+            memory.watch_pool(True)
+            self._model.add_hook(self._passes)
+            self._functions.__enter__()
+        except BaseException:
+            memory.uninstall()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -127,9 +132,11 @@ class InferenceSession:
 
         Returns:
             dict: ``passes`` and ``placed_passes`` in numbers, ``kinds`` of passes,
-            ``arena_bytes`` and ``side_bytes`` of the largest layout, what one pass in
-            an arena has needed at most (``peak_bytes``) and taken from the system or
-            driver (``footprint_bytes``), and ``placed`` and ``missed`` allocations.
+            those of them whose layout exceeds the limit (``too_large``),
+            ``arena_bytes`` and ``side_bytes`` of the largest other layout, what one
+            pass in an arena has needed at most (``peak_bytes``) and taken from the
+            system or driver (``footprint_bytes``), and ``placed`` and ``missed``
+            allocations.
         """
         arenas = [kind.arena for kind in self._kinds.values() if kind.arena]
         largest = max(arenas, key=lambda arena: arena.footprint_bytes, default=None)
@@ -138,6 +145,7 @@ class InferenceSession:
             'passes': sum(kind.passes for kind in self._kinds.values()),
             'placed_passes': self._placed_passes,
             'kinds': len(self._kinds),
+            'too_large': sum(kind.too_large for kind in self._kinds.values()),
             'arena_bytes': largest.slab_bytes if largest else 0,
             'side_bytes': largest.side_bytes if largest else 0,
             'peak_bytes': self._peak_bytes,
@@ -159,7 +167,7 @@ class InferenceSession:
         if kind.arena is not None:
             self._placing = self.device.offsets.follow(kind.arena)
             self.device.memory.reset_peak()
-        elif kind.passes:  # the first one may make parameters
+        elif kind.passes and not kind.too_large:  # the first one may make parameters
             self._log = AllocationLog(self.device)
         self.start_operation()
 
@@ -203,13 +211,8 @@ class InferenceSession:
             offsets.moves_in,
         )
         kind.logs = []
-        if arena.footprint_bytes > self._limit_bytes:
-            raise SessionError(
-                f'Forward passes need {format_bytes(arena.footprint_bytes)} in their '
-                f'smallest layout, parameters included; the limit is '
-                f'{format_bytes(self._limit_bytes)}. Use smaller batches.'
-            )
-        kind.arena = arena
+        kind.too_large = arena.footprint_bytes > self._limit_bytes
+        kind.arena = None if kind.too_large else arena
 
     def _stop(self) -> None:
         """No pass runs."""
@@ -240,7 +243,7 @@ class _PassHook(chainer.LinkHook):
 
 
 class _FunctionHook(chainer.FunctionHook):
-    """Sees when a function runs, if no other one calls it."""
+    """Sees when a function runs."""
 
     name = 'hybridmem-passes'
 

@@ -154,6 +154,16 @@ def test_a_limit_below_the_layout_is_told():
     assert run(model, [PICTURES])
 
 
+def test_a_layout_above_the_limit_is_not_followed(monkeypatch):
+    model = make('@numpy')
+    expected = run(model, [PICTURES] * 6)
+    with hybridmem.optimize_inference(model, '64MiB') as session:
+        monkeypatch.setattr(session, '_limit_bytes', 1)
+        assert run(model, [PICTURES] * 6) == expected
+        figures = session.statistics()
+    assert figures['too_large'] == 1 and figures['placed_passes'] == 0
+
+
 @pytest.mark.parametrize('model, limit', [(3, '1GiB'), (L.Linear(2), 'much')])
 def test_bad_arguments(model, limit):
     with pytest.raises(hybridmem.OptionError):
