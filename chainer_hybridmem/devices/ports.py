@@ -252,6 +252,11 @@ class Offsets(abc.ABC):
             bool: Whether there is memory for the arena now.
         """
 
+    @property
+    def missing_bytes(self) -> int:
+        """By how much the last arena has exceeded the limit; 0 if not by that."""
+        return 0
+
     def release(self) -> None:  # noqa: B027  most devices lose nothing by it
         """Frees the arena's memory: the next iterations have another one or none.
 

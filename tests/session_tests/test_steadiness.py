@@ -10,6 +10,7 @@ import random
 import pytest
 from support import hostile, networks
 
+from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.session.guides.plan_pace import LONGEST_REST, PlanPace
@@ -181,6 +182,21 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
     assert watched.missing[-1] == reason
     assert reason in watched.session.report()
     assert Watched(data[:6], arena=False).missing[-1] is None
+
+
+def test_a_plan_leaves_room_for_what_the_pool_keeps(any_arena, data, monkeypatch):
+    follow, refused = HostOffsets.follow, []
+
+    def refuse_once(self, arena):
+        refused.append(arena)
+        return len(refused) > 1 and follow(self, arena)
+
+    monkeypatch.setattr(HostOffsets, 'follow', refuse_once)
+    monkeypatch.setattr(HostOffsets, 'missing_bytes', 1 << 16)
+    watched = Watched(data)
+    assert watched.missing[-1] is None
+    assert watched.session.last_iteration()['placed'] > 0
+    assert refused[-1].footprint_bytes <= LIMIT - (1 << 16)
 
 
 def refusing(monkeypatch, calls):

@@ -102,10 +102,9 @@ class BlockPool:
 
     def new_block(self, nbytes: int) -> Any:
         """A block of its own from the driver, or None if there is no memory."""
-        limit = self.limit_bytes - self._elsewhere_bytes
-        if self.footprint_bytes + nbytes > limit:
+        if self.excess_bytes(nbytes) > 0:
             self.give_back()
-        if self._enforced and self.footprint_bytes + nbytes > limit:
+        if self._enforced and self.excess_bytes(nbytes) > 0:
             return None
         try:
             with self._gpu.current():
@@ -120,6 +119,11 @@ class BlockPool:
         block = self._whole.add(memory, nbytes, self._gpu.compute().ptr)
         self._set_pool_limit()
         return block
+
+    def excess_bytes(self, nbytes: int) -> int:
+        """By how much another block would exceed the limit."""
+        limit = self.limit_bytes - self._elsewhere_bytes
+        return self.footprint_bytes + nbytes - limit
 
     def empty_pointer(self) -> Any:
         """A pointer to no bytes."""

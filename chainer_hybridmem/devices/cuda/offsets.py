@@ -30,6 +30,7 @@ class CudaOffsets(Offsets):
         self._gpu = gpu
         self._pool = pool
         self._counted = PlaceFigures(0, 0, 0)  # in arenas that are gone
+        self._missing_bytes = 0
 
     def block_bytes(self, nbytes: int) -> int:
         return round_up(nbytes)
@@ -52,6 +53,7 @@ class CudaOffsets(Offsets):
         self.release()
         block = self._pool.new_block(nbytes)
         if block is None:
+            self._missing_bytes = max(0, self._pool.excess_bytes(nbytes))
             # Where blocks keep it alive, the rest of it is still to be used.
             kept = former() if former is not None else None
             if kept is not None:
@@ -61,6 +63,10 @@ class CudaOffsets(Offsets):
         memory = ArenaMemory(block, nbytes, self._gpu.compute().ptr)
         self._pool.use_arena(memory)
         return memory
+
+    @property
+    def missing_bytes(self) -> int:
+        return self._missing_bytes
 
     def release(self) -> None:
         """See :meth:`.Offsets.release`."""

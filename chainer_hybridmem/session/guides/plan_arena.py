@@ -19,6 +19,7 @@ class PlanArena:
         laid_out (Arena or None): Offsets for what the plan's iterations allocate.
         logs (list of IterationLog): Guided iterations in a row, as long as there is no
             arena.
+        missing_bytes (int): What an arena has not found beside the pool's blocks.
         refusal (str): Why there is none for good; empty if an earlier run knows.
     """
 
@@ -27,6 +28,7 @@ class PlanArena:
         self.spare_bytes = spare_bytes
         self.refusal = ''
         self.laid_out: Arena | None = None
+        self.missing_bytes = 0
         self.logs: list[IterationLog] = []
 
     def begin_anew(self) -> None:
@@ -38,6 +40,7 @@ class PlanArena:
         """The plan changes, and its arena is no use any more."""
         self.logs.clear()
         self.laid_out = None
+        self.missing_bytes = 0
 
     # -- iterations -----------------------------------------------------------
     def note_log(self, log: IterationLog | None) -> None:
@@ -63,11 +66,17 @@ class PlanArena:
         """The next iterations allocate in this arena."""
         self.laid_out = arena
 
+    def find_no_place(self, missing_bytes: int) -> None:
+        """The device has no memory for the arena: the pool keeps too much of it."""
+        self.laid_out = None
+        self.missing_bytes = missing_bytes
+
     def exceed(self, spare_bytes: int) -> None:
         """The arena exceeds the limit: the next plan leaves so much more.
 
         A second time, there is no arena for good.
         """
+        self.missing_bytes = 0
         if self.spare_bytes:
             self.refuse('its allocations have exceeded the limit twice')
         self.spare_bytes += spare_bytes

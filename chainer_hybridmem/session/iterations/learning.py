@@ -189,6 +189,8 @@ class Learning:
                 call_uncounted(planning.retime, guide)
         if guide.arena.is_logged:
             call_uncounted(planning.lay_out, guide)
+        elif guide.arena.missing_bytes:
+            call_uncounted(planning.find_place, guide)
         if self._options.improve and guide.timed:
             call_uncounted(planning.adopt, guide)
         if lateness is not None and guide.plan is followed:

@@ -116,7 +116,15 @@ class Observation:
             placed = self._instruments.place(guide.arena.laid_out)
             self._history.begin_placing()
             if not placed:
-                guide.arena.refuse('no memory for it beside what the pool keeps')
-                self._runtime.tell('no memory for the arena beside what the pool keeps')
+                self._find_no_place(guide)
         elif guide.wants_log and may_log:
             self._instruments.log_allocations()
+
+    def _find_no_place(self, guide: Guide) -> None:
+        """What the pool keeps is more than the layout has reckoned with."""
+        missing_bytes = self._runtime.device.offsets.missing_bytes
+        if missing_bytes:
+            guide.arena.find_no_place(missing_bytes)
+            return
+        guide.arena.refuse('no memory for it beside what the pool keeps')
+        self._runtime.tell('no memory for the arena beside what the pool keeps')

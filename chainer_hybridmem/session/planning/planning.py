@@ -257,10 +257,20 @@ class Planning:
                 f'{format_seconds(guide.spent.tell())}'
             )
             return
+        self._tell(f'arena: {format_bytes(excess)} more than the limit')
+        self._leave_for_arena(guide, excess)
+
+    @count_time
+    def find_place(self, guide: Guide) -> None:
+        """Another plan because what the pool keeps leaves no memory for the arena."""
+        missing = guide.arena.missing_bytes
+        self._tell(f'arena: {format_bytes(missing)} too few beside what the pool keeps')
+        self._leave_for_arena(guide, missing)
+
+    def _leave_for_arena(self, guide: Guide, missing_bytes: int) -> None:
         problem = guide.problem
         assert problem is not None
-        self._tell(f'arena: {format_bytes(excess)} more than the limit')
-        guide.arena.exceed(excess + limit_bytes // SPARE_SHARE)
+        guide.arena.exceed(missing_bytes + self._options.limit_bytes // SPARE_SHARE)
         guide.pace.forget_times()
         plan = self.maker.make_plan(guide, problem)
         self.follow(guide, problem, plan)
