@@ -96,6 +96,11 @@ BENCHMARKS = (
         ('many_allocations.json',),
     ),
     Benchmark(
+        'algorithms',
+        'algorithms of convolutions chosen with the plan, on modelled GPUs',
+        ('algorithms.json',),
+    ),
+    Benchmark(
         'scale',
         'planning time and gap of hybrid for five networks',
         ('planning_scale.json',),

@@ -19,6 +19,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
+    from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
@@ -81,6 +82,12 @@ class EstimateCommand(base.Command):
             help="how the GPU convolves; default the model's",
         )
         group.add_argument(
+            '--algorithms',
+            action='store_true',
+            help='choose the algorithm of each convolution, and with it the workspace, '
+            'together with the plan',
+        )
+        group.add_argument(
             '--recompute',
             choices=('whole', 'pass'),
             help='whether one kernel replays several functions (pass, the default), or '
@@ -115,7 +122,7 @@ class EstimateCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        from chainer_hybridmem.commands import samples
+        from chainer_hybridmem.commands import algorithms, samples
         from chainer_hybridmem.estimation import (
             check_batchsize,
             load_device_model,
@@ -128,12 +135,10 @@ class EstimateCommand(base.Command):
         model = load_device_model(args.gpu) if args.gpu is not None else None
         device = args.record_on or ('auto' if model is None else 'cpu')
         _check_calibration(args)
+        _check_algorithms(args)
         ways(model, args.convolution, args.recompute)
         check_batchsize(args.batchsize)
-        if args.samples is None or not os.path.isfile(args.samples):
-            outputs.check_output(args.samples)
-            if model is None:
-                _check_limit(args.memory_limit, device)
+        _check_samples(args, model is None, device)
         read = [path for path in (args.samples,) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=read)
         sampled = samples.obtain(
@@ -146,8 +151,22 @@ class EstimateCommand(base.Command):
             sys.stderr,
         )
         estimator = make_estimator(sampled, model, args)
-        profile = estimator.profile(args.batchsize)
-        problem = make_problem(profile, args.cross_iteration, splitting=args.splitting)
+
+        def problem_of(profile: Profile) -> Problem:
+            return make_problem(profile, args.cross_iteration, splitting=args.splitting)
+
+        decided = None
+        if args.algorithms:
+            decided = algorithms.decide(
+                estimator,
+                args.batchsize,
+                problem_of,
+                lambda problem: choose_limit(args.memory_limit, problem, estimator),
+                planner,
+            )
+            problem = decided.problem
+        else:
+            problem = problem_of(estimator.profile(args.batchsize))
         limit_bytes = choose_limit(args.memory_limit, problem, estimator)
         if args.output is not None:
             library.save(problem.profile, args.output)
@@ -155,6 +174,8 @@ class EstimateCommand(base.Command):
         figures = summarise(
             sampled, estimator, problem, limit_bytes, methods, args.largest
         )
+        if decided is not None:
+            figures['algorithms'] = decided.figures
         outputs.publish(_text(figures, args.largest), figures, args.json)
         return 0
 
@@ -165,6 +186,21 @@ def _check_calibration(args: argparse.Namespace) -> None:
             'Calibration needs both --images-per-second and --calibrate-batch: a '
             'measured speed and the batch size it was measured with.'
         )
+
+
+def _check_algorithms(args: argparse.Namespace) -> None:
+    if args.algorithms and args.largest:
+        raise OptionError(
+            '--largest plans every batch size with the same algorithms: leave out '
+            '--algorithms, or ask for one batch size.'
+        )
+
+
+def _check_samples(args: argparse.Namespace, without_model: bool, device: str) -> None:
+    if args.samples is None or not os.path.isfile(args.samples):
+        outputs.check_output(args.samples)
+        if without_model:
+            _check_limit(args.memory_limit, device)
 
 
 def _check_limit(limit: argument_types.Limit | None, device: str) -> None:
@@ -306,6 +342,8 @@ def _text(figures: dict[str, Any], largest: bool) -> str:
 
 
 def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    from chainer_hybridmem.commands import algorithms
+
     f, device = figures, figures['device']
     least = format_bytes(f['least_memory_bytes'])
     times = 'the recording, extrapolated'
@@ -328,6 +366,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('feature maps', format_bytes(f['feature_map_bytes'])),
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
         ('times', times),
+        *(algorithms.describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', f'batch sizes {first} and {second}'),
     ]
 

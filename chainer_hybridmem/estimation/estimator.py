@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation.affine import SamplePair
+from chainer_hybridmem.estimation.algorithms import (
+    Algorithm,
+    Algorithms,
+    list_algorithms,
+    with_seconds,
+)
 from chainer_hybridmem.estimation.costs import time_model
 from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
@@ -157,24 +163,52 @@ class Estimator:
             self, factor=other.factor, calibration=other.calibration
         )
 
-    def profile(self, batchsize: int) -> Profile:
+    def algorithms(self, batchsize: int) -> Algorithms:
+        """How each operation that convolves can do so on the device.
+
+        Args:
+            batchsize: Examples in the batch.
+
+        Raises:
+            OptionError: If the batch size is out of range, or there is no choice: no
+                device model, or convolutions through a matrix of patches.
+        """
+        check_batchsize(batchsize)
+        if self.model is None or self.convolution != 'cudnn':
+            raise OptionError(
+                'Algorithms of convolutions are those of cuDNN on a GPU: name a '
+                "model (--gpu) whose convolution is 'cudnn'."
+            )
+        return list_algorithms(self.samples.at(batchsize), self.model)
+
+    def profile(
+        self, batchsize: int, algorithms: Mapping[int, Algorithm] | None = None
+    ) -> Profile:
         """The estimated profile of one iteration.
 
         Args:
             batchsize: Examples in the batch.
+            algorithms: How operations convolve, of :meth:`algorithms`; None for the
+                time and the workspace that the model gives every convolution.
 
         Raises:
             OptionError: If the batch size is out of range.
         """
         check_batchsize(batchsize)
         profile = self.samples.at(batchsize)
+        chosen = algorithms or {}
         if self.model is not None:
             if self.recompute == WHOLE:
                 profile = with_whole_forwards(profile)
             im2col = self.convolution == 'im2col'
             if not im2col:
-                profile = lower_to_cudnn(profile, self.model.workspace_bytes)
+                workspaces = dict.fromkeys(
+                    range(len(profile.operations)), self.model.workspace_bytes
+                )
+                workspaces |= {k: way.workspace_bytes for k, way in chosen.items()}
+                profile = lower_to_cudnn(profile, workspaces)
             profile = time_model(profile, self.model.seconds, im2col)
+            profile = with_seconds(profile, chosen)
             # How functions run in parts is known of the recording's device only.
             profile = dataclasses.replace(profile, link=self.model.link, splits=())
         return dataclasses.replace(

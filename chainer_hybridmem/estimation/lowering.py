@@ -20,7 +20,7 @@ elementwise functions that CuPy would fuse, and dropout masks of full size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chainer_hybridmem.estimation import costs
 from chainer_hybridmem.estimation.specs import spec_bytes
@@ -58,12 +58,15 @@ _CPU_ATTRIBUTES = {
 }
 
 
-def lower_to_cudnn(profile: Profile, workspace_bytes: int = WORKSPACE_BYTES) -> Profile:
+def lower_to_cudnn(
+    profile: Profile, workspace_bytes: int | Mapping[int, int] = WORKSPACE_BYTES
+) -> Profile:
     """Replaces the memory behaviour of functions that cuDNN serves.
 
     Args:
         profile: As recorded.
-        workspace_bytes: What each convolution may use while it runs.
+        workspace_bytes: What each convolution may use while it runs, or what each
+            operation may.
 
     Returns:
         Profile: With the same operations and times. Lowering it again changes
@@ -73,7 +76,9 @@ def lower_to_cudnn(profile: Profile, workspace_bytes: int = WORKSPACE_BYTES) -> 
 
 
 class _Lowering:
-    def __init__(self, profile: Profile, workspace_bytes: int) -> None:
+    def __init__(
+        self, profile: Profile, workspace_bytes: int | Mapping[int, int]
+    ) -> None:
         self.profile = profile
         self.workspace_bytes = workspace_bytes
         self.storages: list[Storage | None] = list(profile.storages)
@@ -186,13 +191,20 @@ class _Lowering:
         return () if storage is None else storage.slots
 
     def _needed_while_running(self, op: Operation) -> int:
-        needed = self.workspace_bytes if op.function in CONVOLUTIONS else 0
+        needed = self._workspace_of(op)
         if op.phase is Phase.BACKWARD:
             if op.function == LRN:
                 needed = max(needed, self._input_bytes(op))
             if self._adds_gradients(op):
                 needed = max(needed, self._input_bytes(op))
         return needed
+
+    def _workspace_of(self, op: Operation) -> int:
+        if op.function not in CONVOLUTIONS:
+            return 0
+        if isinstance(self.workspace_bytes, int):
+            return self.workspace_bytes
+        return self.workspace_bytes[op.index]
 
     def _adds_gradients(self, op: Operation) -> bool:
         """Whether its gradient completes that of an input with several uses."""
@@ -209,9 +221,7 @@ class _Lowering:
         made = (s for s in recipe.products if s not in recipe.inputs)
         products = [self.storages[s] for s in made]
         peak = sum(storage.nbytes for storage in products if storage is not None)
-        if op.function in CONVOLUTIONS:
-            peak += self.workspace_bytes
-        return dataclasses.replace(recipe, peak_bytes=peak)
+        return dataclasses.replace(recipe, peak_bytes=peak + self._workspace_of(op))
 
 
 def _is_attribute(slot: Slot, operation: int, name: str | None) -> bool:

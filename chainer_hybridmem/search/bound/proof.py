@@ -97,12 +97,15 @@ class Bound:
         swapped (ndarray): (M,) fraction of each map that is swapped.
         recomputed (ndarray): (M,) fraction of each map that is recomputed.
         rounds (int): Linear programs solved.
+        prices (ndarray): (n,) seconds per byte: by how much the relaxation falls with
+            the load of each operation.
     """
 
     seconds: float
     swapped: np.ndarray
     recomputed: np.ndarray
     rounds: int
+    prices: np.ndarray
 
 
 def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
@@ -130,7 +133,8 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     n_maps = len(problem.maps)
     nothing = np.zeros(n_maps)
     if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
-        return Bound(problem.in_core_seconds, nothing, nothing, 0)
+        free = np.zeros(len(problem.arrays.seconds))
+        return Bound(problem.in_core_seconds, nothing, nothing, 0, free)
     bound = tighten(Relaxation(problem, limit_bytes))
     # The relaxation does not know that the host has to issue everything.
     seconds = max(bound.seconds, problem.in_core_seconds)
@@ -141,6 +145,7 @@ def tighten(relaxation: Relaxation) -> Bound:
     """Adds violated pairs until there are none, or until they do not help."""
     best, stuck, done = relaxation.model.base_seconds, 0, 0
     swapped = recomputed = np.zeros(relaxation.model.n_maps)
+    prices = np.zeros(relaxation.model.n)
     relaxation.cut(relaxation.everything_swapped())
     patience = PATIENCE_TIMES_OPERATIONS // max(relaxation.model.n, 1)
     patience = min(max(patience, LEAST_PATIENCE), MOST_PATIENCE)
@@ -152,6 +157,7 @@ def tighten(relaxation: Relaxation) -> Bound:
         stuck = 0 if solution.seconds > best * (1 + 1e-6) or done == 1 else stuck + 1
         best = max(best, solution.seconds)
         swapped, recomputed = relaxation.fractions(solution.x)
+        prices = solution.prices
         if not relaxation.cut(solution.x):
             break
-    return Bound(best, swapped, recomputed, done)
+    return Bound(best, swapped, recomputed, done, prices)

@@ -21,10 +21,17 @@ ROUNDING = 1e-9  # share given away for sums in floating point
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A solved relaxation: a safe value and the point where it is attained."""
+    """A solved relaxation: a safe value and the point where it is attained.
+
+    Attributes:
+        seconds (float): The value.
+        x (ndarray): Of all columns.
+        prices (ndarray): (n,) seconds that one byte less at each operation would save.
+    """
 
     seconds: float
     x: np.ndarray
+    prices: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +167,20 @@ class Relaxation:
         attained = np.where(reduced > 0, lower, upper) * reduced
         value = float(attained.sum() + below @ program.right)
         seconds = model.base_seconds + min(value, model.longest)
-        return Solution(seconds * (1 - ROUNDING), self.expanded(program, result.x))
+        return Solution(
+            seconds * (1 - ROUNDING),
+            self.expanded(program, result.x),
+            self._prices(below),
+        )
+
+    def _prices(self, below: np.ndarray) -> np.ndarray:
+        """Multipliers of the rows of memory, which :meth:`program` has put first."""
+        prices = np.zeros(self.model.n)
+        positions = np.array(sorted(self._positions), np.int64)
+        first = len(self.model.rows)
+        rows = below[first : first + 2 * len(positions) : 2]
+        prices[positions] = -rows / self.model.scaled.scale
+        return prices
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Swapped and recomputed fraction of each map."""

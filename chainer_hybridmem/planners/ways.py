@@ -1,0 +1,192 @@
+"""Plans for operations that can run in several ways, faster ones with more workspace.
+
+A workspace is memory like a map that is kept: what one operation takes for speed, maps
+must leave for. Both are decided together, as in MONeT (Shah et al., "Memory
+optimization for deep networks", 2021), here by search around any planner:
+
+1. Plans with the fastest ways whose workspace is no larger than a cap, for a few caps.
+2. From the best of them, again and again as long as that is faster: the ways whose
+   seconds and workspace cost least together, at the price that the bound puts on a
+   byte at each operation; and the fastest ways that fit into the room which the plan
+   leaves at each operation.
+
+The bound is that of a problem in which every operation runs in the time of its fastest
+way and with the workspace of its smallest: every plan with any ways, as slow as it
+is, is one of that problem with longer waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.simulation.fitting import least_loads
+from chainer_hybridmem.simulation.problem import Problem
+
+MOST_CAPS = 6
+MOST_REFINEMENTS = 4
+
+
+Choice = dict[int, int]
+_Fitting = dict[int, list[int]]
+
+
+class Way(Protocol):
+    """How an operation can run."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What it needs only while it runs."""
+
+
+class Chosen(NamedTuple):
+    """What has been found best.
+
+    Attributes:
+        problem (Problem): With the chosen ways.
+        plan (Plan): For it.
+        choice (dict): By operation, the place of its way among its ways.
+        tried (int): Choices that have been planned.
+        small_seconds (float): Per iteration with the smallest workspaces.
+    """
+
+    problem: Problem
+    plan: Plan
+    choice: Choice
+    tried: int = 0
+    small_seconds: float = 0.0
+
+
+def choose_ways(
+    ways: Mapping[int, tuple[Way, ...]],
+    make_problem: Callable[[Choice], Problem],
+    make_plan: Callable[[Problem], Plan],
+    limit_bytes: int,
+) -> Chosen:
+    """The ways and the plan that are fastest together, of those tried.
+
+    Args:
+        ways: By operation; each faster than those before it, with more workspace.
+        make_problem: What is to be planned if operations run in these ways.
+        make_plan: Its plan under the limit.
+        limit_bytes: Memory limit.
+
+    Raises:
+        InfeasibleError: If nothing fits with the smallest workspaces.
+    """
+    search = _Search(ways, make_problem, make_plan)
+    smallest = dict.fromkeys(ways, 0)
+    best = small = search.plan(smallest)
+    levels = [
+        make_problem({k: min(level, len(found) - 1) for k, found in ways.items()})
+        for level in range(max(map(len, ways.values()), default=0))
+    ]
+    # Which ways fit at all, whatever the plan.
+    fitting = search.fitting([least_loads(problem) for problem in levels], limit_bytes)
+    for cap in _caps(ways):
+        best = search.better(best, search.fastest(fitting, cap))
+    for _ in range(MOST_REFINEMENTS):
+        before = best
+        prices = lower_bound(best.problem, limit_bytes).prices
+        best = search.better(best, search.cheapest(fitting, prices))
+        loads = [loads_of(problem, best.plan) for problem in levels]
+        beside = search.fitting(loads, limit_bytes)
+        best = search.better(best, search.fastest(beside))
+        if best is before:
+            break
+    seconds = small.plan.predicted_seconds
+    return best._replace(tried=len(search.tried), small_seconds=seconds)
+
+
+class _Search:
+    def __init__(
+        self,
+        ways: Mapping[int, tuple[Way, ...]],
+        make_problem: Callable[[Choice], Problem],
+        make_plan: Callable[[Problem], Plan],
+    ) -> None:
+        self.ways = ways
+        self.make_problem = make_problem
+        self.make_plan = make_plan
+        self.tried: list[Choice] = []
+
+    def fitting(self, loads: list[list[int]], limit_bytes: int) -> _Fitting:
+        """Places of the ways with which each operation's load is within the limit.
+
+        Args:
+            loads: Of every operation, with the first ways, the second ones, ...
+            limit_bytes: Memory limit.
+        """
+        return {
+            k: [i for i in range(len(ways)) if loads[i][k] <= limit_bytes] or [0]
+            for k, ways in self.ways.items()
+        }
+
+    def fastest(self, fitting: _Fitting, cap_bytes: float = math.inf) -> Choice:
+        """The last way of each operation that fits and is not above a cap."""
+        return {
+            k: max(
+                (i for i in fitting[k] if ways[i].workspace_bytes <= cap_bytes),
+                default=0,
+            )
+            for k, ways in self.ways.items()
+        }
+
+    def cheapest(self, fitting: _Fitting, prices: np.ndarray) -> Choice:
+        """What costs each operation least, its workspace at its price included.
+
+        Args:
+            fitting: See :meth:`fitting`.
+            prices: (n,) seconds per byte.
+        """
+        return {
+            k: min(fitting[k], key=functools.partial(_cost, ways, float(prices[k])))
+            for k, ways in self.ways.items()
+        }
+
+    def plan(self, choice: Choice) -> Chosen:
+        self.tried.append(choice)
+        problem = self.make_problem(choice)
+        return Chosen(problem, self.make_plan(problem), choice)
+
+    def better(self, best: Chosen, choice: Choice) -> Chosen:
+        """The faster one of the best so far and another choice's plan."""
+        if choice in self.tried:
+            return best
+        try:
+            found = self.plan(choice)
+        except InfeasibleError:
+            return best
+        faster = found.plan.predicted_seconds < best.plan.predicted_seconds
+        return found if faster else best
+
+
+def _caps(ways: Mapping[int, tuple[Way, ...]]) -> list[int]:
+    sizes = sorted({way.workspace_bytes for found in ways.values() for way in found})
+    count = min(MOST_CAPS, len(sizes))
+    return [sizes[(i + 1) * len(sizes) // count - 1] for i in range(count)]
+
+
+def _cost(ways: tuple[Way, ...], price: float, place: int) -> float:
+    return ways[place].seconds + price * ways[place].workspace_bytes
+
+
+def loads_of(problem: Problem, plan: Plan) -> list[int]:
+    """Load of every operation if a plan for other ways is followed, in bytes."""
+    fingerprint = problem.profile.fingerprint()
+    return check_plan(
+        problem.profile, dataclasses.replace(plan, profile_fingerprint=fingerprint)
+    )
