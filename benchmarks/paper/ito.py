@@ -6,8 +6,8 @@
 Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
 (docs/guide/estimate.md). The model's compute times are calibrated on one figure of the
 paper, ResNet-50's in-core speed of 316 images/s; everything else is prediction.
-Replays run whole forwards; ``hybrid (pass)`` is the planner ``hybrid`` with one kernel
-for what the host replays in one pass. Writes JSON, Markdown tables and, with
+One kernel replays what a session replays in one pass; ``hybrid (whole)`` is the planner
+``hybrid`` where every replay runs a whole forward. Writes JSON, Markdown tables and, with
 matplotlib, a picture to ``benchmarks/results``.
 """
 
@@ -39,8 +39,8 @@ METHODS = (
     *('in-core', 'swap-all-unscheduled', 'swap-all', 'swap-opt'),
     *('superneurons', 'pooch', 'hybrid'),
 )
-PASS = 'hybrid (pass)'
-IN_FIGURE = ('superneurons', 'pooch', 'hybrid', PASS)
+WHOLE = 'hybrid (whole)'
+IN_FIGURE = ('superneurons', 'pooch', 'hybrid', WHOLE)
 # ResNet-50 as in the paper. It names no batch sizes for the others: up to where one
 # normalisation alone (six maps at a time in backward) fills the GPU.
 BATCHES = {
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
         return 0
     model = load_device_model(GPU)
 
-    def estimator(arch: str, recompute: str = 'whole') -> Estimator:
+    def estimator(arch: str, recompute: str = 'pass') -> Estimator:
         pair = common.recordings(arch, options.samples)
         return Estimator.make(pair, model, recompute=recompute)
 
@@ -78,14 +78,14 @@ def main(options: argparse.Namespace) -> int:
     calibrated = reference.calibrated(IN_CORE_SPEED, CALIBRATION_BATCH)
     rows: list[Row] = []
     for arch in options.arch or BATCHES:
-        whole = estimator(arch).with_factor_of(calibrated)
-        passes = estimator(arch, 'pass').with_factor_of(calibrated)
+        passes = estimator(arch).with_factor_of(calibrated)
+        whole = estimator(arch, 'whole').with_factor_of(calibrated)
         for batchsize in BATCHES[arch]:
             limit = model.memory_bytes
-            rows += measure(arch, whole, batchsize, limit, planners)
+            rows += measure(arch, passes, batchsize, limit, planners)
             if 'hybrid' in planners:
-                found = measure(arch, passes, batchsize, limit, ['hybrid'])
-                rows += [{**row, 'method': PASS} for row in found]
+                found = measure(arch, whole, batchsize, limit, ['hybrid'])
+                rows += [{**row, 'method': WHOLE} for row in found]
         print(speed_table(rows, arch, planners), '\n', flush=True)
     body = {
         'gpu': GPU,
@@ -168,11 +168,11 @@ def batchsizes(rows: list[Row], arch: str) -> list[int]:
 
 
 def bound_speed(found: dict[str, Row]) -> float | None:
-    """Most images per second that any plan could reach with whole forwards."""
+    """Most images per second that any plan could reach with passes."""
     best = [
         row['bound_images_per_second']
         for row in found.values()
-        if row['recipes'] == 'whole' and row['bound_images_per_second']
+        if row['recipes'] == 'pass' and row['bound_images_per_second']
     ]
     return min(best, default=None)
 
@@ -183,7 +183,7 @@ def cost_table(rows: list[Row], arch: str) -> str:
     for batchsize in batchsizes(rows, arch):
         found = at(rows, arch, batchsize)
         line = {arch: f'b{batchsize}'}
-        for method, short in (('hybrid', 'whole'), (PASS, 'pass')):
+        for method, short in (('hybrid', 'pass'), (WHOLE, 'whole')):
             row = found[method]
             line |= {
                 f'{short}: time': _percent(row['overhead']),
@@ -230,7 +230,7 @@ def goals_table(rows: list[Row]) -> str:
             'goal': f'at most {most:+.0%}',
             'paper, measured': paper,
         }
-        for method, short in (('hybrid', 'whole'), (PASS, 'pass')):
+        for method, short in (('hybrid', 'pass'), (WHOLE, 'whole')):
             found = [
                 row
                 for row in rows
@@ -359,7 +359,7 @@ def published_table(rows: list[Row]) -> str:
             if values:
                 line = (title, published.get(arch, '-'), form(values))
                 shown.append((arch, *line))
-        for planner in ('pooch', 'hybrid', PASS):
+        for planner in ('pooch', 'hybrid', WHOLE):
             values = losses(rows, arch, planner)
             if values:
                 said, time_said = LOSSES[arch] if planner == 'pooch' else ('-', '-')
@@ -382,8 +382,8 @@ def write_markdown(name: str, tables: dict[str, str], factor: float) -> None:
         f'# Ito et al. on a modelled V100\n\nV100, PCIe 3, limit 16e9 bytes '
         f'(`benchmarks run paper.ito`). Calibrated on ResNet-50 in-core at '
         f'{IN_CORE_SPEED:.0f} images/s: compute times x {factor:.3f}. Everything here '
-        f'but the column of the paper is predicted, not measured. "whole" and "pass": '
-        f'see `docs/guide/estimate.md`; all methods but "pass" replay whole forwards. '
+        f'but the column of the paper is predicted, not measured. "pass" and "whole": '
+        f'see `docs/guide/estimate.md`; all methods but "whole" replay by passes. '
         f'"-": does not fit. "gap" is to the proven bound.\n\n![throughput]({name}.png)'
     )
     parts = [head, *(f'## {title}\n{text}' for title, text in tables.items())]
@@ -394,7 +394,7 @@ STYLES: dict[str, dict[str, Any]] = {
     'superneurons': {'color': 'tab:orange', 'marker': 's', 'markersize': 4},
     'pooch': {'color': 'tab:green', 'marker': '^', 'markersize': 5},
     'hybrid': {'color': 'tab:blue', 'marker': 'o', 'markersize': 5},
-    PASS: {'color': 'tab:purple', 'marker': '.', 'linestyle': '--'},
+    WHOLE: {'color': 'tab:purple', 'marker': '.', 'linestyle': '--'},
 }
 
 
@@ -424,7 +424,7 @@ def draw_speeds(panel: Any, here: list[dict[str, Row]]) -> None:
 
 def draw_overheads(panel: Any, here: list[dict[str, Row]]) -> None:
     """Time over in-core against batch size."""
-    for method, style in (('hybrid', 'k:'), (PASS, 'm:')):
+    for method, style in (('hybrid', 'k:'), (WHOLE, 'm:')):
         rows = [found[method] for found in here if method in found]
         bounds = [
             100

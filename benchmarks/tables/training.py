@@ -87,7 +87,7 @@ def host_pairs(body: Body) -> str:
 def paper_ito(body: Body) -> str:
     """Returns the largest batch size of each network on the modelled V100."""
     head = ['network', 'needs', '`superneurons`', '`pooch`', '`hybrid`']
-    head += ['`hybrid`, passes', 'bound']
+    head += ['`hybrid`, whole forwards', 'bound']
     lines = []
     for arch in ('resnet50', 'googlenet', 'alexnet'):
         rows = [row for row in body['rows'] if row['arch'] == arch]
@@ -101,7 +101,7 @@ def paper_ito(body: Body) -> str:
                 gigabytes(hybrid['in_core_peak_bytes']),
                 *(
                     overhead(by_method[method]['overhead'])
-                    for method in ('superneurons', 'pooch', 'hybrid', 'hybrid (pass)')
+                    for method in ('superneurons', 'pooch', 'hybrid', 'hybrid (whole)')
                 ),
                 overhead(bound),
             ]
