@@ -7,8 +7,8 @@ Each network is recorded with 2 and 4 pictures on the CPU and extrapolated
 (docs/guide/estimate.md). The model's compute times are calibrated on one figure of the
 paper, ResNet-50's in-core speed of 316 images/s; everything else is prediction.
 One kernel replays what a session replays in one pass; ``hybrid (whole)`` is the planner
-``hybrid`` where every replay runs a whole forward. Writes JSON, Markdown tables and, with
-matplotlib, a picture to ``benchmarks/results``.
+``hybrid`` where every replay runs a whole forward. Writes JSON, Markdown tables and,
+with matplotlib, a picture to ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ def draw_overheads(panel: Any, here: list[dict[str, Row]]) -> None:
         ]
         if len(bounds) == len(here):
             sizes = [row['batchsize'] for row in rows]
-            label = 'bound' if method == 'hybrid' else 'bound (pass)'
+            label = 'bound' if method == 'hybrid' else 'bound (whole)'
             panel.plot(sizes, bounds, style, label=label)
     for method in IN_FIGURE:
         _line(panel, here, method, 'overhead', 100.0)

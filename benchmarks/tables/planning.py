@@ -273,8 +273,9 @@ SECTIONS = (
     Section(
         ('rivals_published',),
         'Published figures beside plans in the same setting',
-        """Predicted time over in-core time; whole forwards are replayed, as with cuDNN
-        today. The conditions of the papers differ, as the last column says. In 1/7.5
+        """Predicted time over in-core time; one kernel replays normalisations,
+        additions and ReLU; the planner of `hybrid (whole)` has whole forwards only.
+        The conditions of the papers differ, as the last column says. In 1/7.5
         of the memory a single backward convolution of ResNet-50 needs more than there
         is; with [functions in parts](guide/splitting.md), which this table does not
         use, a smaller batch trains there. Every planner:

@@ -10,7 +10,7 @@ from typing import Any
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import machine
 
-_LIBRARIES = 'cupy_backends.cuda.libs.'
+_LIBRARIES = 'cupy_backends.cuda.libs'
 Look = Callable[[], str]
 
 
@@ -53,7 +53,9 @@ def _look_at(name: str, show: Callable[[Any], str] | None = None) -> str:
         name: Of the module.
         show: Makes text of the version that it tells; None if it tells none.
     """
-    library = importlib.import_module(_LIBRARIES + name)
+    # CuPy 14 looks into NVIDIA's packages when the name is asked for.
+    library = getattr(importlib.import_module(_LIBRARIES), name, None)
+    library = library or importlib.import_module(f'{_LIBRARIES}.{name}')
     version = 'loaded' if show is None else f'version {show(library.getVersion())}'
     return version + _file(f'lib{name}.')
 
