@@ -73,16 +73,18 @@ def sources() -> dict[str, str]:
     """The text of Chainer's, CuPy's and our kernels, as CuPy would compile it."""
     import cupy
     import numpy as np
+    from chainer.functions import local_response_normalization
     from chainer.functions.normalization import batch_normalization as bn
     from cupy.cuda import compiler
 
-    from chainer_hybridmem.recompute import cuda_sums
+    from chainer_hybridmem.recompute import cuda_sums, local_responses
 
     found: dict[str, str] = {}
     label = ''
 
     def collect(source: str, *arguments: Any, **options: Any) -> Any:
-        found[label] = source
+        again = sum(name.startswith(label) for name in found)
+        found[f'{label} {again + 1}' if again else label] = source
         return original(source, *arguments, **options)
 
     original = compiler.compile_using_nvrtc
@@ -108,6 +110,12 @@ def sources() -> dict[str, str]:
                 tuple(len(term) > 1 for term in terms), relu, 0
             )
             kernel(*(array for term in terms for array in term))
+    label = 'square (CuPy)'
+    cupy.square(x)
+    label = 'local responses (Chainer)'
+    function = local_response_normalization(x).creator_node
+    label = 'squares, sums, local responses'
+    local_responses.normalise(function, x)
     return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+
 from benchmarks.tables.form import Body, Section, megabytes, ratio, table, yes
 
+LONG_KERNEL = 12
 MODES = {
     'plain': 'without the package',
     'swap': 'every map swapped',
@@ -43,12 +46,17 @@ def upstream_gpu(body: Body, cudnn: Body) -> str:
 
 
 def kernel_rounding(body: Body) -> str:
-    """Returns the arithmetic of kernels, in order."""
+    """Returns the arithmetic of kernels: in order, or how often if that is long."""
     kernels: dict[str, list[str]] = body['kernels']['compute_70']
-    lines = [
-        [label, ', '.join(name.split('.')[0] for name in instructions)]
-        for label, instructions in kernels.items()
-    ]
+    lines = []
+    for label, instructions in kernels.items():
+        names = [name.replace('.f32', '') for name in instructions]
+        if len(names) > LONG_KERNEL:
+            counts = collections.Counter(names).most_common()
+            names = [f'{number} {name}' for name, number in counts]
+        else:
+            names = [name.split('.')[0] for name in names]
+        lines.append([label, ', '.join(names)])
     return table(['kernel', 'arithmetic, in order'], lines)
 
 
@@ -187,6 +195,8 @@ SECTIONS = (
         """What NVIDIA's compiler (NVRTC 12.9, `compute_70`; `compute_90` is the same)
         makes of Chainer's and CuPy's kernels, and of the one kernel that replays
         several functions. The same arithmetic in the same order gives the same bits.
+        Loops are unrolled, a power is a sequence: of kernels with many instructions
+        the table counts each; `mul.rn` is the square that no sum contracts with.
         No GPU has run them yet.""",
         kernel_rounding,
     ),

@@ -21,6 +21,7 @@ from chainer_hybridmem.estimation.recomputing import (
     PASS,
     RECOMPUTES,
     WHOLE,
+    with_cuda_passes,
     with_whole_forwards,
 )
 from chainer_hybridmem.records.profile import Profile
@@ -198,8 +199,8 @@ class Estimator:
         profile = self.samples.at(batchsize)
         chosen = algorithms or {}
         if self.model is not None:
-            if self.recompute == WHOLE:
-                profile = with_whole_forwards(profile)
+            whole = self.recompute == WHOLE
+            profile = (with_whole_forwards if whole else with_cuda_passes)(profile)
             im2col = self.convolution == 'im2col'
             if not im2col:
                 workspaces = dict.fromkeys(

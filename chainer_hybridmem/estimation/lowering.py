@@ -10,7 +10,7 @@ function) does without:
   excluded.
 - Pooling keeps its input and its output for backward, and no index array.
 - A pass of a recipe is one kernel and needs nothing but its products.
-- Local response normalisation, a kernel of CuPy, keeps one array besides input and
+- Local response normalisation, kernels of CuPy, keeps one array besides input and
   output; in backward it needs one temporary of the input's size.
 
 Everything else stays as recorded, which is on the safe side: temporaries of

@@ -6,6 +6,7 @@ drops that output on the way through an addition or a ReLU, the end of the
 chain is made straight from its beginning, without any array in between. Max
 pooling finds values and indexes in one walk over its input, without the array
 of all windows that forward builds on the host; on a GPU forward does the same.
+There, local response normalization runs one kernel instead of three.
 
 A fused replay covers one or more forward functions. Plans use it only where a
 recording has compared it bit for bit with what forward has made.
@@ -20,11 +21,19 @@ from typing import Any
 from chainer.functions.activation.relu import ReLU
 from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
+from chainer.functions.normalization.local_response_normalization import (
+    LocalResponseNormalization,
+)
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
 from chainer_hybridmem.chainer_access.functions import is_by_cudnn
 from chainer_hybridmem.devices.protocol import Array
-from chainer_hybridmem.recompute import cuda_sums, max_pooling, normalised_sums
+from chainer_hybridmem.recompute import (
+    cuda_sums,
+    local_responses,
+    max_pooling,
+    normalised_sums,
+)
 from chainer_hybridmem.recompute.no_fused_replay import NoFusedReplayError
 
 __all__ = [
@@ -60,7 +69,7 @@ def find_candidates(function: Any) -> list[tuple[Any, ...]]:
         most comes first. Empty if only the whole forward will do.
     """
     kind = type(function)
-    if kind in (BatchNormalization, MaxPoolingND):
+    if kind in (BatchNormalization, MaxPoolingND, LocalResponseNormalization):
         return [(function,)]
     if kind is Add:
         return _before_add(function)
@@ -133,6 +142,8 @@ def run(
     last = functions[-1]
     if type(last) is MaxPoolingND:
         return max_pooling.pool(last, fetch(last.inputs[0]))
+    if type(last) is LocalResponseNormalization:
+        return local_responses.normalise(last, fetch(last.inputs[0]))
     head = last.inputs[0].creator_node if type(last) is ReLU else last
     if type(head) is Add:
         creators = [node.creator_node for node in head.inputs]

@@ -112,6 +112,8 @@ template <class T, class U> inline std::common_type_t<T, U> min(T a, U b) {
 inline float rsqrt(float x) { return 1.f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1. / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }  // nothing is contracted here
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

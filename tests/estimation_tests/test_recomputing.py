@@ -12,6 +12,7 @@ from chainer_hybridmem.estimation import (
     load_device_model,
     lower_to_cudnn,
 )
+from chainer_hybridmem.estimation.costs import LRN
 from chainer_hybridmem.estimation.recomputing import with_whole_forwards
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records.profile_checks import check_profile
@@ -71,6 +72,21 @@ def test_plans_are_executable(pair, recompute):
             options = networks.OPTIONS.get(planner, {})
             plan = make_plan(problem, limit, planner, **options)
             check_plan(profile, plan, limit)
+
+
+@pytest.mark.parametrize('convolution', ['im2col', 'cudnn'])
+def test_local_responses_are_one_kernel_on_a_gpu(pair, convolution):
+    model = load_device_model('v100-16gb-pcie3')
+    whole, passes = (
+        Estimator.make(pair, model, convolution, recompute).profile(64)
+        for recompute in ('whole', 'pass')
+    )
+    operation = next(op for op in whole.operations if op.function == LRN).index
+    before, after = (by_operation(p)[operation] for p in (whole, passes))
+    assert (before.covers, after.covers) == ((), (operation,))
+    assert after.seconds < 0.7 * before.seconds
+    assert (before.inputs, before.products) == (after.inputs, after.products)
+    assert before.peak_bytes == after.peak_bytes
 
 
 def test_a_pass_needs_nothing_but_its_products(profiles):
