@@ -3,7 +3,7 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
-#              with CuPy 13 and cuDNN
+#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
 # make docs    writes the pages of docs/ that follow from result files and code
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
@@ -78,6 +78,7 @@ test-all: test
 	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
 	$(MAKE) --no-print-directory test-cuda CUPY=13
+	EMU_ATOMICS=1 $(MAKE) --no-print-directory test-cuda CUPY=13
 	CHAINER_CUDNN=0 $(MAKE) --no-print-directory test-cuda CUPY=13
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda CUPY=13
 
