@@ -50,6 +50,15 @@ def small_workspaces() -> None:
         cuda.set_max_workspace_size(WORKSPACE_BYTES)
 
 
+@pytest.fixture(autouse=True, scope='session')
+def deterministic_algorithms() -> None:
+    """Where cuDNN's others give other bits at each call, they must not be taken."""
+    import chainer
+
+    if os.environ.get('EMU_ATOMICS'):
+        chainer.global_config.cudnn_deterministic = True
+
+
 @pytest.fixture(scope='module')
 def data(request: pytest.FixtureRequest) -> list[tuple[Any, Any]]:
     """As many batches as the module's ``ITERATIONS`` say."""
