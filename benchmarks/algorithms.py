@@ -40,7 +40,9 @@ def run(
 ) -> dict[str, Any]:
     """Figures of one case."""
     if arch not in recorded:
-        recorded[arch] = samples.record(arch, None, 1000, SAMPLES, 'cpu', sys.stderr)
+        recorded[arch] = samples.record(
+            arch, None, 1000, samples.Sampling(SAMPLES, parts=False), sys.stderr
+        )
     model = load_device_model(gpu)
     estimator = Estimator.make(recorded[arch].pair, model)
     start = time.perf_counter()

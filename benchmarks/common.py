@@ -88,7 +88,9 @@ def recordings(
         name = arch.rpartition('.')[2].replace(':', '-')
         path = os.path.join(folder, f'{name}.json')
     sizes = arguments.SAMPLE_BATCHSIZES
-    return samples.obtain(arch, None, n_class, sizes, 'cpu', path, sys.stderr).pair
+    return samples.obtain(
+        arch, None, n_class, samples.Sampling(sizes), path, sys.stderr
+    ).pair
 
 
 def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:

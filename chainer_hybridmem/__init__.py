@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.records.library import load_plan, load_profile
     from chainer_hybridmem.session.extension import HybridMemory
     from chainer_hybridmem.session.inference_session import optimize_inference
+    from chainer_hybridmem.session.largest_batch import largest_batch
     from chainer_hybridmem.session.memory_profile import profile_memory
     from chainer_hybridmem.session.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
@@ -63,6 +64,7 @@ __all__ = [
     'SwapStoreError',
     'UnknownNameError',
     'VerificationError',
+    'largest_batch',
     'load_plan',
     'load_profile',
     'make_plan',
@@ -91,6 +93,7 @@ _HOMES = {
     'SwapStoreError': 'errors',
     'UnknownNameError': 'errors',
     'VerificationError': 'errors',
+    'largest_batch': 'session.largest_batch',
     'load_plan': 'records.library',
     'load_profile': 'records.library',
     'make_plan': 'planners',
@@ -104,7 +107,7 @@ _HOMES = {
 }
 _NEED_CHAINER = frozenset(
     {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'recomputable'}
-    | {'optimize_inference', 'record_inference'}
+    | {'largest_batch', 'optimize_inference', 'record_inference'}
 )
 
 

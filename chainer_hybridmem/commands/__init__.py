@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from chainer_hybridmem.commands.base import Command
+from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.estimate import EstimateCommand
@@ -44,6 +45,7 @@ OUTPUT_UNREAD = 141  # standard output
 COMMANDS: tuple[type[Command], ...] = (
     ProfileCommand,
     EstimateCommand,
+    BatchCommand,
     PlanCommand,
     CompareCommand,
     LayoutCommand,

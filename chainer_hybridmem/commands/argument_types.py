@@ -62,6 +62,17 @@ def above_zero(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """Turns an argument such as ``80%`` into a share in (0, 1]."""
+    try:
+        number = float(text[:-1]) / 100 if text.endswith('%') else float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a share such as 80% or 0.8')
+    return number
+
+
 def splitting(text: str) -> bool | str:
     """Turns an argument into what ``splitting`` is for :func:`make_problem`."""
     values: dict[str, bool | str] = {'exact': 'exact', 'true': True, 'false': False}

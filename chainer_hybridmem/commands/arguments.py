@@ -20,8 +20,13 @@ from chainer_hybridmem.errors import OptionError
 SAMPLE_BATCHSIZES = (2, 4)
 
 
-def add_network(group: Any) -> None:
-    """Adds the options that say which network to record."""
+def add_network(group: Any, batchsize: bool = True) -> None:
+    """Adds the options that say which network to record.
+
+    Args:
+        group: Group of the parser's arguments.
+        batchsize: Whether the batch size is one of them.
+    """
     from chainer_hybridmem import architectures
 
     known = ', '.join(architectures.names())
@@ -31,7 +36,8 @@ def add_network(group: Any) -> None:
         metavar='NAME',
         help=f'{known}, or module:Class of your own',
     )
-    group.add_argument('--batchsize', type=positive, required=True)
+    if batchsize:
+        group.add_argument('--batchsize', type=positive, required=True)
     group.add_argument(
         '--insize', type=positive, help="picture size; default the architecture's"
     )

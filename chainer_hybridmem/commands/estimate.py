@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import (
+    argument_types,
+    arguments,
+    base,
+    estimating,
+    outputs,
+)
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
-NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 HEADERS = (
     'method',
     's / iteration',
@@ -49,8 +51,15 @@ class EstimateCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
-        self._add_device(parser.add_argument_group('device'))
-        self._add_samples(parser.add_argument_group('samples'))
+        device = parser.add_argument_group('device')
+        estimating.add_device(device)
+        device.add_argument(
+            '--algorithms',
+            action='store_true',
+            help='choose the algorithm of each convolution, and with it the workspace, '
+            'together with the plan',
+        )
+        estimating.add_samples(parser.add_argument_group('samples'))
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
@@ -66,91 +75,17 @@ class EstimateCommand(base.Command):
         )
         arguments.add_json(parser)
 
-    def _add_device(self, group: Any) -> None:
-        from chainer_hybridmem.estimation import model_names
-
-        group.add_argument(
-            '--gpu',
-            metavar='MODEL',
-            help=f'{", ".join(model_names())}, or a JSON file of your own; '
-            f'default: the device of the recording',
-        )
-        arguments.add_limit(group, default="the GPU's memory")
-        group.add_argument(
-            '--convolution',
-            choices=('cudnn', 'im2col'),
-            help="how the GPU convolves; default the model's",
-        )
-        group.add_argument(
-            '--algorithms',
-            action='store_true',
-            help='choose the algorithm of each convolution, and with it the workspace, '
-            'together with the plan',
-        )
-        group.add_argument(
-            '--recompute',
-            choices=('whole', 'pass'),
-            help='whether one kernel replays several functions (pass, the default), or '
-            'only whole forwards are replayed (whole)',
-        )
-        group.add_argument(
-            '--images-per-second',
-            type=argument_types.above_zero,
-            metavar='X',
-            help='calibrate: this speed was measured in-core ...',
-        )
-        group.add_argument(
-            '--calibrate-batch',
-            type=argument_types.positive,
-            metavar='B',
-            help='... with this batch size',
-        )
-
-    def _add_samples(self, group: Any) -> None:
-        arguments.add_recording_device(
-            group,
-            '--record-on',
-            'default cpu; without --gpu auto: cuda where there is a GPU',
-        )
-        arguments.add_sample_batches(group)
-        group.add_argument(
-            '--samples',
-            metavar='FILE',
-            help='read the recordings from this file; if it is not there, record '
-            'and write it',
-        )
-
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
-        from chainer_hybridmem.commands import algorithms, samples
-        from chainer_hybridmem.estimation import (
-            check_batchsize,
-            load_device_model,
-            ways,
-        )
+        from chainer_hybridmem.commands import algorithms
+        from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(args.planner or DEFAULT)
-        model = load_device_model(args.gpu) if args.gpu is not None else None
-        device = args.record_on or ('auto' if model is None else 'cpu')
-        _check_calibration(args)
         _check_algorithms(args)
-        ways(model, args.convolution, args.recompute)
         check_batchsize(args.batchsize)
-        _check_samples(args, model is None, device)
-        read = [path for path in (args.samples,) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=read)
-        sampled = samples.obtain(
-            args.arch,
-            args.insize,
-            args.n_class,
-            tuple(args.sample_batches),
-            device,
-            args.samples,
-            sys.stderr,
-        )
-        estimator = make_estimator(sampled, model, args)
+        sampled, estimator = estimating.obtain(args)
 
         def problem_of(profile: Profile) -> Problem:
             return make_problem(profile, args.cross_iteration, splitting=args.splitting)
@@ -180,14 +115,6 @@ class EstimateCommand(base.Command):
         return 0
 
 
-def _check_calibration(args: argparse.Namespace) -> None:
-    if (args.images_per_second is None) != (args.calibrate_batch is None):
-        raise OptionError(
-            'Calibration needs both --images-per-second and --calibrate-batch: a '
-            'measured speed and the batch size it was measured with.'
-        )
-
-
 def _check_algorithms(args: argparse.Namespace) -> None:
     if args.algorithms and args.largest:
         raise OptionError(
@@ -196,45 +123,13 @@ def _check_algorithms(args: argparse.Namespace) -> None:
         )
 
 
-def _check_samples(args: argparse.Namespace, without_model: bool, device: str) -> None:
-    if args.samples is None or not os.path.isfile(args.samples):
-        outputs.check_output(args.samples)
-        if without_model:
-            _check_limit(args.memory_limit, device)
-
-
-def _check_limit(limit: argument_types.Limit | None, device: str) -> None:
-    on_gpu = device == 'cuda' or (device == 'auto' and compat.cuda_available())
-    if limit is None and not on_gpu:
-        raise OptionError(NO_LIMIT)
-
-
-def make_estimator(sampled: Samples, model: Any, args: argparse.Namespace) -> Estimator:
-    """The estimator that the command line asks for."""
-    from chainer_hybridmem.estimation import Estimator
-
-    estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
-    if args.images_per_second is not None:
-        estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
-    return estimator
-
-
 def choose_limit(
     limit: argument_types.Limit | None, problem: Problem, estimator: Estimator
 ) -> int:
-    """The memory limit in bytes.
-
-    Raises:
-        OptionError: If none is given and the device does not tell its memory.
-    """
+    """The memory limit in bytes, by default that of the device."""
     if limit is not None:
         return limit.bytes_for(problem)
-    if estimator.model is not None:
-        return estimator.model.memory_bytes
-    total = estimator.samples.large.device.get('total_bytes')
-    if not isinstance(total, int) or total < 1:
-        raise OptionError(NO_LIMIT)
-    return total
+    return estimating.device_bytes(estimator)
 
 
 def summarise(
@@ -296,9 +191,10 @@ def largest_batches(
     What in-core or single operations need is quick to see; a planner is asked
     only about the batch size that this leaves, and smaller ones if it declines.
     """
-    from chainer_hybridmem.estimation import largest_batchsize, largest_planned
+    from chainer_hybridmem.estimation import MOST_PICTURES
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.search.candidates import least_memory
+    from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
     from chainer_hybridmem.simulation import make_problem
 
     def problem(batchsize: int) -> Problem:
@@ -313,12 +209,14 @@ def largest_batches(
             return False
         return True
 
-    most = largest_batchsize(lambda b: least_memory(problem(b))[0], limit_bytes)
+    most = largest_batchsize(
+        lambda b: least_memory(problem(b))[0], limit_bytes, MOST_PICTURES
+    )
     result = {}
     for name in methods:
         if name == 'in-core':
             result[name] = largest_batchsize(
-                lambda b: problem(b).in_core_peak_bytes, limit_bytes
+                lambda b: problem(b).in_core_peak_bytes, limit_bytes, MOST_PICTURES
             )
         else:
             result[name] = largest_planned(functools.partial(planned, name), most)

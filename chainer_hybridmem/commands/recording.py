@@ -19,13 +19,13 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.recording import inference
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.session import Session
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.recording_session import (
+    RecordingSession,
+    recording_options,
+)
 from chainer_hybridmem.simulation import Problem
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
-# Profiling swaps everything under every planner; this one plans without a search.
-PLANNER = 'swap-all'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,43 +107,30 @@ class Training(NamedTuple):
         return loss.array
 
 
-class RecordingSession(Session):
-    """A session that keeps the problem it plans, whether a plan is found or not.
-
-    Its profile tells what functions would need in parts.
-
-    Attributes:
-        problem (Problem or None): The last one.
-    """
-
-    problem: Problem | None = None
-    tries_parts = True
-
-    def observe_problem(self, problem: Problem) -> None:
-        """See :class:`Session`."""
-        self.problem = problem
-
-
 def open_session(
-    model: chainer.Link, memory: Memory, progress: TextIO | None = None
+    model: chainer.Link,
+    memory: Memory,
+    progress: TextIO | None = None,
+    parts: bool = True,
 ) -> RecordingSession:
-    """Makes the session to record with."""
-    options = Options(
+    """Makes the session to record with; ``parts`` as there."""
+    options = recording_options(
         memory.limit_bytes,
-        PLANNER,
         swap_dir=memory.swap_dir,
         link_bandwidth=memory.link_bandwidth,
         progress=progress or False,
-        arena=False,
-        feedback=False,
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
     )
-    return RecordingSession(model, options)
+    return RecordingSession(model, options, parts)
 
 
 def record(
-    network: Network, memory: Memory, iterations: int, progress: TextIO
+    network: Network,
+    memory: Memory,
+    iterations: int,
+    progress: TextIO,
+    parts: bool = True,
 ) -> Recorded:
     """Trains until an iteration has been recorded.
 
@@ -152,6 +139,7 @@ def record(
         memory: What to train it in.
         iterations: Give up after these many.
         progress: Where to tell what happens.
+        parts: As for :class:`RecordingSession`.
 
     Raises:
         UnknownNameError: If there is no such architecture.
@@ -164,7 +152,8 @@ def record(
         training = prepare(network, device)
         insize = training.examples[0].shape[-1]
         network = dataclasses.replace(network, insize=insize)
-        return _run(network, training, memory, iterations, progress)
+        session = open_session(training.model, memory, progress, parts)
+        return _run(network, training, session, iterations)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
@@ -229,11 +218,9 @@ def random_examples(shape: tuple[int, ...], n_class: int) -> tuple[np.ndarray, .
 def _run(
     network: Network,
     training: Training,
-    memory: Memory,
+    session: RecordingSession,
     iterations: int,
-    progress: TextIO,
 ) -> Recorded:
-    session = open_session(training.model, memory, progress)
     try:
         with session:
             for _ in range(iterations):

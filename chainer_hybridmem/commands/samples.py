@@ -41,12 +41,27 @@ class Samples:
     pair: SamplePair
 
 
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How samples are recorded.
+
+    Attributes:
+        batchsizes (tuple of int): Of the samples, ascending.
+        device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
+        parts (bool): Whether to find out what functions need in parts, which takes most
+            of the time; what is written to a file always tells it.
+    """
+
+    batchsizes: tuple[int, int]
+    device: str = 'cpu'
+    parts: bool = True
+
+
 def obtain(
     arch: str,
     insize: int | None,
     n_class: int,
-    batchsizes: tuple[int, int],
-    device: str,
+    sampling: Sampling,
     path: str | None,
     progress: TextIO,
 ) -> Samples:
@@ -57,8 +72,7 @@ def obtain(
         insize: Height and width of the pictures; None for the architecture's, or
             the file's.
         n_class: Number of classes.
-        batchsizes: Of the samples, ascending.
-        device: ``'cpu'``, ``'cuda'`` or ``'auto'``.
+        sampling: How to record.
         path: The file; None to record anew and keep nothing.
         progress: Where to tell what happens.
 
@@ -72,7 +86,9 @@ def obtain(
         samples = load(path)
         _check(samples, arch, insize, n_class, path)
         return samples
-    samples = record(arch, insize, n_class, batchsizes, device, progress)
+    if path is not None:
+        sampling = dataclasses.replace(sampling, parts=True)
+    samples = record(arch, insize, n_class, sampling, progress)
     if path is not None:
         save(samples, path)
     return samples
@@ -82,8 +98,7 @@ def record(
     arch: str,
     insize: int | None,
     n_class: int,
-    batchsizes: tuple[int, int],
-    device: str,
+    sampling: Sampling,
     progress: TextIO,
 ) -> Samples:
     """Trains with both batch sizes until an iteration of each is recorded.
@@ -93,6 +108,7 @@ def record(
         ProfileMismatchError: If the two iterations differ.
         HybridMemoryError: If the network cannot be trained.
     """
+    batchsizes = sampling.batchsizes
     check_ascending(batchsizes)
     import_chainer()
     import numpy as np
@@ -102,13 +118,15 @@ def record(
 
     insize = insize or architectures.insize(arch)  # or there is no such architecture
     profiles: list[Profile] = []
-    memory = recording.Memory(NO_LIMIT_BYTES, device)
+    memory = recording.Memory(NO_LIMIT_BYTES, sampling.device)
     for batchsize in batchsizes:
         print(f'hybridmem: recording {arch}, batch size {batchsize}', file=progress)
         network = recording.Network(arch, batchsize, insize, n_class)
         # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
-            recorded = recording.record(network, memory, ITERATIONS, io.StringIO())
+            recorded = recording.record(
+                network, memory, ITERATIONS, io.StringIO(), sampling.parts
+            )
         profiles.append(recorded.problem.profile)
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
     return Samples(arch, insize, n_class, pair)

@@ -10,21 +10,19 @@ from chainer_hybridmem.estimation.device_models import (
     model_names,
 )
 from chainer_hybridmem.estimation.estimator import (
+    MOST_PICTURES,
     Estimator,
     check_batchsize,
-    largest_batchsize,
-    largest_planned,
     ways,
 )
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 
 __all__ = [
+    'MOST_PICTURES',
     'DeviceModel',
     'Estimator',
     'SamplePair',
     'check_batchsize',
-    'largest_batchsize',
-    'largest_planned',
     'load_device_model',
     'lower_to_cudnn',
     'model_names',

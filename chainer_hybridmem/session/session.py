@@ -26,7 +26,7 @@ from chainer_hybridmem.session.iterations.iteration_history import IterationHist
 from chainer_hybridmem.session.iterations.iteration_start import IterationStart
 from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.iterations.link_path import LinkPath
-from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.observation import Detail, Observation
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
@@ -100,8 +100,7 @@ class Session:
         options (Options): How.
     """
 
-    tries_parts = False  # whether the profile tells what functions need in parts, and
-    # keeps all allocations apart
+    detail = Detail()  # of recordings
 
     def __init__(self, model: Model, options: Options) -> None:
         model = self.model = one_model(model)
@@ -117,7 +116,7 @@ class Session:
         planning = Planning(runtime, options, self.observe_problem, self._keep)
         self._planning, search = planning, planning.search
         observation = Observation(
-            runtime, options, arrays, signatures, history, search, self.tries_parts
+            runtime, options, arrays, signatures, history, search, self.detail
         )
         self._hook = self._make_hook(observation)
         self._explainer = OutOfMemoryExplainer(

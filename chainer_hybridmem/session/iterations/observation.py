@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.guides.operation_key import OperationKey
@@ -11,6 +13,18 @@ from chainer_hybridmem.session.planning.background_search import BackgroundSearc
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime
+
+
+class Detail(NamedTuple):
+    """What recordings tell beside the usual.
+
+    Attributes:
+        parts (bool): What functions need in parts; trying that takes most of the time.
+        apart (bool): Each allocation, small ones too.
+    """
+
+    parts: bool = False
+    apart: bool = False
 
 
 class Observation:
@@ -23,8 +37,7 @@ class Observation:
         signatures (KnownSignatures): Know what is still to be learnt.
         history (IterationHistory): Counts what has its offset.
         search (BackgroundSearch): Would disturb times.
-        tries_parts (bool): Whether recordings tell what functions need in parts, and
-            keep all allocations apart.
+        detail (Detail): Of recordings.
     """
 
     def __init__(
@@ -35,7 +48,7 @@ class Observation:
         signatures: KnownSignatures,
         history: IterationHistory,
         search: BackgroundSearch,
-        tries_parts: bool,
+        detail: Detail,
     ) -> None:
         self._runtime = runtime
         self._instruments = runtime.instruments
@@ -44,7 +57,7 @@ class Observation:
         self._signatures = signatures
         self._history = history
         self._search = search
-        self._tries_parts = tries_parts
+        self._detail = detail
 
     @property
     def waits_for_shortage(self) -> bool:
@@ -86,9 +99,9 @@ class Observation:
         recorder = self._instruments.record(
             trial=tried and self._signatures.wants_trial(key),
             draft=not tried,
-            together=not self._tries_parts,
+            together=not self._detail.apart,
         )
-        if self._tries_parts and recorder.trial:
+        if self._detail.parts and recorder.trial:
             self._runtime.splitter.try_parts(recorder)
         if profiled and self._options.cross_iteration:
             executor.crossing.park(self._arrays.find_states())

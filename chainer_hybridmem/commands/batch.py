@@ -1,0 +1,168 @@
+"""``hybridmem batch``: the largest batch that fits, and why the next one does not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.commands import (
+    argument_types,
+    arguments,
+    base,
+    estimating,
+    outputs,
+)
+from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.planners.largest import Batch, LargestBatch, Refusal
+    from chainer_hybridmem.simulation import Problem
+
+HEADERS = ('', 'batch', 's / iteration', 'images / s', 'speed', 'peak')
+
+
+class BatchCommand(base.Command):
+    """Finds the largest batch that fits, without running out of memory on the way.
+
+    Two tiny iterations are recorded and extrapolated, as for ``estimate``; the planner
+    is asked about batch sizes until the answer has a plan and the next one has none.
+    """
+
+    name = 'batch'
+    help = 'find the largest batch that fits, in-core and planned'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        network = parser.add_argument_group('network')
+        arguments.add_network(network, batchsize=False)
+        estimating.add_device(parser.add_argument_group('device'), argument_types.size)
+        estimating.add_samples(parser.add_argument_group('samples'))
+        parser.add_argument(
+            '--planner', metavar='NAME', help='default: that of optimize()'
+        )
+        parser.add_argument(
+            '--min-speed',
+            type=argument_types.share,
+            metavar='SHARE',
+            help='least speed, such as 80%%: images per second over those of the same '
+            'batch without a limit; default: any',
+        )
+        arguments.add_cross_iteration(parser)
+        arguments.add_splitting(parser)
+        parser.add_argument(
+            '-o', '--output', metavar='FILE', help='where to save the plan'
+        )
+        parser.add_argument(
+            '--profile', metavar='FILE', help='where to save what the plan is for'
+        )
+        arguments.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.estimation import MOST_PICTURES
+        from chainer_hybridmem.planners import DEFAULT, check_name
+        from chainer_hybridmem.planners.largest import find_largest_batch
+        from chainer_hybridmem.simulation import make_problem
+
+        planner = check_name(args.planner or DEFAULT)
+        for other in (args.output, args.json, args.samples):
+            outputs.check_outputs(args.profile, inputs=[other] if other else [])
+        sampled, estimator = estimating.obtain(args)
+
+        def problem_of(batchsize: int) -> Problem:
+            return make_problem(
+                estimator.profile(batchsize),
+                args.cross_iteration,
+                splitting=args.splitting,
+            )
+
+        limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
+        found = find_largest_batch(
+            problem_of, limit_bytes, MOST_PICTURES, planner, args.min_speed
+        )
+        if found.plan is not None and found.problem is not None:
+            if args.output is not None:
+                library.save(found.plan, args.output)
+            if args.profile is not None:
+                library.save(found.problem.profile, args.profile)
+        device = estimator.profile(1).device
+        figures = {
+            'arch': sampled.arch,
+            'insize': sampled.insize,
+            'n_class': sampled.n_class,
+            'device': device['name'],
+            **summarise(found),
+        }
+        title = '{arch}, pictures of {insize}x{insize} on {device}'.format(**figures)
+        outputs.publish(f'{title}\n\n{describe(found)}', figures, args.json)
+        return 0
+
+
+def summarise(found: LargestBatch) -> dict[str, Any]:
+    """The answer and its certificate, as plain values."""
+    return {
+        'memory_limit_bytes': found.limit_bytes,
+        'planner': found.planner,
+        'min_speed': found.min_speed,
+        'batchsize': found.batchsize,
+        'in_core': _batch(found.in_core),
+        'in_core_refusal': _refusal(found.in_core_refusal),
+        'planned': _batch(found.planned),
+        'refusal': _refusal(found.refusal),
+    }
+
+
+def _batch(batch: Batch | None) -> dict[str, Any] | None:
+    if batch is None:
+        return None
+    speed = batch.examples_per_second
+    return {
+        'batchsize': batch.batchsize,
+        'iteration_seconds': batch.seconds,
+        'examples_per_second': speed if math.isfinite(speed) else None,
+        'speed_share': batch.speed_share,
+        'peak_bytes': batch.peak_bytes,
+    }
+
+
+def _refusal(refusal: Refusal | None) -> dict[str, Any] | None:
+    return None if refusal is None else dataclasses.asdict(refusal)
+
+
+def describe(found: LargestBatch) -> str:
+    """The answer and its certificate, for people."""
+    wanted = [('memory limit', format_bytes(found.limit_bytes))]
+    if found.min_speed is not None:
+        wanted.append(('least speed', f'{found.min_speed:.0%} of that without limit'))
+    rows = [
+        _row('in-core', found.in_core, found.in_core_refusal),
+        _row(found.planner, found.planned, found.refusal),
+    ]
+    return '\n\n'.join(
+        [named_values('largest batch', wanted), table(HEADERS, rows)]
+        + [
+            f'Batch size {refusal.batchsize} does not fit {how}: {refusal.reason}.'
+            for how, refusal in (
+                ('in-core', found.in_core_refusal),
+                (f'with {found.planner}', found.refusal),
+            )
+            if refusal is not None
+        ]
+    )
+
+
+def _row(name: str, batch: Batch | None, refusal: Refusal | None) -> list[str]:
+    if batch is None:
+        return [name, 'none', *[UNKNOWN] * 4]
+    return [
+        name,
+        str(batch.batchsize) + ('' if refusal else ' or more'),
+        format_seconds(batch.seconds),
+        f'{batch.examples_per_second:.1f}',
+        f'{batch.speed_share:.1%}',
+        format_bytes(batch.peak_bytes),
+    ]

@@ -1,0 +1,136 @@
+"""What the commands share that estimate: their options, samples and limit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.commands import argument_types, arguments, outputs
+from chainer_hybridmem.errors import OptionError
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.samples import Samples
+    from chainer_hybridmem.estimation import Estimator
+
+NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
+
+
+def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
+    """Adds the options that say what the estimate is for.
+
+    Args:
+        group: Group of the parser's arguments.
+        limit: As for :func:`arguments.add_limit`.
+    """
+    from chainer_hybridmem.estimation import model_names
+
+    group.add_argument(
+        '--gpu',
+        metavar='MODEL',
+        help=f'{", ".join(model_names())}, or a JSON file of your own; '
+        f'default: the device of the recording',
+    )
+    arguments.add_limit(group, limit, default="the GPU's memory")
+    group.add_argument(
+        '--convolution',
+        choices=('cudnn', 'im2col'),
+        help="how the GPU convolves; default the model's",
+    )
+    group.add_argument(
+        '--recompute',
+        choices=('whole', 'pass'),
+        help='whether one kernel replays several functions (pass, the default), or '
+        'only whole forwards are replayed (whole)',
+    )
+    group.add_argument(
+        '--images-per-second',
+        type=argument_types.above_zero,
+        metavar='X',
+        help='calibrate: this speed was measured in-core ...',
+    )
+    group.add_argument(
+        '--calibrate-batch',
+        type=argument_types.positive,
+        metavar='B',
+        help='... with this batch size',
+    )
+
+
+def add_samples(group: Any) -> None:
+    """Adds the options that say what is recorded."""
+    arguments.add_recording_device(
+        group,
+        '--record-on',
+        'default cpu; without --gpu auto: cuda where there is a GPU',
+    )
+    arguments.add_sample_batches(group)
+    group.add_argument(
+        '--samples',
+        metavar='FILE',
+        help='read the recordings from this file; if it is not there, record '
+        'and write it',
+    )
+
+
+def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
+    """The samples and the estimator that the command line asks for.
+
+    Args:
+        args: With the options of this module, ``output`` and ``json``.
+
+    Raises:
+        OptionError: If options contradict each other or nothing tells the limit.
+        HybridMemoryError: If the network cannot be recorded.
+    """
+    from chainer_hybridmem.commands import samples
+    from chainer_hybridmem.estimation import Estimator, load_device_model, ways
+
+    model = load_device_model(args.gpu) if args.gpu is not None else None
+    device = args.record_on or ('auto' if model is None else 'cpu')
+    if (args.images_per_second is None) != (args.calibrate_batch is None):
+        raise OptionError(
+            'Calibration needs both --images-per-second and --calibrate-batch: a '
+            'measured speed and the batch size it was measured with.'
+        )
+    ways(model, args.convolution, args.recompute)
+    if args.samples is None or not os.path.isfile(args.samples):
+        outputs.check_output(args.samples)
+        if model is None:
+            _check_limit(args.memory_limit, device)
+    read = [path for path in (args.samples,) if path is not None]
+    outputs.check_outputs(args.output, args.json, inputs=read)
+    sampled = samples.obtain(
+        args.arch,
+        args.insize,
+        args.n_class,
+        samples.Sampling(tuple(args.sample_batches), device, parts=model is None),
+        args.samples,
+        sys.stderr,
+    )
+    estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
+    if args.images_per_second is not None:
+        estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
+    return sampled, estimator
+
+
+def device_bytes(estimator: Estimator) -> int:
+    """The memory of the device, where no limit is given.
+
+    Raises:
+        OptionError: If the device does not tell it.
+    """
+    if estimator.model is not None:
+        return estimator.model.memory_bytes
+    total = estimator.samples.large.device.get('total_bytes')
+    if not isinstance(total, int) or total < 1:
+        raise OptionError(NO_LIMIT)
+    return total
+
+
+def _check_limit(limit: Any, device: str) -> None:
+    on_gpu = device == 'cuda' or (device == 'auto' and compat.cuda_available())
+    if limit is None and not on_gpu:
+        raise OptionError(NO_LIMIT)

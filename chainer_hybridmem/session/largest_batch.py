@@ -1,0 +1,150 @@
+"""``largest_batch()``: the largest batch of a live model inside a memory limit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from chainer_hybridmem.chainer_access.kept_state import kept
+from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.estimation import (
+    MOST_PICTURES,
+    Estimator,
+    SamplePair,
+    load_device_model,
+)
+from chainer_hybridmem.planners import DEFAULT, check_name, check_options
+from chainer_hybridmem.planners.largest import LargestBatch, find_largest_batch
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.session import session as sessions
+from chainer_hybridmem.session.recording_session import (
+    RecordingSession,
+    recording_options,
+)
+from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.simulation.crossing import CrossIteration
+from chainer_hybridmem.units import parse_bytes
+
+ITERATIONS = 10
+AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What :func:`largest_batch` may be told beside the planner's own options.
+
+    Attributes:
+        batchsizes (tuple of int): The two tiny ones, ascending.
+        min_speed (float or None): Least speed, as a share of that of the same batch
+            without a limit.
+        gpu (str or None): A device model to ask for instead of the model's device.
+        cross_iteration: As in :func:`chainer_hybridmem.optimize`.
+        splitting: As there.
+        most (int): Not looked beyond, such as the examples there are.
+    """
+
+    batchsizes: tuple[int, int] = (2, 4)
+    min_speed: float | None = None
+    gpu: str | None = None
+    cross_iteration: CrossIteration = False
+    splitting: Splitting = EXACT
+    most: int = MOST_PICTURES
+
+    def __post_init__(self) -> None:
+        first, second = self.batchsizes
+        if not 0 < first < second:
+            raise OptionError(
+                f'batchsizes are {first} and {second}; two ascending ones are needed.'
+            )
+        if self.min_speed is not None and not 0 < self.min_speed <= 1:
+            raise OptionError(
+                f'min_speed is {self.min_speed}; it is a share of the speed without a '
+                f'limit, such as 0.8.'
+            )
+        if self.most < 1:
+            raise OptionError(f'most is {self.most}; at least 1 is needed.')
+
+
+def largest_batch(
+    step: Callable[[int], Any],
+    memory_limit: int | str,
+    model: Model,
+    planner: str = DEFAULT,
+    **options: Any,
+) -> LargestBatch:
+    """Finds the largest batch with which a model trains inside a memory limit.
+
+    Some iterations with two tiny batches are trained and recorded; every size is an
+    affine function of the batch from then on, and the planner is asked about batch
+    sizes until the answer has a plan and the next one has none. The model, its
+    optimizer's states and NumPy's generator are put back; ``optimizer.t`` goes on.
+
+    >>> step = lambda size: optimizer.update(model, x[:size], t[:size])
+    >>> found = hybridmem.largest_batch(step, '8GiB', model)
+    >>> found.batchsize, found.refusal.reason
+
+    Args:
+        step: Trains one iteration with as many examples as it is told: forward,
+            backward, update.
+        memory_limit: Bytes, or text such as ``'16GiB'``.
+        model: What is trained; a list if several are.
+        planner: Name of the planner.
+        options: Those of :class:`Question`; others are the planner's.
+
+    Returns:
+        LargestBatch: The answer, its plan, and why one more example does not fit.
+
+    Raises:
+        UnknownNameError: If there is no such planner or device model.
+        OptionError: If a value cannot be used.
+        ProfileMismatchError: If the iterations of both batch sizes differ in more than
+            sizes.
+        SessionError: If a session is active, or nothing could be recorded.
+    """
+    limit_bytes = parse_bytes(memory_limit, 'memory_limit')
+    names = {field.name for field in dataclasses.fields(Question)} & options.keys()
+    question = Question(**{name: options.pop(name) for name in names})
+    check_options(check_name(planner), options)
+    device = load_device_model(question.gpu) if question.gpu is not None else None
+    if sessions.active_session() is not None:
+        raise SessionError(
+            'largest_batch records in sessions of its own; ask it before optimize() or '
+            'after its with statement.'
+        )
+    sizes = question.batchsizes
+    small, large = (_record(step, model, b, parts=device is None) for b in sizes)
+    estimator = Estimator.make(SamplePair.match(small, large, sizes), device)
+
+    def problem_of(batchsize: int) -> Problem:
+        return make_problem(
+            estimator.profile(batchsize),
+            question.cross_iteration,
+            splitting=question.splitting,
+        )
+
+    return find_largest_batch(
+        problem_of, limit_bytes, question.most, planner, question.min_speed, **options
+    )
+
+
+def _record(
+    step: Callable[[int], Any], model: Model, batchsize: int, parts: bool
+) -> Profile:
+    """One iteration of a batch size."""
+    session = RecordingSession(model, recording_options(AMPLE_BYTES), parts)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept(one_model(model)))
+        stack.enter_context(session)
+        for _ in range(ITERATIONS):
+            step(batchsize)
+            if session.problem is not None:
+                return session.problem.profile
+    raise SessionError(
+        f'No iteration with {batchsize} examples could be recorded in {ITERATIONS} '
+        f'steps: each of them must run forward, backward and update of one batch, and '
+        f'the same computation each time.'
+    )
