@@ -101,6 +101,16 @@ BENCHMARKS = (
         ('algorithms.json',),
     ),
     Benchmark(
+        'largest_batch',
+        'the largest batch trains and one example more does not, over drawn cases',
+        ('largest_batch.json',),
+    ),
+    Benchmark(
+        'carried',
+        'plans taken to other batch sizes, links and devices',
+        ('carried.json',),
+    ),
+    Benchmark(
         'scale',
         'planning time and gap of hybrid for five networks',
         ('planning_scale.json',),

@@ -18,6 +18,7 @@ from chainer_hybridmem.commands.argument_types import (
 from chainer_hybridmem.errors import OptionError
 
 SAMPLE_BATCHSIZES = (2, 4)
+PART_SAMPLE_BATCHSIZES = (8, 16)  # enough to see how memory in parts grows
 
 
 def add_network(group: Any, batchsize: bool = True) -> None:
@@ -106,15 +107,24 @@ def add_memory(group: Any) -> None:
     )
 
 
-def add_sample_batches(group: Any) -> None:
-    """Adds the option that names the batch sizes to record."""
+def add_sample_batches(group: Any, in_parts: bool = False) -> None:
+    """Adds the option that names the batch sizes to record.
+
+    Args:
+        group: Group of the parser's arguments.
+        in_parts: Whether there are other batch sizes for networks whose functions may
+            run in parts; the option is None then, if it is not given.
+    """
+    usual = '{} and {}'.format(*SAMPLE_BATCHSIZES)
+    if in_parts:
+        usual += ', without --gpu {} and {}'.format(*PART_SAMPLE_BATCHSIZES)
     group.add_argument(
         '--sample-batches',
         type=positive,
         nargs=2,
-        default=SAMPLE_BATCHSIZES,
+        default=None if in_parts else SAMPLE_BATCHSIZES,
         metavar='B',
-        help='batch sizes to record; default {} and {}'.format(*SAMPLE_BATCHSIZES),
+        help=f'batch sizes to record; default {usual}',
     )
 
 

@@ -59,14 +59,19 @@ def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
     )
 
 
-def add_samples(group: Any) -> None:
-    """Adds the options that say what is recorded."""
+def add_samples(group: Any, in_parts: bool = False) -> None:
+    """Adds the options that say what is recorded.
+
+    Args:
+        group: Group of the parser's arguments.
+        in_parts: As for :func:`arguments.add_sample_batches`.
+    """
     arguments.add_recording_device(
         group,
         '--record-on',
         'default cpu; without --gpu auto: cuda where there is a GPU',
     )
-    arguments.add_sample_batches(group)
+    arguments.add_sample_batches(group, in_parts)
     group.add_argument(
         '--samples',
         metavar='FILE',
@@ -102,11 +107,16 @@ def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
             _check_limit(args.memory_limit, device)
     read = [path for path in (args.samples,) if path is not None]
     outputs.check_outputs(args.output, args.json, inputs=read)
+    batchsizes = args.sample_batches
+    if batchsizes is None:
+        batchsizes = arguments.SAMPLE_BATCHSIZES
+        if model is None and args.splitting:
+            batchsizes = arguments.PART_SAMPLE_BATCHSIZES
     sampled = samples.obtain(
         args.arch,
         args.insize,
         args.n_class,
-        samples.Sampling(tuple(args.sample_batches), device, parts=model is None),
+        samples.Sampling(tuple(batchsizes), device, parts=model is None),
         args.samples,
         sys.stderr,
     )

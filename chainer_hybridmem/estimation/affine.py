@@ -19,11 +19,13 @@ covers other functions in one sample than in the other counts as a whole forward
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
+from chainer_hybridmem.estimation.part_sizes import PartSizes
 from chainer_hybridmem.estimation.recomputing import whole_forward
 from chainer_hybridmem.estimation.specs import parse_spec
 from chainer_hybridmem.estimation.structure import (
@@ -31,8 +33,7 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
     passing,
 )
-from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Split, Storage
-from chainer_hybridmem.records.splits import part_of
+from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Storage
 
 SMALL_BYTES = 4096
 """Below this the recorder takes a feature map for noise."""
@@ -77,6 +78,10 @@ class SamplePair:
             )
         return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
 
+    @functools.cached_property
+    def _part_sizes(self) -> PartSizes:
+        return PartSizes(self.small, self.large, self.batchsizes)
+
     def at(self, batchsize: int) -> Profile:
         """The profile of one iteration with any batch size.
 
@@ -103,30 +108,8 @@ class SamplePair:
         return dataclasses.replace(
             profile,
             operations=operations,
-            splits=tuple(self._splits(profile.splits, batchsize)),
+            splits=tuple(self._part_sizes.at(batchsize, profile.splits)),
         )
-
-    def _splits(self, splits: Sequence[Split], batchsize: int) -> Iterator[Split]:
-        """Ways whose memory grows in the same way in both samples and beyond.
-
-        One that cuts the batch into unequal parts counts as for a batch of parts as
-        large as the largest.
-        """
-        before = {part_of(split): split.peak_bytes for split in self.small.splits}
-        for split in splits:
-            part, likened = part_of(split), batchsize
-            if part not in before:
-                continue
-            if split.cut != 'channels':
-                if any(b % split.parts for b in self.batchsizes):
-                    continue
-                # A matrix product of one sample alone may do without copies.
-                least = split.parts if split.exact else 2 * split.parts
-                if min(batchsize, *self.batchsizes) < least:
-                    continue
-                likened = -(-batchsize // split.parts) * split.parts
-            peak = self._bytes(before[part], split.peak_bytes, likened)
-            yield dataclasses.replace(split, peak_bytes=peak)
 
     def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
         if n1 == n2:

@@ -9,6 +9,7 @@ from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.planners import (
     autoswap,
     capuchin,
+    carry,
     checkpoint,
     dtr,
     exact,
@@ -38,6 +39,7 @@ _FILES = (
     manual,
     exact,
     hybrid,
+    carry,
 )
 PLANNERS: dict[str, Planner | PlannerFunction] = {
     planner.name: planner for file in _FILES for planner in file.PLANNERS

@@ -228,6 +228,8 @@ class Split:
         temporaries (tuple of int): Storages that live only while it runs as a whole.
         peak_bytes (int): Highest load in parts above the function's first moment,
             what it leaves behind included.
+        stages (tuple of int): That of each stage, of which a function has as many with
+            any batch; empty if it is not known.
     """
 
     operation: int
@@ -239,6 +241,7 @@ class Split:
     first: int
     temporaries: tuple[int, ...]
     peak_bytes: int
+    stages: tuple[int, ...] = dataclasses.field(default=(), metadata=files.LATER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

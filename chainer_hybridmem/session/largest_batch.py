@@ -47,7 +47,7 @@ class Question:
         most (int): Not looked beyond, such as the examples there are.
     """
 
-    batchsizes: tuple[int, int] = (2, 4)
+    batchsizes: tuple[int, int] = (8, 16)
     min_speed: float | None = None
     gpu: str | None = None
     cross_iteration: CrossIteration = False

@@ -1,12 +1,13 @@
 """Convolutions with one copy of their windows instead of two, bit for bit.
 
 Chainer lays out all windows of the input and then copies them into the order that the
-matrix product wants. Here they are laid out in that order at once, some samples at a
-time: the product is the same call with the same operands.
+matrix product wants. Here they are laid out in that order at once, a sample at a time:
+the product is the same call with the same operands.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -15,10 +16,11 @@ from chainer.utils import conv
 from chainer_hybridmem.devices.protocol import Array
 
 
-def columns(function: Any, x: Array, kh: int, kw: int, slices: list[slice]) -> Array:
+def columns(function: Any, x: Array, kh: int, kw: int) -> Array:
     """Windows as of ``im2col``, in memory as a matrix of one row per window."""
     result: Any = None
-    for part in slices:
+    for sample in range(len(x)):
+        part = slice(sample, sample + 1)
         windows = conv.im2col(
             x[part],
             kh,
@@ -42,13 +44,20 @@ def columns(function: Any, x: Array, kh: int, kw: int, slices: list[slice]) -> A
 
 
 def convolution(
-    function: Any, inputs: tuple[Array, ...], slices: list[slice]
+    function: Any, inputs: tuple[Array, ...], mark: Callable[[], None]
 ) -> tuple[Array]:
-    """``Convolution2DFunction.forward`` without groups."""
+    """``Convolution2DFunction.forward`` without groups.
+
+    Args:
+        function: The function.
+        inputs: Its arrays.
+        mark: Called where windows are laid out and the product begins.
+    """
     function.retain_inputs((0, 1))
     x, w = inputs[:2]
     xp: Any = chainer.backend.get_array_module(x)
-    windows = columns(function, x, w.shape[2], w.shape[3], slices)
+    windows = columns(function, x, w.shape[2], w.shape[3])
+    mark()
     y = xp.tensordot(windows, w, ((1, 2, 3), (1, 2, 3))).astype(x.dtype, copy=False)
     if len(inputs) == 3:
         y += inputs[2]
@@ -56,14 +65,15 @@ def convolution(
 
 
 def weight_gradient(
-    function: Any, inputs: tuple[Array, ...], slices: list[slice]
+    function: Any, inputs: tuple[Array, ...], mark: Callable[[], None]
 ) -> tuple[Array]:
-    """``Convolution2DGradW.forward`` without groups."""
+    """``Convolution2DGradW.forward`` without groups; ``mark`` as above."""
     function.retain_inputs((0, 1))
     x, gy = inputs
     xp: Any = chainer.backend.get_array_module(x)
+    windows = columns(function, x, function.kh, function.kw)
+    mark()
     if not (gy.flags.c_contiguous or gy.flags.f_contiguous) and 1 in gy.shape:
         gy = xp.ascontiguousarray(gy)
-    windows = columns(function, x, function.kh, function.kw, slices)
     gw = xp.tensordot(gy, windows, ((0, 2, 3), (0, 4, 5)))
     return (gw.astype(function.W_dtype, copy=False),)

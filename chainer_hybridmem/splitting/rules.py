@@ -39,7 +39,6 @@ from chainer_hybridmem.splitting import convolution
 from chainer_hybridmem.splitting.layouts import whole
 
 STATE_BYTES = 4 * (624 + 1)  # of a Mersenne Twister, with its position
-WINDOW_PARTS = 8  # more of them would save next to nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +185,7 @@ def ways(function: Any, inputs: tuple[Array, ...]) -> Iterator[Way]:
     if rule is None or not _plain(function, inputs) or not rule.fits(function, inputs):
         return
     if type(function) in _WINDOWS and _lays_out_windows(function, inputs):
-        yield Way('windows', min(WINDOW_PARTS, len(inputs[0])), True)
+        yield Way('windows', len(inputs[0]), True)  # a sample at a time
     parts = 2
     while parts * rule.least <= rule.length(inputs):
         yield Way(rule.cut, parts, rule.exact)
@@ -209,15 +208,25 @@ def _lays_out_windows(function: Any, inputs: tuple[Array, ...]) -> bool:
     )
 
 
-def run(function: Any, inputs: tuple[Array, ...], way: Way) -> tuple[Array, ...]:
+def run(
+    function: Any,
+    inputs: tuple[Array, ...],
+    way: Way,
+    mark: Callable[[], None] = lambda: None,
+) -> tuple[Array, ...]:
     """``function.forward(inputs)``, in parts.
 
     Attributes and marks of what is retained are set as by forward itself.
+
+    Args:
+        function: A function with a rule.
+        inputs: Its arrays.
+        way: One of :func:`ways`.
+        mark: Called between two stages, of which there are as many for any batch.
     """
     rule = _RULES[type(function)]
     if way.cut == 'windows':
-        parts = _cut(len(inputs[0]), way.parts)
-        return _WINDOWS[type(function)](function, inputs, parts)
+        return _WINDOWS[type(function)](function, inputs, mark)
     length = rule.length(inputs)
     outputs: list[Any] = []
     made: dict[str, Any] = {}
@@ -239,6 +248,9 @@ def run(function: Any, inputs: tuple[Array, ...], way: Way) -> tuple[Array, ...]
             if name not in made:
                 made[name] = whole(value, 0, length)
             made[name][part] = value
+        if part.start == 0:
+            mark()
+    mark()
     _take_over(function, clone, rule, length)
     vars(function).update(made)
     return tuple(

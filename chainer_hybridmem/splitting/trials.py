@@ -49,7 +49,7 @@ class Trials:
     def __init__(self, device: Device, recording: Recording) -> None:
         self._device = device
         self._recording = recording
-        self._loads: list[tuple[Way, int, int]] = []
+        self._loads: list[tuple[Way, int, int, tuple[int, ...]]] = []
         self._first_event = 0
         self._load_bytes = 0
 
@@ -92,18 +92,22 @@ class Trials:
         inputs: tuple[Array, ...],
         way: Way,
         restore: Callable[[], None],
-    ) -> tuple[int, int] | None:
-        """Bytes above the beginning: the most, and at the end."""
+    ) -> tuple[int, int, tuple[int, ...]] | None:
+        """Bytes above the beginning: the most, at the end, and the most of stages."""
         device = self._device
         before = device.memory.used_bytes
+        stages: list[int] = []
+
+        def mark() -> None:
+            stages.append(device.memory.window_peak_bytes - before)
+            device.memory.reset_window()
+
         device.memory.reset_window()
         result = None
         try:
-            outputs = rules.run(function, inputs, way)
-            result = (
-                device.memory.window_peak_bytes - before,
-                device.memory.used_bytes - before,
-            )
+            outputs = rules.run(function, inputs, way, mark)
+            mark()
+            result = (max(stages), device.memory.used_bytes - before, tuple(stages))
             del outputs
         except MemoryError:
             pass
@@ -119,8 +123,8 @@ class Trials:
         """
         left_bytes = self._device.memory.used_bytes - self._load_bytes
         splits = [
-            Split(*place, way.cut, way.parts, way.exact, 0, (), peak_bytes)
-            for way, peak_bytes, stays_bytes in self._loads
+            Split(*place, way.cut, way.parts, way.exact, 0, (), peak_bytes, stages)
+            for way, peak_bytes, stays_bytes, stages in self._loads
             if stays_bytes == left_bytes  # else later operations would differ, too
         ]
         self._recording.note_split_trial(

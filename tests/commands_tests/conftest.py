@@ -1,10 +1,54 @@
 """Profiles made by hand, as files, and a way to run the command line."""
 
+import sys
+
 import pytest
 from support import toys
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.records import library
+
+NETWORKS = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+class Tiny(chainer.Chain):
+    insize = 16
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.norm = L.BatchNormalization(8)
+            self.fc = L.Linear(8 * 8 * 8, n_class)
+
+    def forward(self, x, t):
+        h = self.conv(x)
+        for _ in range(4):
+            h = F.tanh(h)
+        h = F.max_pooling_2d(F.relu(self.norm(h)), 2)
+        return F.softmax_cross_entropy(self.fc(h), t)
+
+
+class Wide(Tiny):
+    def __init__(self, n_class):
+        super().__init__(n_class)
+        with self.init_scope():
+            self.before = L.Convolution2D(3, 64, 3, pad=1)
+            self.between = L.Convolution2D(64, 64, 3, pad=1)
+            self.after = L.Convolution2D(64, 3, 3, pad=1)
+
+    def forward(self, x, t):
+        h = F.relu(self.between(F.relu(self.before(x))))
+        return super().forward(self.after(h), t)
+
+
+class Picky(Tiny):
+    def forward(self, x, t):
+        return super().forward(F.tanh(x) if len(x) > 2 else x, t)
+"""
 
 
 @pytest.fixture
@@ -50,3 +94,12 @@ def refused(hybridmem):
         return err
 
     return run
+
+
+@pytest.fixture
+def network(folder, monkeypatch):
+    """Arguments for a tiny network; its recordings are kept in a file."""
+    (folder / 'own_networks.py').write_text(NETWORKS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
+    return ('--arch', 'own_networks:Tiny', '--n-class', '10', '--samples', 's.json')

@@ -1,7 +1,6 @@
 """``hybridmem estimate``."""
 
 import json
-import sys
 
 import pytest
 
@@ -11,57 +10,7 @@ from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
 
-NETWORKS = """
-import chainer
-import chainer.functions as F
-import chainer.links as L
-
-
-class Tiny(chainer.Chain):
-    insize = 16
-
-    def __init__(self, n_class):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 8, 3, pad=1)
-            self.norm = L.BatchNormalization(8)
-            self.fc = L.Linear(8 * 8 * 8, n_class)
-
-    def forward(self, x, t):
-        h = self.conv(x)
-        for _ in range(4):
-            h = F.tanh(h)
-        h = F.max_pooling_2d(F.relu(self.norm(h)), 2)
-        return F.softmax_cross_entropy(self.fc(h), t)
-
-
-class Wide(Tiny):
-    def __init__(self, n_class):
-        super().__init__(n_class)
-        with self.init_scope():
-            self.before = L.Convolution2D(3, 64, 3, pad=1)
-            self.between = L.Convolution2D(64, 64, 3, pad=1)
-            self.after = L.Convolution2D(64, 3, 3, pad=1)
-
-    def forward(self, x, t):
-        h = F.relu(self.between(F.relu(self.before(x))))
-        return super().forward(self.after(h), t)
-
-
-class Picky(Tiny):
-    def forward(self, x, t):
-        return super().forward(F.tanh(x) if len(x) > 2 else x, t)
-"""
 GPU = ('--gpu', 'v100-16gb-pcie3')
-
-
-@pytest.fixture
-def network(folder, monkeypatch):
-    """Arguments for a tiny network; its recordings are kept in a file."""
-    (folder / 'own_networks.py').write_text(NETWORKS)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
-    return ('--arch', 'own_networks:Tiny', '--n-class', '10', '--samples', 's.json')
 
 
 @pytest.fixture

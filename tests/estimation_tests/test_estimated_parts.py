@@ -10,6 +10,7 @@ from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_mode
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.splits import part_of
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session
 
 
@@ -17,7 +18,7 @@ from chainer_hybridmem.session.session import Session
 def recorded():
     """Profiles by batch size, with everything tried in parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, 'tries_parts', True)
+        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
         return {
             b: recordings.recorded.__wrapped__(networks.Everything, b)
             for b in (4, 8, 16, 20, 24)
@@ -33,37 +34,27 @@ def estimate(recorded, small, large, batchsize):
     return Estimator.make(pair, None).profile(batchsize)
 
 
-def test_memory_in_parts_is_that_of_a_recording(recorded):
-    estimated, actual = peaks(estimate(recorded, 8, 16, 24)), peaks(recorded[24])
-    assert {part.cut for part in estimated} == {'windows', 'batch', 'channels'}
-    assert estimated.items() <= actual.items()
-
-
-def test_unequal_parts_count_as_the_largest(recorded):
-    estimated, actual = peaks(estimate(recorded, 8, 16, 20)), peaks(recorded[20])
+@pytest.mark.parametrize(
+    'small, large, batchsize',
+    [(8, 16, 24), (8, 16, 20), (4, 8, 16), (4, 16, 20), (16, 24, 8)],
+)
+def test_memory_in_parts_is_that_of_a_recording(recorded, small, large, batchsize):
+    estimated = peaks(estimate(recorded, small, large, batchsize))
+    actual = peaks(recorded[batchsize])
     common = estimated.keys() & actual.keys()
-    assert any(part.parts == 8 for part in common)
-    for part in common:
-        likened = 20 if part.cut == 'channels' else -(-20 // part.parts) * part.parts
-        same = actual[part] == estimated[part]
-        assert same if likened == 20 else actual[part] <= estimated[part]
+    assert {part.cut for part in common} == {'windows', 'batch', 'channels'}
+    assert {p: estimated[p] for p in common} == {p: actual[p] for p in common}
 
 
-def test_ways_of_one_sample_only_are_left_out(recorded):
-    parts = peaks(estimate(recorded, 4, 8, 16))
-    # Its parts are one sample each in both recordings: nothing tells how they grow.
-    assert 'windows' not in {part.cut for part in parts}
-    assert {p.parts for p in parts if p.cut == 'batch' and p.exact} == {2, 4}
-    assert {p.parts for p in parts if not p.exact} == {2}
-    parts = peaks(estimate(recorded, 8, 16, 6))
-    assert {p.parts for p in parts if p.cut == 'batch' and p.exact} == {2, 4}
+def test_windows_are_laid_out_a_sample_at_a_time(recorded):
+    parts = peaks(estimate(recorded, 8, 16, 21))
+    assert {p.parts for p in parts if p.cut == 'windows'} == {21}
 
 
-def test_parts_of_other_shares_are_left_out(recorded):
-    assert all(
-        p.cut == 'channels' or p.parts in (2, 4)
-        for p in peaks(estimate(recorded, 20, 24, 40))
-    )
+def test_more_parts_than_were_tried_are_known(recorded):
+    parts = peaks(estimate(recorded, 20, 24, 40))
+    assert {p.parts for p in parts if p.cut == 'batch'} >= {2, 4, 8, 16}
+    assert not [p for p in peaks(estimate(recorded, 8, 16, 1)) if p.cut == 'windows']
 
 
 def test_an_estimate_plans_with_parts_and_keeps_the_limit(recorded):

@@ -19,6 +19,7 @@ from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.session.setting.options import Options
@@ -38,7 +39,7 @@ NEW_WAY = 'does not fit as a whole'
 def recorded(data):
     """Profile of an iteration that nothing has cut; with everything it computed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, 'tries_parts', True)
+        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
         outcome, session = networks.train(
             networks.Everything, data, memory_limit=PLENTY, planner='swap-all'
         )
@@ -62,7 +63,7 @@ def test_only_the_trial_iteration_tries(data, monkeypatch):
         made.append(arguments)
         return Trials(*arguments)
 
-    monkeypatch.setattr(Session, 'tries_parts', True)
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
     monkeypatch.setattr(splitter, 'Trials', counted)
     networks.train(
         networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
@@ -130,7 +131,7 @@ def test_guided_iterations_begin_with_the_planned_parts(
     def planned_for_less(session, problem):
         session.options.limit_bytes = limit
 
-    monkeypatch.setattr(Session, 'tries_parts', True)
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
     monkeypatch.setattr(Session, 'observe_problem', planned_for_less)
     told = io.StringIO()
     actual, session = networks.train(

@@ -87,10 +87,10 @@ def test_more_parts_that_save_nothing_are_not_tried(splitter, monkeypatch):
     tried = []
     whole = rules.run
 
-    def forward(function, inputs, way):
+    def forward(function, inputs, way, mark=None):
         tried.append(way.parts)
         held = np.zeros(10**6)  # whatever the parts
-        outputs = whole(function, inputs, way)
+        outputs = whole(function, inputs, way, mark)
         del held
         return outputs
 
@@ -120,9 +120,9 @@ def test_nothing_is_left_of_trials(splitter):
 def test_a_load_with_evictions_does_not_count(splitter, recording, monkeypatch):
     whole, others = rules.run, [np.zeros(10**5)]
 
-    def evicting(function, inputs, way):
+    def evicting(function, inputs, way, mark=None):
         others.clear()
-        return whole(function, inputs, way)
+        return whole(function, inputs, way, mark)
 
     monkeypatch.setattr(rules, 'run', evicting)
     run(splitter, 0, sigmoid.Sigmoid(), np.random.rand(16, 1000))
@@ -135,8 +135,8 @@ def test_a_load_with_evictions_does_not_count(splitter, recording, monkeypatch):
 def test_ways_that_leave_more_behind_do_not_count(splitter, recording, monkeypatch):
     whole = rules.run
 
-    def padded(function, inputs, way):
-        (y,) = whole(function, inputs, way)
+    def padded(function, inputs, way, mark=None):
+        (y,) = whole(function, inputs, way, mark)
         if way.parts == 2:
             y = np.concatenate([y, y])[: len(y)]
         return (y,)

@@ -1,0 +1,74 @@
+"""Batch sizes: the largest one, and plans that are taken to another one."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.tables.form import Body, Section, overhead, percent, ratio, table
+
+
+def largest(body: Body) -> str:
+    """Returns by planner how often the answer trains and one more does not."""
+    rows = body['rows']
+    lines = []
+    for planner in sorted({row['planner'] for row in rows}):
+        mine = [row for row in rows if row['planner'] == planner]
+        answers = [row for row in mine if row.get('answer')]
+        gains = [row['answer'] / row['in_core'] for row in answers if row['in_core']]
+        lines.append(
+            [
+                f'`{planner}`',
+                len(mine),
+                sum(row['right'] for row in mine),
+                sum(row.get('answer') == 0 for row in mine),
+                ratio(statistics.median(gains)) if gains else None,
+            ]
+        )
+    right = sum(row['right'] for row in rows)
+    lines.append(['all', len(rows), right, None, None])
+    head = ['planner', 'cases', 'right', 'nothing fits', 'answer / in-core, median']
+    return table(head, lines)
+
+
+def carried(body: Body) -> str:
+    """Returns for each target how close the carried plan is, and its time."""
+    lines = []
+    for row in body['rows']:
+        if 'error' in row:
+            lines.append([row['source'], row['target'], 'does not fit', *[None] * 4])
+            continue
+        lines.append(
+            [
+                row['source'],
+                row['target'],
+                'searched' if row['searched'] else 'timed anew',
+                overhead(row['carried_seconds'] / row['fresh_seconds'] - 1, 2),
+                percent(row['carried_seconds'] / row['lower_bound_seconds'] - 1, 2),
+                percent(row['fresh_seconds'] / row['lower_bound_seconds'] - 1, 2),
+                f'{row["carry_seconds"]:.2f} / {row["search_seconds"]:.2f}',
+            ]
+        )
+    head = ['plan for', 'taken to', 'how', 'over a fresh search', 'gap', 'fresh gap']
+    return table([*head, 's to carry / to search'], lines)
+
+
+SECTIONS = (
+    Section(
+        ('largest_batch',),
+        'The largest batch',
+        """Drawn networks, optimizers, limits and planners
+        ([explained](guide/largest_batch.md)). *Right*: training with the answer of
+        `largest_batch()` follows a plan inside the limit, and training with one example
+        more ends in an error.""",
+        largest,
+    ),
+    Section(
+        ('carried',),
+        'Plans that travel',
+        """A plan of `hybrid` is taken to another batch size, link or GPU by `carry`
+        ([explained](reference/planners.md#carry)), beside a fresh search there. *Timed
+        anew*: the plan was proven to be at most 1 % slower than any other and nothing
+        was searched. The gap is that to the proven bound.""",
+        carried,
+    ),
+)

@@ -1,0 +1,75 @@
+"""``hybridmem batch``."""
+
+import json
+
+import pytest
+
+from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
+
+GPU = ('--gpu', 'v100-16gb-pcie3')
+
+
+@pytest.fixture
+def batch(network, hybridmem):
+    """Runs the command and returns its figures."""
+
+    def run(*arguments):
+        status, out, err = hybridmem('batch', *network, *arguments, '--json', '-')
+        assert status == 0, err
+        return json.loads(out)
+
+    return run
+
+
+def test_the_answer_has_a_plan_and_its_profile(batch, hybridmem, folder):
+    figures = batch(*GPU, '-o', 'plan.json', '--profile', 'p.json')
+    assert figures['memory_limit_bytes'] == 16e9
+    assert figures['batchsize'] > figures['in_core']['batchsize'] > 1000
+    assert figures['refusal']['batchsize'] == figures['batchsize'] + 1
+    assert figures['refusal']['operation'].startswith('/')
+    plan, profile = library.load_plan('plan.json'), library.load_profile('p.json')
+    assert plan.predicted_peak_bytes == figures['planned']['peak_bytes'] <= 16e9
+    again = make_plan(profile, 16_000_000_000, 'hybrid')
+    assert again.predicted_seconds == plan.predicted_seconds
+    with pytest.raises(InfeasibleError):
+        make_plan(profile, plan.predicted_peak_bytes // 2, 'in-core')
+    # The plan travels to a larger memory.
+    status, out, err = hybridmem(
+        *('plan', 'p.json', '--memory-limit', '17GB', '--planner', 'carry'),
+        *('--option', 'plan_file=plan.json', '--option', 'profile_file=p.json'),
+    )
+    assert (status, err) == (0, ''), err
+    assert 'carry' in out
+
+
+def test_text_for_people(network, hybridmem):
+    status, out, err = hybridmem('batch', *network, *GPU, '--memory-limit', '1GiB')
+    assert status == 0, err
+    assert 'memory limit  1.0 GiB' in out
+    assert 'does not fit in-core: plain Chainer needs' in out
+    assert 'does not fit with hybrid: operation' in out
+
+
+def test_a_least_speed(batch):
+    free = batch(*GPU, '--planner', 'swap-all')
+    fast = batch(*GPU, '--min-speed', '99.9%')
+    assert fast['min_speed'] == pytest.approx(0.999)
+    assert fast['batchsize'] <= free['batchsize']
+    assert fast['planned']['speed_share'] >= 0.999
+
+
+def test_without_a_gpu_parts_count(batch):
+    whole = batch('--memory-limit', '8MiB', '--splitting', 'false')
+    parts = batch('--memory-limit', '8MiB')
+    assert parts['batchsize'] > whole['batchsize'] > 1
+
+
+def test_wrong_questions(network, refused, hybridmem):
+    assert 'How much memory' in refused('batch', *network)
+    status, _, err = hybridmem('batch', *network, *GPU, '--min-speed', '120%')
+    assert status == 2
+    assert "'120%' is not a share such as 80% or 0.8" in err
+    status, _, err = hybridmem('batch', *network, *GPU, '--batchsize', '3')
+    assert status == 2

@@ -1,0 +1,84 @@
+"""The largest batch that fits, by planners asked about problems."""
+
+import dataclasses
+
+import pytest
+from planners_tests.test_carry import resized
+from support.toys import networks
+
+from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.largest import find_largest_batch
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import make_problem
+
+PROFILE = networks.random_network(7, nodes=10)
+MOST = 100
+
+
+def problem_of(batchsize):
+    return make_problem(resized(PROFILE, batchsize / 8))
+
+
+def fits(batchsize, limit, planner):
+    try:
+        make_plan(problem_of(batchsize), limit, planner)
+    except InfeasibleError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize('planner', ['swap-all', 'hybrid', 'superneurons', 'in-core'])
+@pytest.mark.parametrize('batches', [3.2, 17.9])
+def test_the_answer_fits_and_one_more_does_not(planner, batches):
+    limit = int(least_memory(problem_of(8))[0] * batches / 8)
+    found = find_largest_batch(problem_of, limit, MOST, planner)
+    assert found.batchsize == found.planned.batchsize > 0
+    assert fits(found.batchsize, limit, planner)
+    assert not fits(found.batchsize + 1, limit, planner)
+    assert found.refusal.batchsize == found.batchsize + 1
+    assert found.planned.peak_bytes <= limit
+    assert found.in_core.peak_bytes <= limit
+    more = problem_of(found.in_core.batchsize + 1)
+    assert found.in_core_refusal.needed_bytes == more.in_core_peak_bytes > limit
+
+
+def test_the_refusal_names_the_operation():
+    limit = least_memory(problem_of(12))[0]
+    found = find_largest_batch(problem_of, limit, MOST, 'swap-all')
+    assert found.batchsize == 12
+    least, worst = least_memory(problem_of(13))
+    assert found.refusal.needed_bytes == least
+    assert found.refusal.operation == PROFILE.operations[worst].label
+    assert f'operation {worst}' in found.refusal.reason
+
+
+def test_a_least_speed_ends_it_earlier():
+    limit = least_memory(problem_of(20))[0]
+    free = find_largest_batch(problem_of, limit, MOST, 'hybrid')
+    assert free.planned.speed_share < 0.9
+    fast = find_largest_batch(problem_of, limit, MOST, 'hybrid', min_speed=0.9)
+    assert fast.batchsize < free.batchsize
+    assert fast.planned.speed_share >= 0.9
+    assert 'less than 90.0%' in fast.refusal.reason
+
+
+def test_nothing_fits():
+    limit = least_memory(problem_of(1))[0] - 1
+    found = find_largest_batch(problem_of, limit, MOST, 'swap-all')
+    assert found.batchsize == 0 and found.plan is None
+    assert found.refusal.batchsize == 1
+
+
+def test_there_is_no_end():
+    found = find_largest_batch(problem_of, 2**60, MOST, 'hybrid')
+    assert found.batchsize == found.in_core.batchsize == MOST
+    assert found.refusal is None and found.in_core_refusal is None
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(UnknownNameError):
+        find_largest_batch(problem_of, 2**60, MOST, 'hybird')
+    with pytest.raises(OptionError):
+        find_largest_batch(problem_of, 2**60, MOST, 'hybrid', stepps=3)
+    assert dataclasses.asdict(find_largest_batch(problem_of, 1, 1, 'in-core'))
