@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.make import make_plan
-from chainer_hybridmem.records.rules import Rule
+from chainer_hybridmem.records.rules import Rule, RuleCost
 from chainer_hybridmem.simulation.obedience import named
 from chainer_hybridmem.simulation.problem import Problem, with_rules
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleCost:
-    """What one rule costs beside the others.
-
-    Attributes:
-        pattern (str): Names its feature maps.
-        says (str): What it says about them.
-        maps (int): How many feature maps it names.
-        nbytes (int): Their size.
-        seconds (float or None): Predicted time of an iteration with all rules, minus
-            that of a plan searched without this one; below zero where that search
-            finds a slower plan. None if it finds none.
-    """
-
-    pattern: str
-    says: str
-    maps: int
-    nbytes: int
-    seconds: float | None
 
 
 def price_rules(
@@ -87,4 +65,5 @@ def _price(
         maps=int(which.sum()),
         nbytes=int(problem.arrays.size[np.flatnonzero(which)].sum()),
         seconds=cost,
+        share=cost / seconds if cost and seconds else 0.0,
     )

@@ -84,6 +84,29 @@ class Rule:
 Rules = tuple[Rule, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class RuleCost:
+    """What one rule costs beside the others.
+
+    Attributes:
+        pattern (str): Names its feature maps.
+        says (str): What it says about them.
+        maps (int): How many feature maps it names.
+        nbytes (int): Their size.
+        seconds (float or None): Predicted time of an iteration with all rules, minus
+            that of a plan searched without this one; below zero where that search
+            finds a slower plan. None if it finds none.
+        share (float): That time over the time with all rules.
+    """
+
+    pattern: str
+    says: str
+    maps: int
+    nbytes: int
+    seconds: float | None
+    share: float
+
+
 def names_of(label: str, operation: int) -> list[str]:
     """Everything that a pattern may call what an operation makes."""
     path, _, function = label.rpartition('/')
@@ -143,6 +166,11 @@ def _check_rule(pattern: Any, text: Any) -> Rule:
         f'The rule for {pattern!r} is {text!r}; one of {", ".join(forms)} is needed.'
         f'{hint}'
     )
+
+
+def moves_maps(rule: Rule) -> bool:
+    """Whether it asks for maps to leave that would fit."""
+    return Action.KEEP not in rule.actions or rule.most_bytes is not None
 
 
 def pairs_of(rules: Rules) -> tuple[tuple[str, str], ...]:

@@ -35,7 +35,7 @@ def give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, i
     """
     arrays = search.problem.arrays
     current, given_up = search.evaluate(action), 0
-    fixed = ~arrays.allowed[:, [SWAP, KEEP]].any(axis=1)
+    fixed = ~(arrays.allowed[:, SWAP] | arrays.allowed[:, KEEP])
     while not current.fits and current.worst >= arrays.first_backward:
         recomputed = np.nonzero((current.action == RECOMPUTE) & ~fixed)[0]
         if len(recomputed) == 0:
@@ -66,7 +66,7 @@ def free_memory(
     recomputed = np.zeros(n_maps) if bound is None else bound.recomputed
     wanted = np.maximum(swapped, recomputed)
     current = search.evaluate(action)
-    may_leave = a.allowed[:, [SWAP, RECOMPUTE]].any(axis=1)
+    may_leave = a.allowed[:, SWAP] | a.allowed[:, RECOMPUTE]
     may_swap = a.allowed[:, SWAP].copy()
     while not current.fits:
         action, k = current.action.copy(), current.worst

@@ -94,8 +94,8 @@ def _choice_under(
     allowed = free_choice(recomputable)
     for rule in rules:
         forbidden = [number for a, number in NUMBERS.items() if a not in rule.actions]
-        which = named(rule, maps)
-        allowed[np.ix_(which, forbidden)] = False
+        for action in forbidden:
+            allowed[named(rule, maps), action] = False
     for m in np.flatnonzero(~allowed.any(axis=1)):
         storage = maps[m]
         says = '; '.join(str(r) for r in rules if named(r, (storage,))[0])
@@ -127,7 +127,7 @@ def check_limits(rules: Rules, a: Arrays) -> None:
         OptionError: With the bytes of both.
     """
     limited = [rule for rule in rules if rule.most_bytes is not None]
-    stuck = ~a.allowed[:, [SWAP, RECOMPUTE]].any(axis=1)
+    stuck = ~(a.allowed[:, SWAP] | a.allowed[:, RECOMPUTE])
     for g, rule in enumerate(limited):
         group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
         needed = int(a.size[group][stuck[group]].sum())

@@ -102,9 +102,9 @@ class Model:
         for g, most_bytes in enumerate(a.kept_most.tolist()):
             group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
             size = self.scaled.size[group]
-            columns = np.concatenate([at.swap + group, at.recompute + group])
+            either = np.concatenate([at.swap + group, at.recompute + group])
             most = most_bytes / self.scaled.scale
-            self.add_row(columns, np.concatenate([-size, -size]), most - size.sum())
+            self.add_row(either, np.concatenate([-size, -size]), most - size.sum())
 
     def _add_lanes(self) -> None:
         """Copies of maps that rules do not keep fit between their uses.

@@ -13,6 +13,7 @@ from chainer_hybridmem.execution.verifier import Followed, Verification
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.splitting import Splitter
 
 
@@ -25,6 +26,7 @@ class Runtime:
         executor (Executor): Moves feature maps as a plan says.
         splitter (Splitter): Runs functions in parts.
         instruments (Instruments): Find something out about the iteration under way.
+        rules (SessionRules): What plans obey.
         tell (callable): Takes a line of progress.
     """
 
@@ -32,6 +34,7 @@ class Runtime:
     executor: Executor
     splitter: Splitter
     instruments: Instruments
+    rules: SessionRules
     tell: Callable[[str], None]
 
 
@@ -59,4 +62,5 @@ def open_runtime(
     verified = options.verified_iterations
     verification = Verification(device, model, verified, followed)
     instruments = Instruments(device, executor, verification)
-    return Runtime(device, executor, splitter, instruments, tell)
+    rules = SessionRules(options.rules, model)
+    return Runtime(device, executor, splitter, instruments, rules, tell)
