@@ -14,7 +14,9 @@ def rule_rows(costs: Iterable[RuleCost]) -> list[tuple[str, str]]:
 
 
 def _value(cost: RuleCost) -> str:
-    named = f'{cost.maps} feature maps, {format_bytes(cost.nbytes)}'
+    named = 'no feature map'
+    if cost.maps:
+        named = f'{cost.maps} feature maps, {format_bytes(cost.nbytes)}'
     if cost.seconds is None:
         return f'{named}; no plan is found without it'
     if cost.seconds <= 0:

@@ -86,7 +86,7 @@ import numpy as np
 from chainer_hybridmem.search.bound import cuts
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.simulation.obedience import keeps_everything
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.problem import Problem, with_rules
 
 ROUNDS = 12
 # Rounds without progress after which the bound is left as it is: small programs may
@@ -146,6 +146,9 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     bound = tighten(Relaxation(problem, limit_bytes))
     # The relaxation does not know that the host has to issue everything.
     seconds = max(bound.seconds, problem.in_core_seconds)
+    if problem.rules:  # which no plan obeys, perhaps: then the solver says nothing
+        plain = _lower_bound(with_rules(problem, ()), limit_bytes)
+        seconds = max(seconds, plain.seconds)
     return dataclasses.replace(bound, seconds=seconds)
 
 
