@@ -10,6 +10,7 @@ import chainer
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
+from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
@@ -57,7 +58,8 @@ def open_runtime(
         UnknownNameError: If there is no such device.
     """
     device = open_device_of(model, options)
-    executor = Executor(device, may_drop=options.host_limit_bytes is not None)
+    may_drop = options.host_limit_bytes is not None
+    executor = Executor(device, may_drop=may_drop, rules=check_rules(options.rules))
     splitter = Splitter(device, options.splitting, tell)
     verified = options.verified_iterations
     verification = Verification(device, model, verified, followed)
