@@ -152,11 +152,11 @@ class Evictor:
 
     def _find_candidates(self) -> Iterator[LiveMap]:
         """Yields what can go; the map that is needed last comes first."""
-        stay = {live for live in self._maps if self.rules.stays(live)}
-        states = (State.RESIDENT, State.COMING)
-        for last, state in itertools.product(
-            (False, True) if stay else (False,), states
-        ):
+        stay: set[LiveMap] = set()
+        if self.rules.active:
+            stay.update(live for live in self._maps if self.rules.stays(live))
+        turns = (False, True) if stay else (False,)
+        for last, state in itertools.product(turns, (State.RESIDENT, State.COMING)):
             maps = [
                 live
                 for live in self._maps
@@ -192,9 +192,9 @@ class Evictor:
         else:
             self._movements.put_away(live)
             without_room = live.state is State.RESIDENT and live.host.copy is None
-            if without_room and self._may_drop(live):
-                if self._restorer.find_maker(live) is not None:
-                    self._movements.drop(live)
+            may_drop = without_room and self._may_drop(live)
+            if may_drop and self._restorer.find_maker(live) is not None:
+                self._movements.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:

@@ -88,10 +88,7 @@ def hybrid(
     if search.in_core_fits():
         return search.finish_in_core('hybrid')
     with search.uncounted():  # any planner's search has judged it once
-        best = find_start(search)
-    if not best.fits and problem.rules:
-        rounded = round_bound(search, lower_bound(problem, limit_bytes))
-        best = min([best, *rounded], key=lambda c: c.seconds)
+        best = _find_start(search)
     if not best.fits:
         return search.finish('hybrid', best)  # raises, with the numbers
     _warm_up(search)
@@ -122,6 +119,15 @@ def hybrid(
             simulations=search.simulations + rival.simulations,
         )
     return search.finish('hybrid', best, **options)
+
+
+def _find_start(search: Search) -> Candidate:
+    """What fits if anything does; under rules that is a search of its own."""
+    best = find_start(search)
+    if best.fits or not search.problem.rules:
+        return best
+    bound = lower_bound(search.problem, search.limit_bytes)
+    return min([best, *round_bound(search, bound)], key=lambda c: c.seconds)
 
 
 def _warm_up(search: Search) -> None:

@@ -69,12 +69,10 @@ def make_plan(
     chosen = find_planner(planner)
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
-    problem = _problem_of(profile, cross_iteration, splitting)
+    problem = _problem_of(profile, cross_iteration, splitting, rules)
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
         problem = with_host_limit(problem, host_limit_bytes)
-    if rules is not None:
-        problem = with_rules(problem, rules)
     problem = fitted(problem, limit_bytes)
     usable = with_actions(problem, chosen.actions, planner)
     plan = chosen(usable, limit_bytes, **options)
@@ -91,13 +89,16 @@ def make_plan(
 
 
 def _problem_of(
-    profile: Profile | Problem, cross_iteration: CrossIteration, splitting: Splitting
+    profile: Profile | Problem,
+    cross_iteration: CrossIteration,
+    splitting: Splitting,
+    rules: Any,
 ) -> Problem:
     if not isinstance(profile, Problem):
-        return make_problem(profile, cross_iteration, splitting=splitting)
+        return make_problem(profile, cross_iteration, splitting=splitting, rules=rules)
     if not crossing_of(cross_iteration) <= crossing_of(profile.cross_iteration):
         raise OptionError(
             f'cross_iteration is {cross_iteration!r}, but the problem was made without '
             'it; give it to make_problem.'
         )
-    return profile
+    return profile if rules is None else with_rules(profile, rules)

@@ -1,4 +1,4 @@
-"""Training under rules: same bits, obeyed by plans, and without one as far as it goes."""
+"""Training under rules: the same bits, with plans that obey and without a plan."""
 
 from __future__ import annotations
 
