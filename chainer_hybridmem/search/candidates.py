@@ -358,7 +358,10 @@ def _too_much(
     advice = f"Planner 'swap-all' works from {smallest} on"
     if problem.rules and at is not None:
         says = '; '.join(map(str, problem.rules))
-        advice = f'Loosen a rule or raise the limit: {advice} without rules ({says})'
+        advice = (
+            f'Loosen a rule ({says}) or raise the limit: without rules, planner '
+            f"'swap-all' works from {smallest} on"
+        )
     message = (
         f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
         f'({needed} bytes), the memory limit is {limit}. {advice}.'
