@@ -208,6 +208,7 @@ def largest_batches(
     from chainer_hybridmem.search.candidates import least_memory
     from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
     from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.simulation.problem import with_rules
 
     def problem(batchsize: int) -> Problem:
         return make_problem(
@@ -222,14 +223,20 @@ def largest_batches(
             make_plan(problem(batchsize), limit_bytes, planner)
         except InfeasibleError:
             return False
+        except OptionError:  # it cannot obey the rules
+            if rules:
+                return False
+            raise
         return True
 
     most = largest_batchsize(
-        lambda b: least_memory(problem(b))[0], limit_bytes, MOST_PICTURES
+        lambda b: least_memory(with_rules(problem(b), None))[0],
+        limit_bytes,
+        MOST_PICTURES,
     )
     result = {}
     for name in methods:
-        if name == 'in-core':
+        if name == 'in-core' and not rules:
             result[name] = largest_batchsize(
                 lambda b: problem(b).in_core_peak_bytes, limit_bytes, MOST_PICTURES
             )
