@@ -103,6 +103,26 @@ def _move(
     return changed
 
 
+@compiled()
+def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
+    """Others of a group leave, at random, where a move keeps more than rules allow."""
+    for g in range(len(a.kept_most)):
+        first, end = a.kept_pointers[g], a.kept_pointers[g + 1]
+        kept = 0
+        for i in range(first, end):
+            if proposed[a.kept_members[i]] == KEEP:
+                kept += a.size[a.kept_members[i]]
+        tries = 2 * (end - first)
+        while kept > a.kept_most[g] and tries > 0:
+            tries -= 1
+            m = a.kept_members[first + np.random.randint(end - first)]
+            if proposed[m] != KEEP or current[m] != KEEP:
+                continue
+            proposed[m] = _other(KEEP, a.allowed[m])
+            if proposed[m] != KEEP:
+                kept -= a.size[m]
+
+
 @compiled(uses=(kernel, *kernel.PARTS, coarse), nogil=True)
 def anneal(
     a: Arrays,
@@ -160,6 +180,8 @@ def anneal(
                 changed += coarse.spread(current, a.allowed, pointers, alike, proposed)
         if changed == 0:
             continue
+        if a.ruled:
+            _make_way(a, current, proposed)
         ceiling = now - temperature * np.log(1 - np.random.random())
         seconds = kernel.judge(
             a, proposed, limit, lead, out_seconds, in_seconds, barrier, ceiling, w

@@ -107,12 +107,14 @@ class Model:
             self.add_row(either, np.concatenate([-size, -size]), most - size.sum())
 
     def _add_lanes(self) -> None:
-        """Copies of maps that rules do not keep fit between their uses.
+        """Copies of maps that rules ask to leave fit between their uses.
 
         Elsewhere only what is away has to be copied: nothing else is worth a swap.
         """
         a, elapsed = self.problem.arrays, np.cumsum([0.0, *self.problem.arrays.seconds])
-        leaving = np.flatnonzero(a.allowed[:, SWAP] & ~a.allowed[:, KEEP])
+        asked = ~a.allowed[:, KEEP]
+        asked[a.kept_members] = True
+        leaving = np.flatnonzero(a.allowed[:, SWAP] & asked)
         if not len(leaving):
             return
         uses = np.unique(a.first_use[leaving])

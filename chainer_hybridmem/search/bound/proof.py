@@ -29,9 +29,9 @@ replays
 rules
     a map that may not be kept has ``s + r >= 1``, one that may not be swapped or
     recomputed no such fraction; where rules limit the kept bytes of a group, those
-    that leave have the rest. The copies of maps that may not be kept, of those needed
-    by operation j, take no longer in each direction than ``W(i, j)``, i the first
-    operation before which one of them begins.
+    that leave have the rest. The copies of maps that may not be kept or are in such a
+    group, of those needed by operation j, take no longer in each direction than
+    ``W(i, j)``, i the first operation before which one of them begins.
 host
     if host copies in RAM are limited: without a disk, the swapped bytes are no more
     than the limit; with one, the copies of each direction, those beyond the limit at
