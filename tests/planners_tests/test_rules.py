@@ -115,7 +115,7 @@ def test_a_planner_obeys_or_refuses(planner: str, network: str) -> None:
     profile = NETWORKS[network]
     can = find_planner(planner).actions
     plans = 0
-    for rules in RULES:
+    for rules in RULES[:: 3 if planner == 'exact' else 1]:
         rules = known(rules, network)
         problem = make_problem(profile, rules=rules)
         for limit in limits(problem)[:: 2 if planner == 'exact' else 1]:
@@ -175,7 +175,7 @@ def brute_force(problem: Problem, limit: int) -> float:
     return best
 
 
-@pytest.mark.parametrize('seed', range(24))
+@pytest.mark.parametrize('seed', range(16))
 def test_exact_is_the_best_obedient_assignment(seed: int) -> None:
     drawn = draw_problem(seed, 5)
     if drawn is None or not 1 <= len(drawn[0].maps) <= 6:
