@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
@@ -255,7 +255,14 @@ class Search:
 
         Raises:
             InfeasibleError: If that does not fit.
+            OptionError: If the rules do not allow it.
         """
+        if not keeps_everything(self.problem.arrays):
+            says = '; '.join(map(str, self.problem.rules))
+            raise OptionError(
+                f'Planner {planner!r} cannot obey the rules, for it keeps everything: '
+                f'{says}.'
+            )
         if not self.in_core_fits():
             raise infeasible(self.problem, self.limit_bytes, planner, None)
         problem = self.problem

@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import DEFAULT, find_planner
 from chainer_hybridmem.planners.rule_costs import price_rules
 from chainer_hybridmem.recording.lateness import Lateness
@@ -295,16 +295,20 @@ class Planning:
             return ()
         plan, costs = self._priced
         if plan is not guide.plan:
-            options = self._options
-            costs = call_uncounted(
-                price_rules,
-                guide.problem,
-                self.maker.room_bytes(guide),
-                options.planner,
-                **options.planner_options,
-            )
+            costs = call_uncounted(self._search_costs, guide, guide.problem, guide.plan)
             self._priced = (guide.plan, costs)
         return costs
+
+    def _search_costs(
+        self, guide: Guide, problem: Problem, plan: Plan
+    ) -> tuple[RuleCost, ...]:
+        options, room_bytes = self._options, self.maker.room_bytes(guide)
+        own = options.planner_options
+        try:
+            return price_rules(problem, room_bytes, options.planner, **own)
+        except (InfeasibleError, OptionError):  # a plan of former times or planners
+            seconds = plan.predicted_seconds
+            return price_rules(problem, room_bytes, options.planner, seconds, **own)
 
     # -- the next iteration ---------------------------------------------------
     @count_time
