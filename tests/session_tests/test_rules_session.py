@@ -180,3 +180,29 @@ def test_kept_plans_are_those_of_the_same_rules(data, limit, tmp_path):
     assert again.statistics()['cached'] == 1
     assert again.plan.rules == first.plan.rules != ()
     assert train(None).statistics()['cached'] == 0
+
+
+class Halfway(Coder):
+    def forward(self, x: Any, whole: bool = True) -> Any:
+        if whole:
+            return super().forward(x)
+        for layer in self.encoder:
+            x = F.tanh(layer.linear(x))
+        return F.average(x**2)
+
+
+def test_an_iteration_obeys_the_rules_about_what_it_runs(data):
+    """Others are about layers, or functions, of other iterations."""
+    rules = {'decoder/*': 'at most 0', 'Sigmoid': 'no recompute', 'encoder/*': 'swap'}
+    batches = [(x, whole) for whole in (True, False) for (x,) in data[:5]]
+    plans = []
+    result, _ = networks.train(
+        Halfway,
+        batches,
+        after=lambda session, i: plans.append(session.plan),
+        memory_limit='1GB',
+        rules=rules,
+    )
+    networks.assert_same(networks.train(Halfway, batches)[0], result)
+    assert plans[4].rules == tuple(rules.items())
+    assert plans[-1].rules == (('encoder/*', 'swap'),)
