@@ -113,7 +113,6 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
             problem.swap_out_seconds,
             problem.swap_in_seconds,
             search.barrier,
-            problem.recomputable,
             kinds_of(problem),
             NO_GROUPS,
             NO_GROUPS,

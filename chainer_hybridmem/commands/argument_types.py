@@ -81,6 +81,23 @@ def splitting(text: str) -> bool | str:
     return values[text.lower()]
 
 
+def rule(text: str) -> tuple[str, str]:
+    """Splits an argument ``pattern=rule``."""
+    from chainer_hybridmem.errors import OptionError
+    from chainer_hybridmem.records.rules import check_rules
+
+    pattern, separator, says = text.rpartition('=')
+    if not separator or not pattern.strip():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form PATTERN=RULE, such as '*/conv1/*=keep'"
+        )
+    try:
+        (checked,) = check_rules([(pattern.strip(), says)])
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return checked.pair
+
+
 class Limit:
     """A memory limit: a number of bytes, or a share of the in-core peak.
 

@@ -12,6 +12,7 @@ from chainer_hybridmem.commands.argument_types import (
     bandwidth,
     host_size,
     positive,
+    rule,
     size,
     splitting,
 )
@@ -186,6 +187,21 @@ def add_splitting(parser: Any) -> None:
         help='which functions run in parts where they do not fit as a whole, as far as '
         'the profile tells: those that keep every bit (exact, the default), also those '
         'equal up to rounding (true), or none (false)',
+    )
+
+
+def add_rules(parser: Any) -> None:
+    """Adds ``--rule`` of the commands that plan."""
+    parser.add_argument(
+        '--rule',
+        action='append',
+        default=[],
+        type=rule,
+        dest='rules',
+        metavar='PATTERN=RULE',
+        help='what plans may do with the feature maps of layers or functions: keep, '
+        "swap, recompute, no keep, no swap, no recompute, 'at most SIZE'; may be given "
+        'several times',
     )
 
 

@@ -60,6 +60,7 @@ class CompareCommand(base.Command):
         arguments.add_cross_iteration(parser)
         arguments.add_host_limit(parser)
         arguments.add_splitting(parser)
+        arguments.add_rules(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -82,7 +83,11 @@ class CompareCommand(base.Command):
         planners = choose_planners(args.planner)
         options = budgets(planners, args.time_budget)
         problems = read_problems(
-            args.profiles, args.cross_iteration, args.host_limit, args.splitting
+            args.profiles,
+            args.cross_iteration,
+            args.host_limit,
+            args.splitting,
+            args.rules,
         )
         cases = [
             Case(path, problem, limit)
@@ -143,11 +148,13 @@ def read_problems(
     cross_iteration: bool | str = False,
     host_limit_bytes: int | None = None,
     splitting: bool | str = 'exact',
+    rules: Any = None,
 ) -> dict[str, Problem]:
     """The profiles, ready to be planned without compiling anything.
 
     Raises:
         FormatError: If one cannot be read.
+        OptionError: If a rule names nothing.
         UnknownNameError: If no profile is shipped with this name.
     """
     from chainer_hybridmem.commands import figures
@@ -155,7 +162,11 @@ def read_problems(
 
     problems = {
         path: make_problem(
-            library.load_profile(path), cross_iteration, host_limit_bytes, splitting
+            library.load_profile(path),
+            cross_iteration,
+            host_limit_bytes,
+            splitting,
+            rules=rules,
         )
         for path in paths
     }

@@ -16,6 +16,8 @@ from chainer_hybridmem.commands import (
 )
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
+from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -65,6 +67,7 @@ class EstimateCommand(base.Command):
         )
         arguments.add_cross_iteration(parser)
         arguments.add_splitting(parser)
+        arguments.add_rules(parser)
         parser.add_argument(
             '--largest',
             action='store_true',
@@ -88,7 +91,12 @@ class EstimateCommand(base.Command):
         sampled, estimator = estimating.obtain(args)
 
         def problem_of(profile: Profile) -> Problem:
-            return make_problem(profile, args.cross_iteration, splitting=args.splitting)
+            return make_problem(
+                profile,
+                args.cross_iteration,
+                splitting=args.splitting,
+                rules=args.rules,
+            )
 
         decided = None
         if args.algorithms:
@@ -159,10 +167,13 @@ def summarise(
             methods,
             problem.cross_iteration,
             problem.splitting,
+            problem.rules,
         )
         for row in rows:
             row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
+    if problem.rules and rows[-1]['fits']:
+        summary['rules'] = figures.rule_costs(problem, limit_bytes, rows[-1])
     in_core_seconds = summary['in_core_seconds']
     return {
         'arch': sampled.arch,
@@ -185,6 +196,7 @@ def largest_batches(
     methods: Sequence[str],
     cross_iteration: bool | str = False,
     splitting: bool | str = 'exact',
+    rules: Any = None,
 ) -> dict[str, int]:
     """Largest batch size for which each planner finds a plan; 0 if there is none.
 
@@ -196,10 +208,14 @@ def largest_batches(
     from chainer_hybridmem.search.candidates import least_memory
     from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
     from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.simulation.problem import with_rules
 
     def problem(batchsize: int) -> Problem:
         return make_problem(
-            estimator.profile(batchsize), cross_iteration, splitting=splitting
+            estimator.profile(batchsize),
+            cross_iteration,
+            splitting=splitting,
+            rules=rules,
         )
 
     def planned(planner: str, batchsize: int) -> bool:
@@ -207,14 +223,20 @@ def largest_batches(
             make_plan(problem(batchsize), limit_bytes, planner)
         except InfeasibleError:
             return False
+        except OptionError:  # it cannot obey the rules
+            if rules:
+                return False
+            raise
         return True
 
     most = largest_batchsize(
-        lambda b: least_memory(problem(b))[0], limit_bytes, MOST_PICTURES
+        lambda b: least_memory(with_rules(problem(b), None))[0],
+        limit_bytes,
+        MOST_PICTURES,
     )
     result = {}
     for name in methods:
-        if name == 'in-core':
+        if name == 'in-core' and not rules:
             result[name] = largest_batchsize(
                 lambda b: problem(b).in_core_peak_bytes, limit_bytes, MOST_PICTURES
             )
@@ -266,6 +288,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('times', times),
         *(algorithms.describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', f'batch sizes {first} and {second}'),
+        *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),
     ]
 
 

@@ -5,9 +5,11 @@ The commands print them as tables and write them as JSON.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
+from chainer_hybridmem.planners.rule_costs import price_rules
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.records.profile import Category, Phase, Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
@@ -65,6 +67,22 @@ def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
         **{action.value: plan.count(action) for action in Action},
         'simulations': plan.simulations,
     }
+
+
+def rule_costs(
+    problem: Problem, limit_bytes: int, planned: dict[str, Any], **options: Any
+) -> list[dict[str, Any]]:
+    """What each rule of a planned problem costs, as plain values.
+
+    Args:
+        problem: Under its rules.
+        limit_bytes: Memory limit.
+        planned: Figures of the plan.
+        options: Of the planner.
+    """
+    planner, seconds = planned['planner'], planned['iteration_seconds']
+    costs = price_rules(problem, limit_bytes, planner, seconds, **options)
+    return [dataclasses.asdict(cost) for cost in costs]
 
 
 def misfit_figures(

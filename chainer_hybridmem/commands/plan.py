@@ -11,6 +11,8 @@ from typing import Any
 from chainer_hybridmem.commands import arguments, base, maps, outputs
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
+from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -51,6 +53,7 @@ class PlanCommand(base.Command):
         arguments.add_cross_iteration(parser)
         arguments.add_host_limit(parser)
         arguments.add_splitting(parser)
+        arguments.add_rules(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         arguments.add_json(parser)
 
@@ -80,15 +83,21 @@ class PlanCommand(base.Command):
         outputs.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
         problem = make_problem(
-            profile, args.cross_iteration, args.host_limit, args.splitting
+            profile,
+            args.cross_iteration,
+            args.host_limit,
+            args.splitting,
+            rules=args.rules,
         )
         figures.load_kernels(problem)
-        plan = make_plan(
-            problem, args.memory_limit.bytes_for(problem), planner, **options
-        )
+        limit_bytes = args.memory_limit.bytes_for(problem)
+        plan = make_plan(problem, limit_bytes, planner, **options)
         if args.output is not None:
             library.save(plan, args.output)
         summary = summarise(problem, plan)
+        costs = figures.rule_costs(problem, limit_bytes, summary, **options)
+        if costs:
+            summary['rules'] = costs
         title = f'{planner}: {args.memory_limit.describe(problem)}'
         parts = [named_values(title, values(summary))]
         if args.maps:
@@ -185,6 +194,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         inexact = sum(not part['exact'] for part in f['parts'])
         count = f'{len(f["parts"])} functions / {inexact}'
         rows.append(('run in parts, of these not exact', count))
+    rows += rule_rows(RuleCost(**cost) for cost in f.get('rules', ()))
     if f['options']:
         options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
         rows.append(('options', options))

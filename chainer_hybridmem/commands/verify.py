@@ -56,6 +56,7 @@ class VerifyCommand(base.Command):
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',
         )
+        arguments.add_rules(parser)
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -83,9 +84,13 @@ class VerifyCommand(base.Command):
             args.host_limit,
             args.disk_bandwidth,
         )
-        limited = train(network, memory, args.iterations, planner)
+        limited = train(network, memory, args.iterations, planner, args.rules)
         other = train(
-            network, memory, args.iterations, None if against == IN_CORE else against
+            network,
+            memory,
+            args.iterations,
+            None if against == IN_CORE else against,
+            args.rules,
         )
         figures = compare(limited, other)
         figures = {
@@ -115,7 +120,11 @@ class Run:
 
 
 def train(
-    network: Network, memory: Memory, iterations: int, planner: str | None
+    network: Network,
+    memory: Memory,
+    iterations: int,
+    planner: str | None,
+    rules: Any = None,
 ) -> Run:
     """Trains from the same seed every time.
 
@@ -124,6 +133,7 @@ def train(
         memory: What to train it in.
         iterations: How many.
         planner: Plans; None for plain Chainer without a limit.
+        rules: What its plans obey.
 
     Raises:
         VerificationError: If backward does not read what forward has made.
@@ -139,7 +149,7 @@ def train(
             drawing.seed_gpu(0)
         if planner is None:
             return train_plain(training, iterations)
-        return train_limited(training, memory, iterations, planner)
+        return train_limited(training, memory, iterations, planner, rules)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
@@ -155,7 +165,11 @@ def train_plain(training: Training, iterations: int) -> Run:
 
 
 def train_limited(
-    training: Training, memory: Memory, iterations: int, planner: str
+    training: Training,
+    memory: Memory,
+    iterations: int,
+    planner: str,
+    rules: Any = None,
 ) -> Run:
     """Trains in a session that verifies every iteration that follows a plan.
 
@@ -176,6 +190,7 @@ def train_limited(
         disk_bandwidth=memory.disk_bandwidth,
         progress=sys.stderr,
         verify=iterations,
+        rules=rules,
     ) as session:
         for _ in range(iterations):
             snapshots.append(snapshot(training.model, training.step()))

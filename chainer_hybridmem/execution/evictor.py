@@ -7,7 +7,8 @@ Note: [passive mode]
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
     as memory is free (prefetcher), and is the first to go again. What costs less to
-    make again than to copy is dropped (cheap_replays).
+    make again than to copy is dropped (cheap_replays). Rules are obeyed as far as
+    memory allows (passive_rules).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Movements
+from chainer_hybridmem.execution.passive_rules import PassiveRules
 from chainer_hybridmem.execution.prefetcher import Prefetcher, find_next_use
 from chainer_hybridmem.execution.restorer import Restorer
 
@@ -55,9 +57,11 @@ class Evictor:
         restorer (Restorer): Tells which can be made again.
         prefetcher (Prefetcher): Is told what does not come back yet.
         cheap (CheapReplays): Tells which need not be copied.
+        rules (PassiveRules): Tell which leave last, and which are never dropped.
 
     Attributes:
         spare (dict): Arrays by node that are given up first.
+        rules (PassiveRules): Likewise.
         busy (set of LiveMap): Maps that backward functions under way read.
         shortage (Shortage or None): The last one.
     """
@@ -70,6 +74,7 @@ class Evictor:
         restorer: Restorer,
         prefetcher: Prefetcher,
         cheap: CheapReplays,
+        rules: PassiveRules,
     ) -> None:
         self._device = device
         self._maps = maps
@@ -77,6 +82,7 @@ class Evictor:
         self._restorer = restorer
         self._prefetcher = prefetcher
         self._cheap = cheap
+        self.rules = rules
         self._planned = False  # whether a plan is followed
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
@@ -146,8 +152,16 @@ class Evictor:
 
     def _find_candidates(self) -> Iterator[LiveMap]:
         """Yields what can go; the map that is needed last comes first."""
-        for state in (State.RESIDENT, State.COMING):
-            maps = [live for live in self._maps if live.state is state]
+        stay: set[LiveMap] = set()
+        if self.rules.active:
+            stay.update(live for live in self._maps if self.rules.stays(live))
+        turns = (False, True) if stay else (False,)
+        for last, state in itertools.product(turns, (State.RESIDENT, State.COMING)):
+            maps = [
+                live
+                for live in self._maps
+                if live.state is state and (live in stay) is last
+            ]
             for live in sorted(maps, key=lambda m: (m.sticks, find_next_use(m))):
                 if live in self.busy or live in self._stuck or live.state is not state:
                     continue
@@ -162,7 +176,7 @@ class Evictor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                if not self._cheap.is_cheaper(live):
+                if not self._may_drop(live) or not self._cheap.is_cheaper(live):
                     self._movements.start_swap_out(live)
             except SwapStoreError:
                 return
@@ -173,12 +187,13 @@ class Evictor:
         if live.state is State.COMING:
             self._movements.finish_swap_in(live)
             self._prefetcher.put_off(live)
-        if self._cheap.is_cheaper(live):
+        if self._may_drop(live) and self._cheap.is_cheaper(live):
             self._movements.drop(live, checked=True)
         else:
             self._movements.put_away(live)
             without_room = live.state is State.RESIDENT and live.host.copy is None
-            if without_room and self._restorer.find_maker(live) is not None:
+            may_drop = without_room and self._may_drop(live)
+            if may_drop and self._restorer.find_maker(live) is not None:
                 self._movements.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
@@ -186,6 +201,9 @@ class Evictor:
             self._stuck.add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
             self._movements.counters.count_eviction()
+
+    def _may_drop(self, live: LiveMap) -> bool:
+        return not self.rules.is_copied(live)
 
     def _take_stock(self) -> Shortage:
         resident = [

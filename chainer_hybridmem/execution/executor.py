@@ -22,12 +22,14 @@ from chainer_hybridmem.execution.idle_functions import IdleFunctions
 from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Counters, Look, Movements
+from chainer_hybridmem.execution.passive_rules import PassiveRules
 from chainer_hybridmem.execution.plan_actions import PlanActions
 from chainer_hybridmem.execution.prefetcher import Prefetcher
 from chainer_hybridmem.execution.recipes import Recipes
 from chainer_hybridmem.execution.restorer import Asked, Restorer
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.records.profile import Recipe, Slot
+from chainer_hybridmem.records.rules import Rules
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.observer import Observer
@@ -44,6 +46,7 @@ class Executor:
         minimum_map_bytes (int): Smaller maps are left alone.
         may_drop (bool): Whether maps that the host has no room for may be dropped and
             made again without a plan.
+        rules (tuple of Rule): What is obeyed without a plan, as far as memory allows.
 
     Attributes:
         maps (LiveMaps): Every feature map of the running graph.
@@ -60,6 +63,7 @@ class Executor:
         device: Device,
         minimum_map_bytes: int = MINIMUM_MAP_BYTES,
         may_drop: bool = False,
+        rules: Rules = (),
     ) -> None:
         maps = self.maps = LiveMaps(device, minimum_map_bytes)
         self.functions = maps.functions
@@ -78,6 +82,7 @@ class Executor:
             self._restorer,
             self._prefetcher,
             self.cheap,
+            PassiveRules(rules),
         )
         self.verifier: Verifier | None = None
         self.idle = IdleFunctions(self.complete, self.catch_up)

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
 from chainer_hybridmem.search.gaussian import Guess, import_guess
 from chainer_hybridmem.search.planner_options import COUNT, POSITIVE
@@ -144,6 +144,8 @@ class _Selection:
         size (ndarray): (M,) int64.
         gap (ndarray): (M, 2) int64, operations between the two accesses.
         doa (ndarray): (M,) seconds of absence.
+        may_swap (ndarray): (M,) whether the rules allow it.
+        is_candidate (ndarray): (M,) whether it is selected first.
     """
 
     def __init__(self, problem: Problem, limit_bytes: int, smallest_bytes: int) -> None:
@@ -158,7 +160,8 @@ class _Selection:
         self.doa = ends[a.first_use] - ends[a.copy_from] - copies
         worst = int(np.argmax(self.load))
         across = (a.producer[:n_maps] < worst) & (a.last_use >= worst)
-        self.is_candidate = across & (self.size >= smallest_bytes)
+        self.may_swap = a.allowed[:, SWAP]
+        self.is_candidate = across & (self.size >= smallest_bytes) & self.may_swap
 
     def areas(self, load: np.ndarray) -> np.ndarray:
         """(M,) byte seconds under a load between each map's accesses."""
@@ -175,10 +178,14 @@ class _Selection:
         """Selects by descending score until it fits; else the last try."""
         action, load = self.search.fill(KEEP), self.load
         limit_bytes = self.search.limit_bytes
+        for m in np.flatnonzero(action == SWAP).tolist():  # rules say so
+            load = self.without(load, m)
         best = self.search.evaluate(action)
         for m in self._order(score):
             if best.fits:
                 break
+            if action[m] == SWAP or not self.may_swap[m]:
+                continue
             action[m] = SWAP
             load = self.without(load, m)
             if load.max() <= limit_bytes:
@@ -278,15 +285,17 @@ def _finite(seconds: list[float]) -> np.ndarray:
 
 _SOURCE = 'Zhang et al. 2019, section IV'
 _OPTIONS = {'smallest_bytes': COUNT}
+_ACTIONS = frozenset({Action.KEEP, Action.SWAP})
 PLANNERS = (
-    Planner('autoswap-doa', autoswap_doa, _SOURCE, _OPTIONS),
-    Planner('autoswap-aoa', autoswap_aoa, _SOURCE, _OPTIONS),
-    Planner('autoswap-wdoa', autoswap_wdoa, _SOURCE, _OPTIONS),
-    Planner('autoswap-swdoa', autoswap_swdoa, _SOURCE, _OPTIONS),
+    Planner('autoswap-doa', autoswap_doa, _SOURCE, _OPTIONS, actions=_ACTIONS),
+    Planner('autoswap-aoa', autoswap_aoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
+    Planner('autoswap-wdoa', autoswap_wdoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
+    Planner('autoswap-swdoa', autoswap_swdoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
     Planner(
         'autoswap-bo',
         autoswap_bo,
         _SOURCE,
         {**_OPTIONS, 'evaluations': POSITIVE._replace(end=10_000), 'seed': COUNT},
+        actions=_ACTIONS,
     ),
 )

@@ -61,6 +61,7 @@ from chainer_hybridmem.search.feedback import reachable, rehearsed, with_swap_in
 from chainer_hybridmem.search.planner_options import COUNT
 from chainer_hybridmem.search.repairs import give_up_recomputes
 from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.obedience import obeyed
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.timeline import run_lanes
 from chainer_hybridmem.simulation.work import make_work
@@ -101,7 +102,11 @@ def capuchin(problem: Problem, limit_bytes: int, rehearsals: int = REHEARSALS) -
     if search.in_core_fits():
         return search.finish_in_core('capuchin', rehearsals=rehearsals)
     usage = in_core_usage(problem, limit_bytes)
-    action, missing_bytes = search.fill(KEEP), usage.missing_bytes
+    action = search.fill(KEEP)
+    left = action != KEEP  # rules say so
+    missing_bytes = usage.missing_bytes - int(
+        problem.arrays.size[: len(left)][left].sum()
+    )
     candidate = search.evaluate(action)
     for m, choice in choices(problem, usage):
         if candidate.fits:
@@ -155,26 +160,35 @@ def in_triggers(problem: Problem, usage: Usage, plan: Plan) -> dict[int, int]:
 
 
 def choices(problem: Problem, usage: Usage) -> Iterator[tuple[int, int]]:
-    """Candidates and their actions in the order of the rule."""
+    """Candidates and their actions in the order of the rule.
+
+    What may not be kept is decided before; what can only be kept is no candidate.
+    """
     a = problem.arrays
     free = free_seconds(problem, usage)
     peaks = np.append(0, np.cumsum(usage.peak))
     producer = np.maximum(a.producer[: len(problem.maps)], 0)
     during = peaks[a.last_use + 1] > peaks[producer]
+    action = obeyed(a, np.full(len(problem.maps), KEEP))
+    during &= (action == KEEP) & a.allowed[:, [SWAP, RECOMPUTE]].any(axis=1)
     candidates = sorted(np.flatnonzero(during).tolist(), key=lambda m: (-free[m], m))
     copies, rest = Copies(problem, usage), []
+    chains = Chains(a, problem.recomputable)
+    for m in np.flatnonzero(action == SWAP).tolist():
+        copies.swap(m)
+    for m in np.flatnonzero(action == RECOMPUTE).tolist():
+        chains.recompute(m)
     for m in candidates:
-        if free[m] >= 0 and copies.exposed(m) == 0:
+        if a.allowed[m, SWAP] and free[m] >= 0 and copies.exposed(m) == 0:
             copies.swap(m)
             yield m, SWAP
         else:
             rest.append(m)
-    chains = Chains(a, problem.recomputable)
     while rest:
         # Of equal MSPS the one with the longest FreeTime, as they are sorted.
         m = min(rest, key=lambda m: chains.seconds(m) / a.size[m])
         rest.remove(m)
-        if copies.exposed(m) < chains.seconds(m):
+        if a.allowed[m, SWAP] and copies.exposed(m) < chains.seconds(m):
             copies.swap(m)
             yield m, SWAP
         else:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
 from chainer_hybridmem.search.planner_options import POSITIVE
 from chainer_hybridmem.search.replay_graph import replay_reads
@@ -223,6 +223,7 @@ def _least_memory(
     return candidates[best], len(choices[best]) + 1
 
 
+_ACTIONS = frozenset({Action.KEEP, Action.RECOMPUTE})
 PLANNERS = (
     Planner(
         'checkpoint-sqrt',
@@ -230,6 +231,7 @@ PLANNERS = (
         source='Chen et al. 2016; memonger',
         options={'segments': POSITIVE._replace(optional=True)},
         acts_always=True,
+        actions=_ACTIONS,
     ),
     Planner(
         'checkpoint-speed',
@@ -237,5 +239,6 @@ PLANNERS = (
         source='gradient-checkpointing',
         acts_always=True,
         quick=True,
+        actions=_ACTIONS,
     ),
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
@@ -61,6 +61,9 @@ def _walk_forward(
     """Evicts at each operation of forward, in order, until it fits."""
     a = problem.arrays
     load = kept_load(problem)
+    for m in np.flatnonzero(action == RECOMPUTE).tolist():  # rules say so
+        evictions.evict(m)
+        load[a.release_from[m] : a.first_use[m]] -= a.size[m]
     for k in range(a.first_backward):
         while load[k] > limit_bytes:
             m = evictions.choose(k, action)
@@ -141,5 +144,11 @@ class Evictions:
         self._below[reads[sources].any(axis=0)] |= readers
 
 
-DTR = Planner('dtr', dtr, 'Kirisame et al. 2021', quick=True)
+DTR = Planner(
+    'dtr',
+    dtr,
+    'Kirisame et al. 2021',
+    quick=True,
+    actions=frozenset({Action.KEEP, Action.RECOMPUTE}),
+)
 PLANNERS = (DTR,)

@@ -20,18 +20,21 @@ be faster with other positions.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
 import numpy as np
 
+from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound, tighten
 from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
-from chainer_hybridmem.search.candidates import SWAP, Candidate, Search
+from chainer_hybridmem.search.candidates import Candidate, Search
 from chainer_hybridmem.search.enumeration import count_assignments, find_fastest
 from chainer_hybridmem.search.planner_options import SECONDS
+from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
@@ -56,12 +59,22 @@ def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) 
         return late.finish_in_core(
             'exact', time_budget=time_budget, proved=True, gap=0.0
         )
-    everything_out = late.evaluate(late.fill(SWAP))
-    if not everything_out.fits:
-        return late.finish('exact', everything_out)  # raises, with the numbers
+    first = find_start(late)
+    if not (first.fits or problem.rules):
+        return late.finish('exact', first)  # raises, with the numbers
     run = _Run(problem, limit_bytes, late, time_budget)
     run.solve()
-    return run.plan()
+    return run.plan(first)
+
+
+def _incumbent(problem: Problem, limit_bytes: int) -> Plan | None:
+    """The plan of the default planner; None if rules keep it from finding one."""
+    try:
+        return hybrid(problem, limit_bytes)
+    except InfeasibleError:
+        if not problem.rules:
+            raise
+        return None
 
 
 class _Run:
@@ -74,8 +87,10 @@ class _Run:
         # Backward may begin while copies are under way, or wait for them all.
         self.searches = (late, Search(problem, limit_bytes))
         self.time_budget = time_budget
-        self.incumbent = hybrid(problem, limit_bytes)
-        self.seconds = self.incumbent.predicted_seconds
+        self.incumbent = _incumbent(problem, limit_bytes)
+        self.seconds = math.inf
+        if self.incumbent is not None:
+            self.seconds = self.incumbent.predicted_seconds
         self.best: tuple[Search, Candidate] | None = None
         self.bound_seconds = lower_bound(problem, limit_bytes).seconds
         self.proved = False
@@ -98,7 +113,6 @@ class _Run:
                 self.problem.swap_out_seconds,
                 self.problem.swap_in_seconds,
                 search.barrier,
-                self.problem.recomputable,
                 search.work,
             )
             search.count(count)
@@ -131,8 +145,17 @@ class _Run:
                     break
                 relaxation.forbid(relaxation.action_at(answer.x))
 
-    def plan(self) -> Plan:
-        """The best plan, with what is proven."""
+    def plan(self, first: Candidate) -> Plan:
+        """The best plan, with what is proven.
+
+        Args:
+            first: What a refusal is about.
+
+        Raises:
+            InfeasibleError: If there is none.
+        """
+        if self.best is None and self.incumbent is None:
+            return self.searches[0].finish('exact', first)  # raises
         bound_seconds = min(self.bound_seconds, self.seconds)
         attained = self.seconds <= bound_seconds * (1 + 2 * TRUST)
         options = {
@@ -140,17 +163,19 @@ class _Run:
             'proved': self.proved or attained,
             'gap': self.seconds / bound_seconds - 1 if bound_seconds > 0 else 0.0,
         }
-        plan = self.incumbent
+        found, simulations = self.incumbent, 0
+        if found is not None:
+            simulations = found.simulations
         if self.best is not None:
             search, candidate = self.best
-            plan = search.finish('exact', candidate)
-        simulations = [search.simulations for search in self.searches]
+            found = search.finish('exact', candidate)
+        assert found is not None
         return dataclasses.replace(
-            plan,
+            found,
             planner='exact',
             options=options,
             lower_bound_seconds=bound_seconds,
-            simulations=self.incumbent.simulations + sum(simulations),
+            simulations=simulations + sum(s.simulations for s in self.searches),
             planning_seconds=time.perf_counter() - self.searches[0].started,
         )
 

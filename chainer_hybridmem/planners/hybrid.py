@@ -40,12 +40,9 @@ from chainer_hybridmem.search.annealing import (
     actions_of,
 )
 from chainer_hybridmem.search.bound import Bound, lower_bound, warm_up
-from chainer_hybridmem.search.candidates import (
-    SWAP,
-    Candidate,
-    Search,
-)
+from chainer_hybridmem.search.candidates import Candidate, Search
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
+from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.search.rounding import even_out, round_bound
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -91,7 +88,7 @@ def hybrid(
     if search.in_core_fits():
         return search.finish_in_core('hybrid')
     with search.uncounted():  # any planner's search has judged it once
-        best = search.evaluate(search.fill(SWAP))
+        best = _find_start(search)
     if not best.fits:
         return search.finish('hybrid', best)  # raises, with the numbers
     _warm_up(search)
@@ -122,6 +119,15 @@ def hybrid(
             simulations=search.simulations + rival.simulations,
         )
     return search.finish('hybrid', best, **options)
+
+
+def _find_start(search: Search) -> Candidate:
+    """What fits if anything does; under rules that is a search of its own."""
+    best = find_start(search)
+    if best.fits or not search.problem.rules:
+        return best
+    bound = lower_bound(search.problem, search.limit_bytes)
+    return min([best, *round_bound(search, bound)], key=lambda c: c.seconds)
 
 
 def _warm_up(search: Search) -> None:

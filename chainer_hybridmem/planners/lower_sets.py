@@ -46,7 +46,7 @@ import numpy as np
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Candidate, Search
 from chainer_hybridmem.search.planner_options import POSITIVE
 from chainer_hybridmem.search.replay_graph import ReplayGraph, make_replay_graph
@@ -379,13 +379,15 @@ def _rank(candidate: Candidate) -> tuple[float, int]:
     return candidate.seconds, candidate.peak_bytes
 
 
+_ACTIONS = frozenset({Action.KEEP, Action.RECOMPUTE})
 _SOURCE = 'Kusumoto et al. 2019'
 PLANNERS = (
-    Planner('checkpoint-dp', checkpoint_dp, _SOURCE),
+    Planner('checkpoint-dp', checkpoint_dp, _SOURCE, actions=_ACTIONS),
     Planner(
         'checkpoint-dp-exact',
         checkpoint_dp_exact,
         _SOURCE,
         {'most_lower_sets': POSITIVE},
+        actions=_ACTIONS,
     ),
 )

@@ -6,9 +6,12 @@ import dataclasses
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.planners.obeying import with_actions
 from chainer_hybridmem.planners.registry import DEFAULT, check_options, find_planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.rule_checks import check_obedience
+from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
@@ -18,6 +21,7 @@ from chainer_hybridmem.simulation.problem import (
     Problem,
     make_problem,
     with_host_limit,
+    with_rules,
 )
 from chainer_hybridmem.units import parse_bytes
 
@@ -29,6 +33,7 @@ def make_plan(
     cross_iteration: CrossIteration = False,
     host_limit: int | str | None = None,
     splitting: Splitting = EXACT,
+    rules: Any = None,
     **options: Any,
 ) -> Plan:
     """Decides what happens to each feature map.
@@ -46,6 +51,9 @@ def make_plan(
         splitting: Which functions may run in parts where an operation alone exceeds
             the limit, and its profile knows how: ``'exact'``, True or False as in
             :func:`chainer_hybridmem.optimize`. A problem has been asked already.
+        rules: What may happen to feature maps by name, such as
+            ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at most
+            2GiB'}``; see docs/guide/rules.md. None: the problem's own.
         options: Options of that planner.
 
     Returns:
@@ -54,18 +62,22 @@ def make_plan(
     Raises:
         InfeasibleError: If the planner finds no plan inside the limit.
         UnknownNameError: If there is no such planner.
-        OptionError: If the planner has no such option, or not with this value, or if
-            a problem was made with less ``cross_iteration``.
+        OptionError: If the planner has no such option, or not with this value, if a
+            problem was made with less ``cross_iteration``, or if the rules name nothing
+            or cannot be obeyed.
     """
     chosen = find_planner(planner)
     limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
-    problem = _problem_of(profile, cross_iteration, splitting)
+    problem = _problem_of(profile, cross_iteration, splitting, rules)
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
         problem = with_host_limit(problem, host_limit_bytes)
     problem = fitted(problem, limit_bytes)
-    plan = chosen(problem, limit_bytes, **options)
+    usable = with_actions(problem, chosen.actions, planner)
+    plan = chosen(usable, limit_bytes, **options)
+    plan = dataclasses.replace(plan, rules=pairs_of(problem.rules))
+    check_obedience(problem.profile, plan)
     check_host(problem, plan)
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
@@ -77,13 +89,16 @@ def make_plan(
 
 
 def _problem_of(
-    profile: Profile | Problem, cross_iteration: CrossIteration, splitting: Splitting
+    profile: Profile | Problem,
+    cross_iteration: CrossIteration,
+    splitting: Splitting,
+    rules: Any,
 ) -> Problem:
     if not isinstance(profile, Problem):
-        return make_problem(profile, cross_iteration, splitting=splitting)
+        return make_problem(profile, cross_iteration, splitting=splitting, rules=rules)
     if not crossing_of(cross_iteration) <= crossing_of(profile.cross_iteration):
         raise OptionError(
             f'cross_iteration is {cross_iteration!r}, but the problem was made without '
             'it; give it to make_problem.'
         )
-    return profile
+    return profile if rules is None else with_rules(profile, rules)

@@ -43,12 +43,21 @@ def manual(
     """
     chosen = check_actions(actions)
     search = Search(problem, limit_bytes, barrier=False)
-    action = search.fill(KEEP)
+    action, decided = search.fill(KEEP), np.zeros(len(problem.maps), bool)
     for pattern, what in chosen.items():
         named = _named(problem, pattern)
         if what is Action.RECOMPUTE:
             _check_recomputable(problem, pattern, named)
         action[named] = NUMBERS[what]
+        decided |= named
+    obeyed = search.obeyed(action)
+    for m in np.flatnonzero(decided & (obeyed != action)):
+        storage = problem.maps[m]
+        raise OptionError(
+            f"Planner 'manual' cannot obey the rules and do with {storage.label}, made "
+            f'by operation {storage.producer}, what its actions say; change one of '
+            'them.'
+        )
     options = {'actions': {name: what.value for name, what in chosen.items()}}
     return search.finish('manual', search.evaluate(action), **options)
 
@@ -107,9 +116,10 @@ def _named(problem: Problem, pattern: str) -> np.ndarray:
 def _check_recomputable(problem: Problem, pattern: str, named: np.ndarray) -> None:
     for m in np.flatnonzero(named & ~problem.recomputable):
         storage = problem.maps[m]
+        forbidden = ', or a rule forbids it' if problem.rules else ''
         raise OptionError(
             f'{pattern!r} is to be recomputed, but {storage.label} ({storage.nbytes} '
-            f'bytes) cannot be made again exactly; swap or keep it.'
+            f'bytes) cannot be made again exactly{forbidden}; swap or keep it.'
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.planner_options import Option
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -33,6 +33,8 @@ class Planner:
         acts_always (bool): Whether maps leave also where everything fits.
         quick (bool): Whether it makes its plan without a search.
         needs_options (bool): Whether it does nothing useful without options.
+        actions (frozenset of Action): Those that its plans have. A planner cannot obey
+            rules that leave a map none of them.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Planner:
     acts_always: bool = False
     quick: bool = False
     needs_options: bool = False
+    actions: frozenset[Action] = frozenset(Action)
 
     def __call__(self, problem: Problem, limit_bytes: int, **options: Any) -> Plan:
         """Makes a plan; the options are not checked."""

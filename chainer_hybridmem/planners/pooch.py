@@ -22,9 +22,10 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
 from chainer_hybridmem.search.planner_options import POSITIVE
+from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.simulation.problem import Problem
 
 NODE_BUDGET = 20_000
@@ -73,7 +74,7 @@ def faster_stage(problem: Problem, limit_bytes: int) -> Plan:
 
 def _stage_one(search: Search, node_budget: int) -> tuple[Candidate, bool]:
     """Returns the best candidate and whether one whole tree was searched."""
-    base = search.evaluate(search.fill(SWAP))
+    base = find_start(search)
     if not base.fits:
         return base, True
     exposed = _by_exposure(base)
@@ -118,7 +119,7 @@ class _Tree:
             self.complete = False
             return
         m = maps[depth]
-        if candidate.action[m] == SWAP:
+        if candidate.action[m] == SWAP and self.search.may(m, KEEP):
             kept = candidate.action.copy()
             kept[m] = KEEP
             child = self.search.evaluate(kept)
@@ -134,7 +135,7 @@ class _Tree:
         for m in range(len(action) - 1, -1, -1):
             if not (current.release_stall > 0).any():
                 break
-            if action[m] != SWAP:
+            if action[m] != SWAP or not self.search.may(m, KEEP):
                 continue
             if self.search.simulations >= self.last:
                 self.complete = False
@@ -186,6 +187,12 @@ _SOURCE = 'Ito et al., section 4.4'
 _OPTIONS = {'node_budget': POSITIVE}
 FASTER_STAGE = Planner('faster-stage', faster_stage, _SOURCE)
 PLANNERS = (
-    Planner('swap-opt', swap_opt, _SOURCE, _OPTIONS),
+    Planner(
+        'swap-opt',
+        swap_opt,
+        _SOURCE,
+        _OPTIONS,
+        actions=frozenset({Action.KEEP, Action.SWAP}),
+    ),
     Planner('pooch', pooch, _SOURCE, _OPTIONS),
 )

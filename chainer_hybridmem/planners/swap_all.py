@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import SWAP, Search
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -27,12 +27,14 @@ def swap_all_unscheduled(problem: Problem, limit_bytes: int) -> Plan:
     return search.finish('swap-all-unscheduled', search.evaluate(search.fill(SWAP)))
 
 
+_ACTIONS = frozenset({Action.KEEP, Action.SWAP})  # the former where rules say so
 UNSCHEDULED = Planner(
     'swap-all-unscheduled',
     swap_all_unscheduled,
     source='Ito et al., section 5.1',
     acts_always=True,
     quick=True,
+    actions=_ACTIONS,
 )
 SWAP_ALL = Planner(
     'swap-all',
@@ -40,5 +42,6 @@ SWAP_ALL = Planner(
     source='Ito et al., section 5.1',
     acts_always=True,
     quick=True,
+    actions=_ACTIONS,
 )
 PLANNERS = (UNSCHEDULED, SWAP_ALL)

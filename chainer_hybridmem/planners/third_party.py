@@ -14,6 +14,7 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.planners.planner import Planner, PlannerFunction
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -78,7 +79,8 @@ def _with_checks(function: PlannerFunction, who: str) -> PlannerFunction:
         if not isinstance(plan, Plan):
             raise PlannerError(f'{who} returned {plan!r}; a Plan was expected.')
         try:
-            check_plan(problem.profile, plan, limit_bytes)
+            ruled = dataclasses.replace(plan, rules=pairs_of(problem.rules))
+            check_plan(problem.profile, ruled, limit_bytes)
         except PlanError as error:
             raise PlannerError(
                 f'{who} made a plan that breaks a rule. {error}'

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.planners.planner import Planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
@@ -47,7 +47,8 @@ def _offload(
     planner: str, problem: Problem, limit_bytes: int, leaves: np.ndarray
 ) -> Plan:
     search = Search(problem, limit_bytes)
-    action = np.where(leaves, SWAP, KEEP)
+    action = search.obeyed(np.where(leaves, SWAP, KEEP))
+    leaves = action == SWAP
     work = search.positions(search.evaluate(action))
     _meet_after_offload(problem, leaves, work)
     _prefetch(problem, leaves, work)
@@ -92,7 +93,14 @@ def _convolutions(profile: Profile) -> list[bool]:
 
 
 _SOURCE = 'Rhu et al. 2016'
-PLANNERS = (
-    Planner('vdnn-all', vdnn_all, _SOURCE, acts_always=True, quick=True),
-    Planner('vdnn-conv', vdnn_conv, _SOURCE, acts_always=True, quick=True),
+PLANNERS = tuple(
+    Planner(
+        name,
+        function,
+        _SOURCE,
+        acts_always=True,
+        quick=True,
+        actions=frozenset({Action.KEEP, Action.SWAP}),
+    )
+    for name, function in (('vdnn-all', vdnn_all), ('vdnn-conv', vdnn_conv))
 )

@@ -129,6 +129,8 @@ class Plan:
         host_limit_bytes (int or None): Most bytes of host copies in RAM that it was
             made for; None is without a limit.
         parts (tuple of Part): Functions that run in parts.
+        rules (tuple of pairs): Patterns and rules that it obeys; see
+            :mod:`chainer_hybridmem.records.rules`.
     """
 
     planner: str
@@ -145,6 +147,7 @@ class Plan:
     simulations: int = 0
     host_limit_bytes: int | None = None
     parts: tuple[Part, ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()
 
     @property
     def overhead(self) -> float:

@@ -7,6 +7,7 @@ import json
 
 from chainer_hybridmem import files
 from chainer_hybridmem.records.plan import MapPlan, Part, Plan, Replay
+from chainer_hybridmem.records.rules import check_rules, pairs_of
 
 FORMAT = 'chainer_hybridmem/plan'
 VERSION = 1
@@ -58,6 +59,7 @@ def parse_plan(text: str) -> Plan:
             simulations=int(body['simulations']),
             host_limit_bytes=None if host_limit is None else int(host_limit),
             parts=tuple(files.unrow(Part, row) for row in body['parts']),
+            rules=pairs_of(check_rules(body['rules'])),
         )
     limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
     for name in (*_FIGURES, *limited):

@@ -11,6 +11,7 @@ import itertools
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Category, Phase, Profile, Recipe, Storage
+from chainer_hybridmem.records.rule_checks import check_obedience
 from chainer_hybridmem.records.splits import in_parts
 
 
@@ -39,6 +40,7 @@ def check_plan(
     _check_order(profile, plan)
     _check_host(profile, plan, host_limit_bytes)
     _check_replays(profile, plan)
+    check_obedience(profile, plan)
     loads = _Walk(profile, plan).run()
     if limit_bytes is not None:
         for index, load in enumerate(loads):

@@ -23,9 +23,10 @@ def number_kinds(problem: Problem) -> np.ndarray:
 
 
 def group_alike(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Maps by group of those of one kind and size: pointers, and the maps."""
+    """Maps by group of those of one kind, size and choice: pointers, and the maps."""
     n_maps = len(problem.maps)
-    rows = [number_kinds(problem), problem.arrays.size[:n_maps], problem.recomputable]
+    a = problem.arrays
+    rows = [number_kinds(problem), a.size[:n_maps], *a.allowed.T]
     group = np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel()
     pointers = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int64)
     return pointers, np.lexsort((np.arange(n_maps), group)).astype(np.int64)

@@ -134,7 +134,6 @@ class Annealer:
             problem.swap_out_seconds,
             problem.swap_in_seconds,
             search.barrier,
-            problem.recomputable,
             self._kinds,
             pointers,
             alike,

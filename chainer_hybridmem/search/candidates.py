@@ -10,17 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.fitting import fitted
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.obedience import NUMBERS, keeps_everything, obeyed
+from chainer_hybridmem.simulation.problem import Problem, with_rules
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work, make_work
 from chainer_hybridmem.units import format_bytes
 
-NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
+__all__ = [
+    'KEEP',
+    'NUMBERS',
+    'RECOMPUTE',
+    'SWAP',
+    'Candidate',
+    'Search',
+    'check_host',
+    'infeasible',
+    'kept_load',
+    'least_memory',
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +110,19 @@ class Search:
             self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
-        """An assignment with the same action for every map."""
-        return np.full(len(self.problem.maps), action, np.int64)
+        """An assignment with the same action for every map that may have it."""
+        return self.obeyed(np.full(len(self.problem.maps), action, np.int64))
+
+    def obeyed(self, action: np.ndarray) -> np.ndarray:
+        """The assignment, changed where the rules do not allow it."""
+        return obeyed(self.problem.arrays, action)
+
+    def may(self, m: int, action: int) -> bool:
+        """Whether the rules, and its recipe, allow a map to have an action."""
+        return bool(self.problem.arrays.allowed[m, action])
 
     def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
-        """Simulates one assignment.
+        """Simulates one assignment, or what the rules make of it.
 
         Args:
             action: (M,) KEEP, SWAP or RECOMPUTE.
@@ -109,6 +130,7 @@ class Search:
                 swapping it costs; -1 for none.
         """
         self.simulations += 1
+        action = self.obeyed(action)
         out_seconds = self.problem.swap_out_seconds
         in_seconds = self.problem.swap_in_seconds
         if free >= 0:
@@ -155,8 +177,9 @@ class Search:
         return work
 
     def in_core_fits(self) -> bool:
-        """Whether plain Chainer stays inside the limit."""
-        return self.problem.in_core_peak_bytes <= self.limit_bytes
+        """Whether plain Chainer stays inside the limit, and the rules allow it."""
+        fits = self.problem.in_core_peak_bytes <= self.limit_bytes
+        return fits and keeps_everything(self.problem.arrays)
 
     def seconds(self, work: Work) -> float:
         """Simulated time with everything at the given positions."""
@@ -217,6 +240,7 @@ class Search:
             simulations=self.simulations,
             host_limit_bytes=self.problem.host_limit_bytes,
             parts=self.problem.parts,
+            rules=pairs_of(self.problem.rules),
         )
         check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
@@ -231,7 +255,14 @@ class Search:
 
         Raises:
             InfeasibleError: If that does not fit.
+            OptionError: If the rules do not allow it.
         """
+        if not keeps_everything(self.problem.arrays):
+            says = '; '.join(map(str, self.problem.rules))
+            raise OptionError(
+                f'Planner {planner!r} cannot obey the rules, for it keeps everything: '
+                f'{says}.'
+            )
         if not self.in_core_fits():
             raise infeasible(self.problem, self.limit_bytes, planner, None)
         problem = self.problem
@@ -250,6 +281,7 @@ class Search:
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,
             parts=problem.parts,
+            rules=pairs_of(problem.rules),
         )
 
 
@@ -314,7 +346,7 @@ def _too_much(
     problem: Problem, limit_bytes: int, planner: str, needed: int, at: int | None
 ) -> InfeasibleError:
     """The error for a plan whose operation ``at`` needs too much; None: in-core."""
-    least, worst = least_memory(problem)
+    least, worst = least_memory(with_rules(problem, ()))
     label = problem.profile.operations[worst].label
     limit = f'{format_bytes(limit_bytes)} ({limit_bytes} bytes)'
     smallest = f'{format_bytes(least)} ({least} bytes)'
@@ -330,9 +362,15 @@ def _too_much(
         what = 'plain Chainer, whose graph holds every feature map to its end,'
     else:
         what = f'operation {at} ({problem.profile.operations[at].label})'
+    advice = f"Planner 'swap-all' works from {smallest} on"
+    if problem.rules and at is not None:
+        says = '; '.join(map(str, problem.rules))
+        advice = (
+            f'Loosen a rule ({says}) or raise the limit: without rules, planner '
+            f"'swap-all' works from {smallest} on"
+        )
     message = (
         f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
-        f"({needed} bytes), the memory limit is {limit}. Planner 'swap-all' works "
-        f'from {smallest} on.'
+        f'({needed} bytes), the memory limit is {limit}. {advice}.'
     )
     return InfeasibleError(message, needed, limit_bytes)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.simulation.work import RECOMPUTE
 
 SPARSEST = 16  # of so many maps one changes
 
@@ -19,7 +18,7 @@ SPARSEST = 16  # of so many maps one changes
 @compiled()
 def spread(
     current: np.ndarray,
-    recomputable: np.ndarray,
+    allowed: np.ndarray,
     pointers: np.ndarray,
     alike: np.ndarray,
     proposed: np.ndarray,
@@ -27,6 +26,7 @@ def spread(
     """Writes one evenly spread change of ``current`` into ``proposed``.
 
     Args:
+        allowed: (M, 3) bool, which actions each map may have; alike in a group.
         pointers: Beginnings of the groups in ``alike``, and its end.
         alike: (M,) maps by group, within each in order of production.
 
@@ -44,7 +44,7 @@ def spread(
     first = begin + np.random.randint(whole - length + 1)
     old = current[alike[place]]
     new = (old + 1 + np.random.randint(2)) % 3
-    if new == RECOMPUTE and not recomputable[alike[place]]:
+    if not allowed[alike[place], new]:
         return 0
     every = int(np.exp(np.random.random() * np.log(SPARSEST + 0.999)))
     phase = np.random.randint(every)

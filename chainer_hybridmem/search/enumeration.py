@@ -15,8 +15,8 @@ from chainer_hybridmem.simulation.work import Work
 
 
 def count_assignments(problem: Problem) -> int:
-    """Number of ways to keep, swap or recompute every map."""
-    return math.prod(3 if able else 2 for able in problem.recomputable.tolist())
+    """Number of ways to keep, swap or recompute every map, as far as it may."""
+    return math.prod(problem.arrays.allowed.sum(axis=1).tolist())
 
 
 @compiled(uses=(kernel, *kernel.PARTS))
@@ -27,11 +27,14 @@ def find_fastest(
     out_seconds: np.ndarray,
     in_seconds: np.ndarray,
     barrier: bool,
-    recomputable: np.ndarray,
     w: Work,
 ) -> Any:
     """Simulates every assignment: the first of the fastest, and how many there are."""
-    action = np.zeros(len(recomputable), np.int64)
+    allowed = a.allowed
+    action = np.zeros(len(allowed), np.int64)
+    for i in range(len(action)):
+        while not allowed[i, action[i]]:
+            action[i] += 1
     best = action.copy()
     best_seconds, count, m = np.inf, 0, 0
     while m < len(action):
@@ -45,8 +48,12 @@ def find_fastest(
         m = 0
         while m < len(action):  # count up in a mixed radix
             action[m] += 1
-            if action[m] <= (2 if recomputable[m] else 1):
+            while action[m] <= 2 and not allowed[m, action[m]]:
+                action[m] += 1
+            if action[m] <= 2:
                 break
             action[m] = 0
+            while not allowed[m, action[m]]:
+                action[m] += 1
             m += 1
     return best, count

@@ -20,7 +20,7 @@ import numpy as np
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds, with_profile
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work
 
@@ -170,13 +170,7 @@ def with_measured_link(
         link=_slowed(profile.link, *slower[Tier.RAM]),
         disk_link=None if disk is None else _slowed(disk, *slower[Tier.DISK]),
     )
-    return make_problem(
-        profile,
-        problem.cross_iteration,
-        problem.host_limit_bytes,
-        problem.splitting,
-        problem.parts,
-    )
+    return with_profile(problem, profile)
 
 
 def _slowed(link: Link, out: float, back: float) -> Link:

@@ -23,13 +23,22 @@ from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work
 
 
 @compiled()
-def _other(action: int, recomputable: bool) -> int:
-    """Another action, at random."""
+def _other(action: int, allowed: np.ndarray) -> int:
+    """Another action, at random; the same where rules leave no other.
+
+    Args:
+        allowed: (3,) bool, which ones there are.
+    """
+    first, second = KEEP, SWAP
     if action == KEEP:
-        return RECOMPUTE if recomputable and np.random.random() < 0.5 else SWAP
-    if action == SWAP:
-        return RECOMPUTE if recomputable and np.random.random() < 0.5 else KEEP
-    return SWAP if np.random.random() < 0.5 else KEEP
+        first, second = SWAP, RECOMPUTE
+    elif action == SWAP:
+        second = RECOMPUTE
+    if allowed[first] and allowed[second]:
+        return second if np.random.random() < 0.5 else first
+    if allowed[first]:
+        return first
+    return second if allowed[second] else action
 
 
 @compiled()
@@ -41,7 +50,7 @@ def _length(most: int) -> int:
 @compiled()
 def _move(
     current: np.ndarray,
-    recomputable: np.ndarray,
+    allowed: np.ndarray,
     kind_of: np.ndarray,
     proposed: np.ndarray,
 ) -> int:
@@ -50,8 +59,8 @@ def _move(
     m = np.random.randint(n_maps)
     dice = np.random.random()
     if dice < 0.35:  # one map
-        proposed[m] = _other(current[m], recomputable[m])
-        return 1
+        proposed[m] = _other(current[m], allowed[m])
+        return 1 if proposed[m] != current[m] else 0
     if dice < 0.65:  # exchange with a map, rather a near one
         far = _length(n_maps)
         other = m + far if np.random.random() < 0.5 else m - far
@@ -62,21 +71,19 @@ def _move(
             other = m + far if np.random.random() < 0.5 else m - far
         if other < 0 or other >= n_maps or current[other] == current[m]:
             return 0
-        if current[other] == RECOMPUTE and not recomputable[m]:
-            return 0
-        if current[m] == RECOMPUTE and not recomputable[other]:
+        if not (allowed[m, current[other]] and allowed[other, current[m]]):
             return 0
         proposed[m], proposed[other] = current[other], current[m]
         return 2
     last = min(n_maps, m + 1 + _length(max(2, n_maps // 4)))
     changed = 0
     if dice < 0.85:  # a run of maps, all or those of the same kind of function
-        target = _other(current[m], recomputable[m])
+        target = _other(current[m], allowed[m])
         alike = np.random.random() < 0.7
         for i in range(m, last):
             if alike and kind_of[i] != kind_of[m]:
                 continue
-            if target == RECOMPUTE and not recomputable[i]:
+            if not allowed[i, target]:
                 continue
             if current[i] != target:
                 proposed[i] = target
@@ -88,12 +95,32 @@ def _move(
         pattern = current[other + i - m]
         if kind_of[i] != kind_of[other + i - m]:
             continue
-        if pattern == RECOMPUTE and not recomputable[i]:
+        if not allowed[i, pattern]:
             continue
         if current[i] != pattern:
             proposed[i] = pattern
             changed += 1
     return changed
+
+
+@compiled()
+def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
+    """Others of a group leave, at random, where a move keeps more than rules allow."""
+    for g in range(len(a.kept_most)):
+        first, end = a.kept_pointers[g], a.kept_pointers[g + 1]
+        kept = 0
+        for i in range(first, end):
+            if proposed[a.kept_members[i]] == KEEP:
+                kept += a.size[a.kept_members[i]]
+        tries = 2 * (end - first)
+        while kept > a.kept_most[g] and tries > 0:
+            tries -= 1
+            m = a.kept_members[first + np.random.randint(end - first)]
+            if proposed[m] != KEEP or current[m] != KEEP:
+                continue
+            proposed[m] = _other(KEEP, a.allowed[m])
+            if proposed[m] != KEEP:
+                kept -= a.size[m]
 
 
 @compiled(uses=(kernel, *kernel.PARTS, coarse), nogil=True)
@@ -105,7 +132,6 @@ def anneal(
     out_seconds: np.ndarray,
     in_seconds: np.ndarray,
     barrier: bool,
-    recomputable: np.ndarray,
     kind_of: np.ndarray,
     pointers: np.ndarray,
     alike: np.ndarray,
@@ -147,15 +173,15 @@ def anneal(
         done += 1
         temperature *= cooling
         if len(pointers) == 0:
-            changed = _move(current, recomputable, kind_of, proposed)
+            changed = _move(current, a.allowed, kind_of, proposed)
         else:
-            changed = coarse.spread(current, recomputable, pointers, alike, proposed)
+            changed = coarse.spread(current, a.allowed, pointers, alike, proposed)
             if np.random.random() < 0.5:  # a change that may pay for the first
-                changed += coarse.spread(
-                    current, recomputable, pointers, alike, proposed
-                )
+                changed += coarse.spread(current, a.allowed, pointers, alike, proposed)
         if changed == 0:
             continue
+        if a.ruled:
+            _make_way(a, current, proposed)
         ceiling = now - temperature * np.log(1 - np.random.random())
         seconds = kernel.judge(
             a, proposed, limit, lead, out_seconds, in_seconds, barrier, ceiling, w

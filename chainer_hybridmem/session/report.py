@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ def session_report(
     plan: Plan | None,
     profile: Profile | None,
     verdict: Verdict | None = None,
+    costs: Iterable[RuleCost] = (),
 ) -> str:
     """Formats a session's statistics as a table.
 
@@ -27,6 +31,7 @@ def session_report(
         plan: The plan followed; None if there is none yet.
         profile: The profile it was made from.
         verdict: Of the iterations that were verified.
+        costs: Of the plan's rules.
 
     Returns:
         str: Several lines, the last without a line break.
@@ -47,6 +52,7 @@ def session_report(
                 f'{plan.simulations} simulations',
             )
         )
+    rows += rule_rows(costs)
     if s['cached']:
         rows.append(('plans of earlier runs', str(s['cached'])))
     rows += [*_memory(s), *_host(s), *_exceptions(s)]

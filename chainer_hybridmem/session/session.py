@@ -112,7 +112,7 @@ class Session:
         arrays = self._arrays = ModelArrays(model, runtime.device)
         history = self._history = IterationHistory(runtime.device)
         signatures = self._signatures = KnownSignatures(not options.plans_anyway)
-        self._cache = open_cache(options, runtime.device, runtime.tell)
+        self._cache = open_cache(options, runtime)
         planning = Planning(runtime, options, self.observe_problem, self._keep)
         self._planning, search = planning, planning.search
         observation = Observation(
@@ -382,7 +382,9 @@ class Session:
 
     def report(self) -> str:
         """The statistics as a table for people."""
-        return session_report(self.statistics(), self.plan, self.profile, self.verdict)
+        costs = self._planning.price_rules(self._results.find_planned())
+        facts = self.statistics(), self.plan, self.profile, self.verdict
+        return session_report(*facts, costs)
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.

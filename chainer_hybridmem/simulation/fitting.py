@@ -9,6 +9,7 @@ from chainer_hybridmem.records.profile import Profile, Split
 from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.simulation.in_core import fixed_load
 from chainer_hybridmem.simulation.problem import Problem, with_parts
+from chainer_hybridmem.simulation.work import RECOMPUTE, SWAP
 
 _Function = tuple[int, int]  # operation, which of its functions
 
@@ -94,5 +95,7 @@ def _unavoidable(problem: Problem) -> np.ndarray:
     k = np.arange(len(a.seconds))[:, None]
     waiting = (a.producer[:n_maps] < k) & (k < a.release_from)
     used = (a.first_use <= k) & (k <= a.last_use)
+    stuck = ~a.allowed[:, [SWAP, RECOMPUTE]].any(axis=1)  # rules keep them
+    used |= stuck & (a.producer[:n_maps] < k) & (k <= a.last_use)
     load: np.ndarray = ((waiting | used) * a.size[:n_maps]).sum(axis=1)
     return load

@@ -23,6 +23,7 @@ from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import (
     arrays,
     lanes,
+    obedience,
     releases,
     replays,
     swap_ins,
@@ -30,6 +31,7 @@ from chainer_hybridmem.simulation import (
 )
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.lanes import list_by, time_lanes
+from chainer_hybridmem.simulation.obedience import breaks_rules
 from chainer_hybridmem.simulation.releases import (
     leave_in_backward,
     leave_in_forward,
@@ -42,7 +44,7 @@ from chainer_hybridmem.simulation.work import KEEP, NEED, RECOMPUTE, SWAP, Outco
 # Share of a least time that no rounding of sums can make too much.
 SURELY = 1 - 1e-9
 # What is compiled into an evaluation; see ``uses`` of :func:`.jit.compiled`.
-PARTS = (arrays, lanes, releases, replays, swap_ins, work)
+PARTS = (arrays, lanes, obedience, releases, replays, swap_ins, work)
 
 
 @compiled(counted=False, uses=PARTS)
@@ -148,8 +150,10 @@ def judge(
     """What ``evaluate`` says: replays keep what they pass, unless that does not fit.
 
     Without retention no chain is shorter: what forward's memory or ``ceiling`` has
-    ruled out needs no second look.
+    ruled out needs no second look. What breaks a rule does not fit.
     """
+    if a.ruled and breaks_rules(a, action):
+        return Outcome(np.inf, limit + 1, 0, 0, True)
     outcome = evaluate(
         a, action, limit, lead, out_seconds, in_seconds, True, barrier, ceiling, w
     )

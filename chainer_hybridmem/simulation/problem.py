@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records.plan import Part
+from chainer_hybridmem.records.plan import Action, Part
 from chainer_hybridmem.records.profile import Category, Profile, Storage
 from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.rules import Rules, check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
@@ -21,6 +22,11 @@ from chainer_hybridmem.simulation.in_core import (
     in_core_peak_bytes,
     in_core_seconds,
     last_forward,
+)
+from chainer_hybridmem.simulation.obedience import (
+    NUMBERS,
+    free_choice,
+    rule_arrays,
 )
 from chainer_hybridmem.simulation.recipes import find_recomputable, list_recipes
 
@@ -39,7 +45,8 @@ class Problem:
             :func:`crossing_of`.
         items (tuple of int): Storage id of every item.
         arrays (Arrays): For the compiled kernels.
-        recomputable (ndarray): Whether each map can be made again exactly.
+        recomputable (ndarray): Whether each map can be made again exactly, and the
+            rules allow it.
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
         swap_in_seconds (ndarray): Seconds of each map's copy back.
         in_core_peak_bytes (int): Highest load of plain Chainer.
@@ -49,6 +56,7 @@ class Problem:
         splitting (bool or str): Which functions plans may take in parts; as in
             :func:`.check_splitting`.
         parts (tuple of Part): Those that run in parts already.
+        rules (tuple of Rule): What the user says about feature maps by name.
         bounds (dict): Proven bounds found so far, by limit.
     """
 
@@ -65,6 +73,7 @@ class Problem:
     host_limit_bytes: int | None = None
     splitting: Splitting = EXACT
     parts: tuple[Part, ...] = ()
+    rules: Rules = ()
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
@@ -115,6 +124,46 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         problem.host_limit_bytes,
         problem.splitting,
         tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function))),
+        problem.rules,
+    )
+
+
+def with_profile(problem: Problem, profile: Profile) -> Problem:
+    """The same problem with other times: everything else is as it was."""
+    return make_problem(
+        profile,
+        problem.cross_iteration,
+        problem.host_limit_bytes,
+        problem.splitting,
+        problem.parts,
+        problem.rules,
+    )
+
+
+def with_rules(problem: Problem, rules: Any) -> Problem:
+    """The same problem under these rules instead of its own.
+
+    Args:
+        problem: Any problem.
+        rules: As in :func:`.check_rules`.
+
+    Raises:
+        OptionError: If a rule names nothing, or if the rules leave a map nothing.
+    """
+    rules = check_rules(rules)
+    if problem.rules:
+        problem = with_profile(dataclasses.replace(problem, rules=()), problem.profile)
+    if not rules:
+        return problem
+    arrays = rule_arrays(problem.arrays, problem.profile, problem.maps, rules)
+    return dataclasses.replace(with_choice(problem, arrays), rules=rules)
+
+
+def with_choice(problem: Problem, arrays: Arrays) -> Problem:
+    """The same problem with what these arrays allow."""
+    recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
+    return dataclasses.replace(
+        problem, arrays=arrays, recomputable=recomputable, bounds={}
     )
 
 
@@ -135,6 +184,7 @@ def make_problem(
     host_limit_bytes: int | None = None,
     splitting: Splitting = EXACT,
     parts: tuple[Part, ...] = (),
+    rules: Any = None,
 ) -> Problem:
     """Derives the simulator's arrays from a profile.
 
@@ -148,10 +198,12 @@ def make_problem(
         splitting: Which functions plans may take in parts where an operation does not
             fit: ``'exact'``, True or False.
         parts: Functions that run in parts.
+        rules: What may happen to feature maps, by name; as in :func:`.check_rules`.
 
     Raises:
         FormatError: If the profile contradicts itself.
-        OptionError: If ``cross_iteration``, ``splitting`` or the limit cannot be.
+        OptionError: If ``cross_iteration``, ``splitting``, the limit or a rule cannot
+            be.
         PlanError: If the profile does not know one of the parts.
     """
     crossing = crossing_of(cross_iteration)
@@ -161,13 +213,15 @@ def make_problem(
     items = _choose_items(profile, crossing)
     arrays = _make_arrays(profile, items)
     link, maps = profile.link, items.maps
+    recomputable = find_recomputable(arrays, len(maps))
+    arrays = arrays._replace(allowed=free_choice(recomputable))
     problem = Problem(
         profile=profile,
         maps=maps,
         cross_iteration=cross_iteration,
         items=items.ids,
         arrays=arrays,
-        recomputable=find_recomputable(arrays, len(maps)),
+        recomputable=recomputable,
         swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
         swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
         in_core_peak_bytes=in_core_peak_bytes(profile),
@@ -175,7 +229,7 @@ def make_problem(
         splitting=splitting,
         parts=parts,
     )
-    return with_host_limit(problem, host_limit_bytes)
+    return with_rules(with_host_limit(problem, host_limit_bytes), rules)
 
 
 class _Items(NamedTuple):
@@ -252,6 +306,11 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
         disk_out_seconds=np.array([disk.d2h_seconds(s.nbytes) for s in maps]),
         disk_in_seconds=np.array([disk.h2d_seconds(s.nbytes) for s in maps]),
         beyond_seconds=_beyond_seconds(profile, maps),
+        ruled=False,
+        allowed=np.ones((len(maps), 3), bool),
+        kept_pointers=np.zeros(1, np.int64),
+        kept_members=np.zeros(0, np.int64),
+        kept_most=np.zeros(0, np.int64),
         **list_recipes(profile, numbers, returning),
     )
 

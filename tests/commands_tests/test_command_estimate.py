@@ -240,3 +240,18 @@ def test_algorithms_need_cudnn_and_one_batch_size(network, hybridmem, arguments,
     status, _, err = hybridmem('estimate', *network, '--batchsize', '8', *arguments)
     assert status != 0
     assert why in err
+
+
+def test_rules(estimate):
+    figures = estimate(
+        *('--batchsize', '4096', *GPU, '--memory-limit', '2GB'),
+        *('--rule', 'Tanh=swap', '--largest'),
+    )
+    found = rows(figures)
+    assert "'in-core' cannot obey the rules" in found['in-core']['reason']
+    assert found['in-core']['largest_batchsize'] == 0
+    assert found[DEFAULT]['fits'] and found[DEFAULT]['largest_batchsize'] > 4096
+    assert found[DEFAULT]['swap'] >= 4
+    (cost,) = figures['rules']
+    assert (cost['pattern'], cost['says'], cost['maps']) == ('Tanh', 'swap', 4)
+    assert cost['seconds'] is not None

@@ -158,3 +158,12 @@ def test_nothing_guided_is_no_verdict(arguments, refused_late):
 def test_errors_of_the_network_are_told_in_one_line(arguments, refused_late):
     message = refused_late(*arguments, '--insize', '9')
     assert 'networks_to_verify:Tiny cannot be trained on 16 pictures' in message
+
+
+def test_rules(arguments, hybridmem):
+    status, out, err = hybridmem(*arguments, '--rule', 'ReLU=keep', '--json', 'v.json')
+    assert status == 0, err
+    assert '3 of them guided: every bit the same' in out
+    assert ': 1 keep, ' in err
+    status, _, err = hybridmem(*arguments, '--rule', 'ReLU=recompute')
+    assert status == 1 and "'swap-all' cannot obey the rules" in err

@@ -34,6 +34,10 @@ DEEP = ('penalty', 'grad')  # those that need gradients of gradients
 EVENTS = ('replan', 'trace', 'retime', 'finish', 'report')
 OPTIMIZERS = ('SGD', 'MomentumSGD', 'Adam', 'RMSprop', 'AdaGrad', 'NesterovAG')
 MOST_BATCH = 8
+RULES = (
+    *('keep', 'swap', 'recompute', 'no keep', 'no swap', 'no recompute'),
+    *('at most 0', 'at most 2kB'),
+)
 
 
 @dataclasses.dataclass
@@ -193,4 +197,13 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),
         'recomputes_at_once': rng.random() < 0.7,  # where no planner is named
+        'rules': _rules(rng),
     }
+
+
+def _rules(rng: random.Random) -> dict[str, str]:
+    """About all functions, or some of the first ones; mostly there are none."""
+    if rng.random() < 0.7:
+        return {}
+    patterns = ('*', '*@[0-2]', '*@[02468]', '*@?')
+    return {rng.choice(patterns): rng.choice(RULES) for _ in range(rng.randint(1, 2))}

@@ -427,6 +427,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         arena=options['arena'],
         feedback=options['feedback'],
         cross_iteration=options['cross_iteration'],
+        rules=options.get('rules'),
         **options['options'],
     )
     opened._runtime.executor.maps.minimum_map_bytes = options['minimum_bytes']
@@ -439,7 +440,10 @@ def ask(opened: chainer_hybridmem.Session, event: str, case: Case) -> None:
     if event == 'replan' and opened.profile is not None:
         planner, options = case.session['replan']
         # A planner that does not fit leaves the plan as it was.
-        with contextlib.suppress(chainer_hybridmem.InfeasibleError):
+        with contextlib.suppress(
+            chainer_hybridmem.InfeasibleError,
+            *([chainer_hybridmem.OptionError] if case.session.get('rules') else []),
+        ):
             opened.replan(planner, **options)
     elif event == 'trace':
         opened.trace_iteration()

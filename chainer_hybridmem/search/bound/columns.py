@@ -8,6 +8,7 @@ import numpy as np
 
 from chainer_hybridmem.search.bound.chains import Chains
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.work import SWAP
 
 
 class Columns(NamedTuple):
@@ -97,10 +98,10 @@ def make_variables(
         longest: The longest wait in seconds.
         total: Bytes of all maps, over the limit.
     """
-    a, n, n_maps = problem.arrays, len(problem.arrays.seconds), len(problem.maps)
+    a, n = problem.arrays, len(problem.arrays.seconds)
     upper = np.concatenate(
         [
-            np.ones(n_maps),
+            a.allowed[:, SWAP].astype(float),
             problem.recomputable.astype(float),
             np.ones(a.first_backward),
             np.full(n + 1, longest),

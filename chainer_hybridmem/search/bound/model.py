@@ -13,6 +13,9 @@ from chainer_hybridmem.search.bound.chains import Chains
 from chainer_hybridmem.search.bound.columns import lay_out_columns, make_variables
 from chainer_hybridmem.search.bound.events import Row, make_row
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.work import KEEP, SWAP
+
+MOST_LANE_ROWS = 16  # in each direction
 
 
 class Scaled(NamedTuple):
@@ -79,6 +82,7 @@ class Model:
         self.variables = make_variables(problem, self.columns, self.longest, total)
         self.rows: list[Row] = []
         self._add_choice()
+        self._add_lanes()
         self._add_host()
         self._add_replays()
         if sources:
@@ -89,8 +93,39 @@ class Model:
         self.rows.append(make_row(columns, values, right))
 
     def _add_choice(self) -> None:
+        a, at = self.problem.arrays, self.columns
         for m in range(self.n_maps):
-            self.add_row([self.columns.swap + m, self.columns.recompute + m], [1, 1], 1)
+            columns = [at.swap + m, at.recompute + m]
+            self.add_row(columns, [1, 1], 1)
+            if not a.allowed[m, KEEP]:
+                self.add_row(columns, [-1, -1], -1)
+        for g, most_bytes in enumerate(a.kept_most.tolist()):
+            group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
+            size = self.scaled.size[group]
+            either = np.concatenate([at.swap + group, at.recompute + group])
+            most = most_bytes / self.scaled.scale
+            self.add_row(either, np.concatenate([-size, -size]), most - size.sum())
+
+    def _add_lanes(self) -> None:
+        """Copies of maps that rules ask to leave fit between their uses.
+
+        Elsewhere only what is away has to be copied: nothing else is worth a swap.
+        """
+        a, elapsed = self.problem.arrays, np.cumsum([0.0, *self.problem.arrays.seconds])
+        asked = ~a.allowed[:, KEEP]
+        asked[a.kept_members] = True
+        leaving = np.flatnonzero(a.allowed[:, SWAP] & asked)
+        if not len(leaving):
+            return
+        uses = np.unique(a.first_use[leaving])
+        for j in uses[np.linspace(0, len(uses) - 1, MOST_LANE_ROWS).astype(int)]:
+            maps = leaving[a.first_use[leaving] <= j]
+            i = a.copy_from[maps].min()
+            within = elapsed[j] - elapsed[i]
+            columns = [*self.columns.swap + maps, self.columns.waited + i]
+            columns.append(self.columns.waited + j + 1)
+            for seconds in self._least_copy_seconds():
+                self.add_row(columns, [*seconds[maps], 1.0, -1.0], within)
 
     def _add_host(self) -> None:
         """RAM for host copies is limited; what goes to the disk takes longer."""

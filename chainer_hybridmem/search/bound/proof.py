@@ -26,6 +26,12 @@ swap-in, for operations k < j
 replays
     the waits of backward hold one run of all that is replayed; what needs an array
     that forward has dropped needs a replay of its producer.
+rules
+    a map that may not be kept has ``s + r >= 1``, one that may not be swapped or
+    recomputed no such fraction; where rules limit the kept bytes of a group, those
+    that leave have the rest. The copies of maps that may not be kept or are in such a
+    group, of those needed by operation j, take no longer in each direction than
+    ``W(i, j)``, i the first operation before which one of them begins.
 host
     if host copies in RAM are limited: without a disk, the swapped bytes are no more
     than the limit; with one, the copies of each direction, those beyond the limit at
@@ -79,7 +85,8 @@ import numpy as np
 
 from chainer_hybridmem.search.bound import cuts
 from chainer_hybridmem.search.bound.relaxation import Relaxation
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.obedience import keeps_everything
+from chainer_hybridmem.simulation.problem import Problem, with_rules
 
 ROUNDS = 12
 # Rounds without progress after which the bound is left as it is: small programs may
@@ -132,12 +139,16 @@ def warm_up() -> None:
 def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     n_maps = len(problem.maps)
     nothing = np.zeros(n_maps)
-    if problem.in_core_peak_bytes <= limit_bytes or n_maps == 0:
+    fits = problem.in_core_peak_bytes <= limit_bytes
+    if (fits and keeps_everything(problem.arrays)) or n_maps == 0:
         free = np.zeros(len(problem.arrays.seconds))
         return Bound(problem.in_core_seconds, nothing, nothing, 0, free)
     bound = tighten(Relaxation(problem, limit_bytes))
     # The relaxation does not know that the host has to issue everything.
     seconds = max(bound.seconds, problem.in_core_seconds)
+    if problem.rules:  # which no plan obeys, perhaps: then the solver says nothing
+        plain = _lower_bound(with_rules(problem, ()), limit_bytes)
+        seconds = max(seconds, plain.seconds)
     return dataclasses.replace(bound, seconds=seconds)
 
 

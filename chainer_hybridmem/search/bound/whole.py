@@ -84,7 +84,7 @@ class WholeRelaxation:
         from scipy import optimize
 
         model = self.relaxation.model
-        most = best_seconds - model.base_seconds
+        most = min(best_seconds - model.base_seconds, model.longest)
         total = np.array([model.columns.waited + model.n])
         program = self.relaxation.program([make_row(total, [1.0], most)])
         lower, upper = program.bounds.T

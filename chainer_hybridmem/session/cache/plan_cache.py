@@ -34,6 +34,7 @@ from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.session.cache.recorded_signature import (
     check_profile,
@@ -49,6 +50,8 @@ from chainer_hybridmem.session.guides.plan_arena import PlanArena
 from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.cache_folder import read_private, replace_private
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.version import __version__
@@ -153,19 +156,18 @@ class _Findings:
         )
 
 
-def open_cache(
-    options: Options, device: Device, tell: Callable[[str], None]
-) -> PlanCache | None:
+def open_cache(options: Options, runtime: Runtime) -> PlanCache | None:
     """The kept plans of a session; None if none are to be kept.
 
     Args:
         options: Name the folder.
-        device: Where plans are followed.
-        tell: Takes a line of progress.
+        runtime: Where plans are followed, what they obey, and who is told.
     """
     if options.cache_dir is None:
         return None
-    return PlanCache(options.cache_dir, device, options, tell)
+    return PlanCache(
+        options.cache_dir, runtime.device, options, runtime.rules, runtime.tell
+    )
 
 
 class PlanCache:
@@ -175,6 +177,7 @@ class PlanCache:
         folder: From :func:`open_folder`.
         device (Device): Where plans are followed.
         options (Options): What plans are made for; their planner may change.
+        rules (SessionRules): What plans obey.
         tell (callable): Takes a line of progress.
 
     Attributes:
@@ -186,8 +189,10 @@ class PlanCache:
         folder: str,
         device: Device,
         options: Options,
+        rules: SessionRules,
         tell: Callable[[str], None],
     ) -> None:
+        self._rules = rules
         self._folder = folder
         self._device = device
         self._options = options
@@ -245,8 +250,13 @@ class PlanCache:
             raise files.broken('guide', 'its plan was made for another profile')
         check_plan(profile, plan, options.limit_bytes, options.host_limit_bytes)
         problem = make_problem(
-            profile, options.cross_iteration, options.host_limit_bytes
+            profile,
+            options.cross_iteration,
+            options.host_limit_bytes,
+            rules=self._rules.choose(profile),
         )
+        if plan.rules != pairs_of(problem.rules):
+            raise files.broken('guide', 'its plan obeys other rules')
         found = files.unrow(_Findings, body['findings'])
         found.check(len(keys), options.limit_bytes, options.splitting is True)
         guide = found.make_guide(keys)

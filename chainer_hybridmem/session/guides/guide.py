@@ -16,6 +16,7 @@ from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
+from chainer_hybridmem.records.rules import Rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session.guides.forecast import Forecast
 from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
@@ -31,7 +32,7 @@ from chainer_hybridmem.session.guides.profiling_plan import (
 from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.simulation.crossing import CrossIteration
-from chainer_hybridmem.simulation.problem import Problem, with_parts
+from chainer_hybridmem.simulation.problem import Problem, with_parts, with_rules
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
 
@@ -185,6 +186,16 @@ class Guide:
             before.splitting,
             before.parts,
         )
+        return self.obey(before.rules)
+
+    def obey(self, rules: Rules) -> Problem:
+        """The problem under rules that its plans obey.
+
+        Raises:
+            OptionError: If the rules leave a map nothing.
+        """
+        assert self.problem is not None
+        self.problem = with_rules(self.problem, rules)
         return self.problem
 
     # -- plans ----------------------------------------------------------------

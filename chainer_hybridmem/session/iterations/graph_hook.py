@@ -57,6 +57,7 @@ class GraphHook(chainer.FunctionHook):
     ) -> None:
         self.iteration = Iteration()
         self._executor = runtime.executor
+        self._rules = runtime.executor.evictor.rules
         self._splitter = runtime.splitter
         self._instruments = runtime.instruments
         self._quiet = quiet
@@ -139,6 +140,7 @@ class GraphHook(chainer.FunctionHook):
         k = iteration.start_forward()
         label = self._path.label(graph.function_name(function))
         self._start_operation(iteration, k, key, label)
+        self._rules.note(function, label, k)
         self._executor.before_forward(k, function)
         known = self._executor.functions.know(function)
         known.belong_to(iteration, k)

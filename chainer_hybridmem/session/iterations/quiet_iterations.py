@@ -60,6 +60,7 @@ class QuietIterations:
         self.replays = replays
         self._path = path
         self._guard = guard
+        self._rules = self._executor.evictor.rules
         self._noted = NotedFunctions()
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
 
@@ -112,6 +113,9 @@ class QuietIterations:
             self._executor.pass_by(function)
         k = iteration.start_forward()
         self._noted.functions.append((k, weakref.ref(function)))
+        if self._rules.active:
+            label = self._path.label(graph.function_name(function))
+            self._rules.note(function, label, k)
         self._splitter.start_operation(k, '')
         if self.replays.active:
             self.replays.prepare(function, in_data, self._splitter)

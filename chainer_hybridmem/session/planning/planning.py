@@ -11,10 +11,12 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import DEFAULT, find_planner
+from chainer_hybridmem.planners.rule_costs import price_rules
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (
     moved_earlier,
@@ -27,6 +29,7 @@ from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -59,11 +62,13 @@ class Planning:
         self._device = runtime.device
         self._executor = runtime.executor
         self._options = options
+        self._rules = runtime.rules
         self._tell = runtime.tell
         self._observe = observe
         self._keep = keep
         self.maker = PlanMaker(runtime.device, options, runtime.tell)
         self.search = BackgroundSearch()
+        self._priced: tuple[Plan | None, tuple[RuleCost, ...]] = (None, ())
 
     @count_time
     def plan(self, guide: Guide) -> None:
@@ -72,6 +77,7 @@ class Planning:
         problem = guide.make_problem(
             options.cross_iteration, options.host_limit_bytes, options.splitting
         )
+        problem = guide.obey(self._rules.choose(problem.profile))
         self._observe(problem)
         guide.begin_planning()
         try:
@@ -281,6 +287,28 @@ class Planning:
             profile = guide.problem.profile
             ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
             self._device.copies.reserve(ram, disk)
+
+    # -- what is told ---------------------------------------------------------
+    def price_rules(self, guide: Guide | None) -> tuple[RuleCost, ...]:
+        """What each rule costs that a guide's plan obeys; searched once for a plan."""
+        if guide is None or guide.plan is None or guide.problem is None:
+            return ()
+        plan, costs = self._priced
+        if plan is not guide.plan:
+            costs = call_uncounted(self._search_costs, guide, guide.problem, guide.plan)
+            self._priced = (guide.plan, costs)
+        return costs
+
+    def _search_costs(
+        self, guide: Guide, problem: Problem, plan: Plan
+    ) -> tuple[RuleCost, ...]:
+        options, room_bytes = self._options, self.maker.room_bytes(guide)
+        own = options.planner_options
+        try:
+            return price_rules(problem, room_bytes, options.planner, **own)
+        except (InfeasibleError, OptionError):  # a plan of former times or planners
+            seconds = plan.predicted_seconds
+            return price_rules(problem, room_bytes, options.planner, seconds, **own)
 
     # -- the next iteration ---------------------------------------------------
     @count_time

@@ -21,6 +21,7 @@ from chainer_hybridmem.planners import (
     improvable_names,
     options_of,
 )
+from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.setting.cache_folder import open_folder
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
@@ -73,6 +74,9 @@ class Options:
             first one; see docs/guide/cache_dir.md.
         verify: How many of the first guided iterations are checked bit by bit; True:
             three. See docs/guide/checking.md.
+        rules: What plans may do with feature maps, by name of a layer or function,
+            such as ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at
+            most 2GiB'}``; see docs/guide/rules.md.
         planner_options: Options of the planner; others are taken for those.
 
     Attributes:
@@ -102,11 +106,16 @@ class Options:
     splitting: Splitting = EXACT
     cache_dir: Any = None  # an absolute path, once it is checked
     verify: bool | int = False
+    rules: Any = None  # pairs of pattern and rule, once they are checked
     planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         named = self.planner is not None
-        self.plans_anyway = named or bool(self.cross_iteration or self.improve)
+        rules = check_rules(self.rules)
+        self.rules = pairs_of(rules)
+        self.plans_anyway = named or bool(
+            self.cross_iteration or self.improve or any(map(moves_maps, rules))
+        )
         if self.planner is None:
             default = {'tolerance': SESSION_TOLERANCE}
             self.plan_with(DEFAULT, {**default, **self.planner_options})

@@ -10,9 +10,11 @@ import chainer
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
+from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.splitting import Splitter
 
 
@@ -25,6 +27,7 @@ class Runtime:
         executor (Executor): Moves feature maps as a plan says.
         splitter (Splitter): Runs functions in parts.
         instruments (Instruments): Find something out about the iteration under way.
+        rules (SessionRules): What plans obey.
         tell (callable): Takes a line of progress.
     """
 
@@ -32,6 +35,7 @@ class Runtime:
     executor: Executor
     splitter: Splitter
     instruments: Instruments
+    rules: SessionRules
     tell: Callable[[str], None]
 
 
@@ -54,9 +58,11 @@ def open_runtime(
         UnknownNameError: If there is no such device.
     """
     device = open_device_of(model, options)
-    executor = Executor(device, may_drop=options.host_limit_bytes is not None)
+    may_drop = options.host_limit_bytes is not None
+    executor = Executor(device, may_drop=may_drop, rules=check_rules(options.rules))
     splitter = Splitter(device, options.splitting, tell)
     verified = options.verified_iterations
     verification = Verification(device, model, verified, followed)
     instruments = Instruments(device, executor, verification)
-    return Runtime(device, executor, splitter, instruments, tell)
+    rules = SessionRules(options.rules, model)
+    return Runtime(device, executor, splitter, instruments, rules, tell)

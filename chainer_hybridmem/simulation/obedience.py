@@ -1,0 +1,188 @@
+"""Rules as flat arrays: which actions each map may have, and what the kernel checks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile, Storage
+from chainer_hybridmem.records.rules import (
+    Rule,
+    Rules,
+    check_names,
+    runs_any,
+    silent_functions,
+)
+from chainer_hybridmem.simulation import work
+from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.recipes import find_recomputable
+from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP
+from chainer_hybridmem.units import format_bytes
+
+NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
+# What stands for an action that a map may not have.
+_INSTEAD = np.array([[SWAP, RECOMPUTE], [RECOMPUTE, KEEP], [SWAP, KEEP]])
+
+
+class Limits(NamedTuple):
+    """Groups of maps of which only so many bytes may be kept.
+
+    Attributes:
+        pointers (ndarray): (G+1,) int64, first member of each group.
+        members (ndarray): Maps by group, int64.
+        most_bytes (ndarray): (G,) int64.
+    """
+
+    pointers: np.ndarray
+    members: np.ndarray
+    most_bytes: np.ndarray
+
+
+def named(rule: Rule, maps: tuple[Storage, ...]) -> np.ndarray:
+    """(M,) whether a rule names each map; what crosses iterations has none."""
+    return np.array(
+        [s.producer >= 0 and rule.names(s.label, s.producer) for s in maps], bool
+    )
+
+
+def free_choice(recomputable: np.ndarray) -> np.ndarray:
+    """(M, 3) what maps may do that no rule names."""
+    allowed = np.ones((len(recomputable), 3), bool)
+    allowed[:, RECOMPUTE] = recomputable
+    return allowed
+
+
+def rule_arrays(
+    a: Arrays, profile: Profile, maps: tuple[Storage, ...], rules: Rules
+) -> Arrays:
+    """The arrays of a problem without rules under these.
+
+    Raises:
+        OptionError: If a rule names nothing, or if the rules leave a map nothing.
+    """
+    check_names(rules, profile)
+    silent = silent_functions(rules, profile)
+    seconds = a.recipe_seconds.copy()
+    for recipe in profile.recipes:
+        if runs_any(recipe, silent):
+            seconds[recipe.operation] = -1.0
+    a = a._replace(recipe_seconds=seconds)
+    limits = _limits_of(rules, maps)
+    a = a._replace(
+        ruled=True,
+        allowed=_choice_under(rules, maps, find_recomputable(a, len(maps))),
+        kept_pointers=limits.pointers,
+        kept_members=limits.members,
+        kept_most=limits.most_bytes,
+    )
+    check_limits(rules, a)
+    return a
+
+
+def _choice_under(
+    rules: Rules, maps: tuple[Storage, ...], recomputable: np.ndarray
+) -> np.ndarray:
+    """(M, 3) which actions the rules leave to each map.
+
+    Raises:
+        OptionError: If they leave none to a map.
+    """
+    allowed = free_choice(recomputable)
+    for rule in rules:
+        forbidden = [number for a, number in NUMBERS.items() if a not in rule.actions]
+        for action in forbidden:
+            allowed[named(rule, maps), action] = False
+    for m in np.flatnonzero(~allowed.any(axis=1)):
+        storage = maps[m]
+        says = '; '.join(str(r) for r in rules if named(r, (storage,))[0])
+        cannot = '' if recomputable[m] else ', and it cannot be made again exactly'
+        raise OptionError(
+            f'The rules leave nothing to do with {storage.label} ({storage.nbytes} '
+            f'bytes, made by operation {storage.producer}){cannot}: {says}.'
+        )
+    return allowed
+
+
+def _limits_of(rules: Rules, maps: tuple[Storage, ...]) -> Limits:
+    """The groups of all rules that limit what is kept."""
+    members = [
+        np.flatnonzero(named(r, maps)) for r in rules if r.most_bytes is not None
+    ]
+    lengths = [len(group) for group in members]
+    return Limits(
+        np.cumsum([0, *lengths]).astype(np.int64),
+        np.concatenate([np.zeros(0, np.int64), *members]).astype(np.int64),
+        np.array([r.most_bytes for r in rules if r.most_bytes is not None], np.int64),
+    )
+
+
+def check_limits(rules: Rules, a: Arrays) -> None:
+    """Checks that what has to be kept is within every limit.
+
+    Raises:
+        OptionError: With the bytes of both.
+    """
+    limited = [rule for rule in rules if rule.most_bytes is not None]
+    stuck = ~(a.allowed[:, SWAP] | a.allowed[:, RECOMPUTE])
+    for g, rule in enumerate(limited):
+        group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
+        needed = int(a.size[group][stuck[group]].sum())
+        if rule.most_bytes is not None and needed > rule.most_bytes:
+            raise OptionError(
+                f'Rule {str(rule)!r} cannot hold: {format_bytes(needed)} ({needed} '
+                'bytes) of what it names can only be kept.'
+            )
+
+
+def keeps_everything(a: Arrays) -> bool:
+    """Whether the rules allow what plain Chainer does."""
+    if not a.ruled:
+        return True
+    return not breaks_rules(a, np.full(len(a.allowed), KEEP, np.int64))
+
+
+def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
+    """The assignment, changed where the rules do not allow it.
+
+    Maps whose action is forbidden leave in another way, or stay if they may not leave.
+    Of a group that keeps too much, what forward makes first leaves.
+    """
+    if not a.ruled:
+        return action
+    maps = np.arange(len(action))
+    result = action.copy()
+    for choice in _INSTEAD.T:
+        forbidden = ~a.allowed[maps, result]
+        result[forbidden] = choice[action[forbidden]]
+    for g, most_bytes in enumerate(a.kept_most.tolist()):
+        group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
+        kept = group[result[group] == KEEP]
+        excess = int(a.size[kept].sum()) - most_bytes
+        for m in kept[np.argsort(a.producer[kept], kind='stable')].tolist():
+            if excess <= 0:
+                break
+            if a.allowed[m, SWAP] or a.allowed[m, RECOMPUTE]:
+                result[m] = SWAP if a.allowed[m, SWAP] else RECOMPUTE
+                excess -= int(a.size[m])
+    return result
+
+
+@compiled(inline=True, counted=False, uses=(work,))
+def breaks_rules(a: Arrays, action: np.ndarray) -> bool:
+    """Whether an assignment breaks a rule."""
+    for m in range(len(action)):
+        if not a.allowed[m, action[m]]:
+            return True
+    for g in range(len(a.kept_most)):
+        kept = 0
+        for i in range(a.kept_pointers[g], a.kept_pointers[g + 1]):
+            m = a.kept_members[i]
+            if action[m] == KEEP:
+                kept += a.size[m]
+        if kept > a.kept_most[g]:
+            return True
+    return False
