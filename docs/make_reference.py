@@ -1,6 +1,6 @@
 """Writes the pages of ``docs/reference`` that follow from the code.
 
-    python docs/make_reference.py           # options.md, commands.md, python.md, api.rst
+    python docs/make_reference.py           # options, commands, python, api
     python docs/make_reference.py --check   # exits 1 if one of them is stale
 
 Descriptions are those of the docstrings and of the command line's help.
