@@ -70,7 +70,7 @@ def make(options: argparse.Namespace) -> comparison.Program:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the example; returns the exit status."""
-    defaults = comparison.Defaults(batchsize=128, width=96, share=0.7, iterations=30)
+    defaults = comparison.Defaults(batchsize=192, width=128, share=0.7, iterations=24)
     return comparison.main('seq2seq', __doc__, make, defaults, arguments)
 
 

@@ -28,7 +28,7 @@ NEVER = np.array(-1e9, np.float32)
 
 
 class Layer(chainer.Chain):
-    """Attention to earlier letters, then two linear layers, each beside a way around."""
+    """Attention to earlier letters, then two linear layers, beside ways around."""
 
     def __init__(self, units: int) -> None:
         super().__init__()

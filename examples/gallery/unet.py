@@ -8,6 +8,7 @@ the spot.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +52,7 @@ class UNet(chainer.Chain):
                 *(Stage(a, b) for a, b in zip([1, *widths], widths, strict=False))
             )
             self.up = chainer.ChainList(
-                *(Stage(a + b, a) for a, b in zip(widths, widths[1:], strict=False))
+                *(Stage(a + b, a) for a, b in itertools.pairwise(widths))
             )
             self.last = L.Convolution2D(channels, 1, 1)
 

@@ -25,10 +25,17 @@ def test_the_page_of_results_is_not_stale(rendering):
 def test_a_stale_page_is_told(rendering, tmp_path, monkeypatch, capsys):
     page = tmp_path / 'results.md'
     page.write_text(rendering.render().replace('hybrid', 'magic'))
-    monkeypatch.setattr(rendering, 'ROOT', tmp_path)
     monkeypatch.setattr(rendering, 'PAGE', page)
     assert rendering.main(['--check']) == 1
     assert 'results.md is stale' in capsys.readouterr().err
+
+
+def test_a_stale_gallery_is_told(rendering, tmp_path, monkeypatch, capsys):
+    page = tmp_path / 'gallery.md'
+    page.write_text(rendering.render_gallery().replace('MB', 'GB'))
+    monkeypatch.setattr(rendering, 'GALLERY', page)
+    assert rendering.main(['--check']) == 1
+    assert 'gallery.md is stale' in capsys.readouterr().err
 
 
 def test_each_table_names_its_source(rendering):
