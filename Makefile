@@ -3,7 +3,8 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
-#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits
+#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits,
+#              and every command of README and guide, those that take minutes, too
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make site    builds the documentation site in .site/html, without a warning
@@ -78,6 +79,7 @@ test: lint site
 	esac
 
 test-all: test
+	$(ONE_THREAD) HYBRIDMEM_BLOCKS=all $(PYTEST) tests/documents_tests $(PYTEST_ARGS)
 	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
 	$(MAKE) --no-print-directory test-cuda CUPY=13

@@ -3,9 +3,9 @@
     python -m benchmarks render           # docs/results.md, docs/guide/gallery.md
     python -m benchmarks render --check   # exits 1 if a page is stale
 
-``benchmarks.tables`` lists the sections of the first. Each of them says on which machine, with which
-versions, at which commit and on which day its figures were measured, as far as the
-result file says so.
+``benchmarks.tables`` lists the sections of the first. Each of them says on which
+machine, with which versions, at which commit and on which day its figures were
+measured, as far as the result file says so.
 """
 
 from __future__ import annotations

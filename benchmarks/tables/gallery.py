@@ -13,8 +13,8 @@ HEAD = (
     'What does training inside a limit look like for different kinds of networks? Each '
     'example trains the same network plain and inside a memory limit, and compares '
     'every loss and every parameter.',
-    '`python -m benchmarks render` writes this page; do not edit it by hand. `python -m '
-    'benchmarks run gallery` runs all examples and makes the pictures.',
+    '`python -m benchmarks render` writes this page; do not edit it by hand. '
+    '`python -m benchmarks run gallery` runs all examples and makes the pictures.',
     'The examples need the extras `plot` and `autoswap` (for the digits of '
     'scikit-learn), no GPU and no download. Each takes less than two minutes on two '
     'cores. `--share 0.5` sets another limit, as a share of the peak of plain Chainer; '
@@ -25,8 +25,8 @@ FIGURES = (
     'the iterations; its ratio is the median over the same iterations. A session keeps '
     'memory between iterations, which plain NumPy asks of the system again: so the '
     'ratio can be below 1. Many small functions, and lengths that never come again, '
-    'cost the most. In the example with two processes, waiting for the other one counts, '
-    'too.'
+    'cost the most. In the example with two processes, waiting for the other one '
+    'counts, too.'
 )
 PICTURES = (
     'The pictures show the memory in use during the last iteration: plain Chainer in '
@@ -46,7 +46,7 @@ def page(body: Body, texts: Mapping[str, str]) -> list[str]:
     titles = {name: text.partition(':')[0] for name, text in texts.items()}
     lines = [
         [
-            f'[{titles[row["name"]]}](#{titles[row["name"]].lower().replace(" ", "-")})',
+            _link(titles[row['name']]),
             megabytes(row['plain_peak_bytes']),
             megabytes(row['limit_bytes']),
             megabytes(row['limited_peak_bytes']),
@@ -64,6 +64,10 @@ def page(body: Body, texts: Mapping[str, str]) -> list[str]:
     return parts
 
 
+def _link(title: str) -> str:
+    return f'[{title}](#{title.lower().replace(" ", "-")})'
+
+
 def _section(name: str, text: str) -> list[str]:
     title, _, rest = text.partition(':')
     first, *others = rest.strip().split('\n\n')
@@ -72,6 +76,6 @@ def _section(name: str, text: str) -> list[str]:
         f'## {title}',
         f'{first[0].upper()}{first[1:]}',
         *(paragraph.replace('``', '`') for paragraph in others),
-        f'```sh\n{command}\n```',
+        f'```sh slow\n{command}\n```',
         f'![{title}: memory of one iteration](../pictures/gallery/{name}.png)',
     ]

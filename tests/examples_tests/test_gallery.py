@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / 'examples' / 'gallery'
 # What keeps a limit worth having: batch size, width, share of the plain peak.
 TINY = {
     'image_classification': (4, 4, 0.8),
-    'language_model': (8, 16, 0.8),
+    'language_model': (16, 16, 0.9),
     'seq2seq': (2, 16, 0.9),
     'gan': (8, 4, 0.9),
     'vae': (8, 4, 0.8),
