@@ -1,6 +1,6 @@
 """Writes the pages that follow from the committed JSON of ``benchmarks/results``.
 
-    python -m benchmarks render           # docs/results.md, docs/guide/gallery.md
+    python -m benchmarks render           # results.md, gallery.md, which_planner.md
     python -m benchmarks render --check   # exits 1 if a page is stale
 
 ``benchmarks.tables`` lists the sections of the first. Each of them says on which
@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.tables import gallery
+from benchmarks.tables import choice, gallery
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
 PAGE = ROOT / 'docs' / 'results.md'
 GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
+CHOICE = ROOT / 'docs' / 'guide' / 'which_planner.md'
 COLUMNS = 100
 VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
 HEAD = (
@@ -58,8 +59,17 @@ def render_gallery() -> str:
     """Returns the page of examples for their result file as it is now."""
     body = read('gallery')
     texts = {row['name']: _docstring(row['name']) for row in body['rows']}
-    parts = gallery.page(body, texts)
-    source = source_line('gallery', body).replace('](..', '](../..')
+    return _page(gallery.page(body, texts), 'gallery', body)
+
+
+def render_choice() -> str:
+    """Returns the page that says which planner to take, for the comparison as it is."""
+    body = read('rivals_compare')
+    return _page(choice.page(body), 'rivals_compare', body)
+
+
+def _page(parts: list[str], name: str, body: dict[str, Any]) -> str:
+    source = source_line(name, body).replace('](..', '](../..')
     blocks = [p if p.startswith(('#', '|', '!', '```')) else _wrapped(p) for p in parts]
     return '\n\n'.join([*blocks, _wrapped(source)]) + '\n'
 
@@ -120,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     status = 0
-    for path, page in ((PAGE, render()), (GALLERY, render_gallery())):
+    pages = {PAGE: render, GALLERY: render_gallery, CHOICE: render_choice}
+    for path, render_page in pages.items():
+        page = render_page()
         if not options.check:
             path.write_text(page)
         elif not path.exists() or path.read_text() != page:

@@ -30,12 +30,14 @@ def test_a_stale_page_is_told(rendering, tmp_path, monkeypatch, capsys):
     assert 'results.md is stale' in capsys.readouterr().err
 
 
-def test_a_stale_gallery_is_told(rendering, tmp_path, monkeypatch, capsys):
-    page = tmp_path / 'gallery.md'
-    page.write_text(rendering.render_gallery().replace('MB', 'GB'))
-    monkeypatch.setattr(rendering, 'GALLERY', page)
+@pytest.mark.parametrize('name', ['gallery', 'choice'])
+def test_other_stale_pages_are_told(rendering, name, tmp_path, monkeypatch, capsys):
+    page = tmp_path / f'{name}.md'
+    text = getattr(rendering, f'render_{name}')()
+    page.write_text(text.replace(' MB', ' GB').replace('hybrid', 'magic'))
+    monkeypatch.setattr(rendering, name.upper(), page)
     assert rendering.main(['--check']) == 1
-    assert 'gallery.md is stale' in capsys.readouterr().err
+    assert f'{name}.md is stale' in capsys.readouterr().err
 
 
 def test_each_table_names_its_source(rendering):
