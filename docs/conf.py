@@ -109,7 +109,9 @@ def _toctree(caption: str, pages: list[tuple[str, str]]) -> str:
 def on_source_read(app: Any, name: str, content: list[str]) -> None:
     """Adds the navigation to the first page; shows which blocks no test runs."""
     if name == root_doc:
-        content[0] += '\n' + navigation((ROOT / f'{INDEX}.md').read_text())
+        index = ROOT / f'{INDEX}.md'
+        app.env.note_dependency(str(index))
+        content[0] += '\n' + navigation(index.read_text())
     if name.startswith(UNLISTED):
         content[0] = f'---\norphan: true\n---\n\n{content[0]}'
     content[0] = NOT_RUN.sub(
