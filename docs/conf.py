@@ -70,6 +70,8 @@ html_theme = 'furo'
 html_title = f'hybridmem {release}'
 html_copy_source = False
 html_show_copyright = False
+html_static_path = ['static']
+html_css_files = ['site.css']
 
 INDEX = 'docs/README'
 UNLISTED = ('benchmarks/results/', 'examples/')  # other pages link to these

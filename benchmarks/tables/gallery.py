@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.tables.form import Body, megabytes, ratio, seconds, table, yes
+from benchmarks.tables.form import Body, actions, megabytes, ratio, seconds, table, yes
 
 COMMANDS = {'data_parallel': 'mpiexec -n 2 python examples/gallery/{name}.py'}
 COMMAND = 'python examples/gallery/{name}.py'
@@ -29,8 +29,8 @@ FIGURES = (
     'counts, too.'
 )
 PICTURES = (
-    'The pictures show the memory in use during the last iteration: plain Chainer in '
-    'grey, the session in blue, the limit in red. While they were drawn, memory was '
+    'The last column says what the last plan decides about feature maps. The pictures '
+    'show the memory in use during the last iteration: plain Chainer in grey, the session in blue, the limit in red. While they were drawn, memory was '
     'sampled at every function, which takes time of its own.'
 )
 
@@ -54,11 +54,17 @@ def page(body: Body, texts: Mapping[str, str]) -> list[str]:
             seconds(row['limited_cpu_seconds'], 3),
             ratio(row['ratio']),
             yes(row['equal']),
+            actions(row['decisions']) if row['decisions'] else 'no plan',
         ]
         for row in rows
     ]
     head = ['example', 'plain peak', 'limit', 'peak', 'plain CPU s', 'CPU s', 'ratio']
-    parts = [*HEAD, table([*head, 'same bits'], lines), FIGURES, PICTURES]
+    parts = [
+        *HEAD,
+        table([*head, 'same bits', 'keep / swap / recompute'], lines),
+        FIGURES,
+        PICTURES,
+    ]
     for row in rows:
         parts += _section(row['name'], texts[row['name']])
     return parts

@@ -24,6 +24,7 @@ import chainer_hybridmem as hybridmem  # before chainer
 import chainer
 import numpy as np
 
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.units import format_bytes
 
 TIMED = 3  # the last third of the iterations is timed
@@ -72,12 +73,14 @@ class Run(NamedTuple):
 
     Attributes:
         losses: Of all iterations.
-        seconds: CPU time of all iterations, of all threads.
+        seconds: Of all iterations.
+        cpu_seconds: Of all iterations, of all threads.
         digest: Of all parameters at the end.
     """
 
     losses: list[float]
     seconds: list[float]
+    cpu_seconds: list[float]
     digest: str
 
 
@@ -149,6 +152,11 @@ def parse(
         default=defaults.share,
         help=f'memory limit over the peak of plain Chainer: {defaults.share}',
     )
+    parser.add_argument(
+        '--link-bandwidth',
+        metavar='RATE',
+        help='slows copies down to what a bus would do, such as 100MB/s',
+    )
     parser.add_argument('--out', default='.', help='folder of the picture')
     options = parser.parse_args(arguments)
     for name, least in (('batchsize', 1), ('width', 1), ('iterations', 8)):
@@ -170,7 +178,8 @@ def compare(
     peak, plain_curve = watch_plain(make, options)
     limit = int(peak * options.share)
     program = make(options)
-    with hybridmem.optimize(program.models, limit) as session:
+    bandwidth = options.link_bandwidth
+    with hybridmem.optimize(program.models, limit, link_bandwidth=bandwidth) as session:
         limited = train(program, count)
         with hybridmem.profile_memory(share=0) as memory:
             start = time.perf_counter()
@@ -178,17 +187,20 @@ def compare(
             end = time.perf_counter()
     limited_curve = curve_of(memory, 0, end - start)
     last = slice(-max(1, count // TIMED), None)
-    pairs = zip(limited.seconds[last], plain.seconds[last], strict=True)
+    pairs = zip(limited.cpu_seconds[last], plain.cpu_seconds[last], strict=True)
     figures = session.statistics()
     return {
         'iterations': count,
         'plain_peak_bytes': peak,
         'limit_bytes': limit,
         'limited_peak_bytes': figures['peak_bytes'],
-        'plain_cpu_seconds': statistics.median(plain.seconds[last]),
-        'limited_cpu_seconds': statistics.median(limited.seconds[last]),
+        'plain_seconds': statistics.median(plain.seconds[last]),
+        'limited_seconds': statistics.median(limited.seconds[last]),
+        'plain_cpu_seconds': statistics.median(plain.cpu_seconds[last]),
+        'limited_cpu_seconds': statistics.median(limited.cpu_seconds[last]),
         'ratio': statistics.median(ours / theirs for ours, theirs in pairs),
         'guided_iterations': figures['guided_iterations'],
+        'decisions': decisions_of(session.plan),
         'equal': plain.losses == limited.losses and plain.digest == limited.digest,
         'first_loss': plain.losses[0],
         'last_loss': plain.losses[-1],
@@ -197,19 +209,27 @@ def compare(
     }
 
 
+def decisions_of(plan: Plan | None) -> dict[str, int] | None:
+    """Returns how many feature maps a plan keeps, swaps and recomputes."""
+    if plan is None:
+        return None
+    return {action.value: plan.count(action) for action in Action}
+
+
 def train(program: Program, count: int) -> Run:
     """Trains so many iterations."""
-    losses, seconds = [], []
+    losses, seconds, cpu_seconds = [], [], []
     for i in range(count):
-        start = time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         losses.append(program.step(i))
-        seconds.append(time.process_time() - start)
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu_start)
     digest = hashlib.sha256()
     for model in program.models:
         for name, parameter in sorted(model.namedparams()):
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(parameter.array).tobytes())
-    return Run(losses, seconds, digest.hexdigest())
+    return Run(losses, seconds, cpu_seconds, digest.hexdigest())
 
 
 def watch_plain(
@@ -241,15 +261,23 @@ def curve_of(memory: Any, start: float, end: float) -> Curve:
 def describe(found: dict[str, Any]) -> str:
     """Returns the figures as a table for people."""
     bits = 'the same bits' if found['equal'] else 'OTHER BITS'
-    lines = [
-        f'{"":10}{"peak":>12}{"limit":>12}{"CPU s / iteration":>19}',
-        f'{"plain":10}{format_bytes(found["plain_peak_bytes"]):>12}{"none":>12}'
-        f'{found["plain_cpu_seconds"]:19.3f}',
-        f'{"limited":10}{format_bytes(found["limited_peak_bytes"]):>12}'
-        f'{format_bytes(found["limit_bytes"]):>12}{found["limited_cpu_seconds"]:19.3f}',
+    head = f'{"":10}{"peak":>12}{"limit":>12}{"s / iteration":>16}{"CPU s":>9}'
+    lines = [head]
+    for key in ('plain', 'limited'):
+        limit = format_bytes(found['limit_bytes']) if key == 'limited' else 'none'
+        lines.append(
+            f'{key:10}{format_bytes(found[f"{key}_peak_bytes"]):>12}{limit:>12}'
+            f'{found[f"{key}_seconds"]:16.3f}{found[f"{key}_cpu_seconds"]:9.3f}'
+        )
+    lines.append(
         f'CPU time {found["ratio"]:.2f} times that of plain Chainer; loss from '
-        f'{found["first_loss"]:.3f} to {found["last_loss"]:.3f}; {bits}.',
-    ]
+        f'{found["first_loss"]:.3f} to {found["last_loss"]:.3f}; {bits}.'
+    )
+    if found['decisions'] is None:
+        lines.append('No plan: no iteration came again.')
+    else:
+        counts = ', '.join(f'{n} {name}' for name, n in found['decisions'].items())
+        lines.append(f'The last plan: {counts}.')
     return '\n'.join(lines)
 
 

@@ -1,8 +1,8 @@
 """Transformer: attention over letters learns to predict the next one.
 
-The weights of attention grow with the square of the length, and softmax and dropout
-make further arrays of this size. They cost little to make again and much to keep. The
-text is the license of this repository.
+The weights of attention grow with the square of the length; softmax and dropout each
+leave arrays of this size behind for backward. The text is the license of this
+repository.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Segmentation with a U-Net: which pixels belong to a disc?
 
-The outputs of the encoder wait for the decoder, longest those of the first layer: they
-are the feature maps that leave first. The pictures, discs under noise, are drawn on
-the spot.
+On every level the decoder gets what the encoder has found there, beside its own: such
+concatenations are the largest feature maps. The pictures, discs under noise, are drawn
+on the spot.
 """
 
 from __future__ import annotations
