@@ -28,9 +28,15 @@ FIGURES = (
     'cost the most. In the example with two processes, waiting for the other one '
     'counts, too.'
 )
+DECISIONS = (
+    'The last column says what the last plan decides about feature maps. A copy on a '
+    'CPU is one from RAM to RAM, so plans swap rather than recompute. '
+    '`--link-bandwidth 100MB/s` slows copies down to what a bus would do for a GPU, in '
+    'proportion; plans then recompute as well.'
+)
 PICTURES = (
-    'The last column says what the last plan decides about feature maps. The pictures '
-    'show the memory in use during the last iteration: plain Chainer in grey, the session in blue, the limit in red. While they were drawn, memory was '
+    'The pictures show the memory in use during the last iteration: plain Chainer in '
+    'grey, the session in blue, the limit in red. While they were drawn, memory was '
     'sampled at every function, which takes time of its own.'
 )
 
@@ -59,12 +65,8 @@ def page(body: Body, texts: Mapping[str, str]) -> list[str]:
         for row in rows
     ]
     head = ['example', 'plain peak', 'limit', 'peak', 'plain CPU s', 'CPU s', 'ratio']
-    parts = [
-        *HEAD,
-        table([*head, 'same bits', 'keep / swap / recompute'], lines),
-        FIGURES,
-        PICTURES,
-    ]
+    head += ['same bits', 'keep / swap / recompute']
+    parts = [*HEAD, table(head, lines), FIGURES, DECISIONS, PICTURES]
     for row in rows:
         parts += _section(row['name'], texts[row['name']])
     return parts
