@@ -3,9 +3,11 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
-#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits
+#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits,
+#              and every command of README and guide, those that take minutes, too
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
-# make docs    writes the pages of docs/ that follow from result files and code
+# make docs    writes the pages of docs/ that follow from result files and code, then the site
+# make site    builds the documentation site in .site/html, without a warning
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
 #              both: CUPY=13 for CuPy 13.6 with cuDNN 8.9, the pair of chainer and cupy-cuda12x
@@ -60,13 +62,15 @@ GPU_PYTHON ?= 3.12
 GPU_NEEDS = six protobuf filelock typing_extensions \
 	pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers
 
-.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs fuzz venv clean
+SITE := .site
+
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv clean
 .DELETE_ON_ERROR:
 
 train: venv
 	$(BIN)/python examples/imagenet/train.py --demo $(TRAIN_ARGS)
 
-test: lint
+test: lint site
 	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
 	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY); case $$? in \
 		0) $(MAKE) --no-print-directory test-cuda;; \
@@ -75,6 +79,7 @@ test: lint
 	esac
 
 test-all: test
+	$(ONE_THREAD) HYBRIDMEM_BLOCKS=all $(PYTEST) tests/documents_tests $(PYTEST_ARGS)
 	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
 	$(MAKE) --no-print-directory test-cuda CUPY=13
@@ -109,6 +114,11 @@ lint: venv
 docs: venv
 	$(BIN)/python -m benchmarks render
 	$(BIN)/python docs/make_reference.py
+	$(MAKE) --no-print-directory site
+
+site: venv
+	$(BIN)/sphinx-build -W --keep-going -q -c docs . $(SITE)/html
+	@echo "$(SITE)/html/index.html"
 
 fuzz: venv
 	$(ONE_THREAD) $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
@@ -123,11 +133,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,examples,plot$$extra]"
+	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,docs,examples,plot$$extra]"
 	$(BIN)/hybridmem doctor
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cuda-emulator $(WHEELS) build dist *.egg-info .coverage
+	rm -rf $(VENV) .cuda-emulator $(WHEELS) $(SITE) build dist *.egg-info .coverage
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -127,6 +127,11 @@ BENCHMARKS = (
         ('kernel_rounding.json',),
         "the emulator and NVIDIA's compiler",
     ),
+    Benchmark(
+        'gallery',
+        'the examples of the gallery, plain against limited',
+        ('gallery.json',),
+    ),
     Benchmark('house', 'the shape of the code: files, classes, functions'),
     Benchmark(
         'paper.ito',

@@ -1,16 +1,17 @@
-"""Writes ``docs/results.md`` from the committed JSON of ``benchmarks/results``.
+"""Writes the pages that follow from the committed JSON of ``benchmarks/results``.
 
-    python -m benchmarks render           # writes the page
-    python -m benchmarks render --check   # exits 1 if the page is stale
+    python -m benchmarks render           # results.md, gallery.md, which_planner.md
+    python -m benchmarks render --check   # exits 1 if a page is stale
 
-``benchmarks.tables`` lists the sections. Each of them says on which machine, with which
-versions, at which commit and on which day its figures were measured, as far as the
-result file says so.
+``benchmarks.tables`` lists the sections of the first. Each of them says on which
+machine, with which versions, at which commit and on which day its figures were
+measured, as far as the result file says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import pathlib
 import sys
@@ -19,16 +20,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.tables import choice, gallery
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
 PAGE = ROOT / 'docs' / 'results.md'
+GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
+CHOICE = ROOT / 'docs' / 'guide' / 'which_planner.md'
 COLUMNS = 100
 VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
 HEAD = (
     """What has been measured and predicted, and where? Every table below comes from a
     result file in `benchmarks/results`.""",
-    """`.venv/bin/python -m benchmarks.rendering` writes this page; do not edit it by
+    """`.venv/bin/python -m benchmarks render` writes this page; do not edit it by
     hand. [benchmarks/README.md](../benchmarks/README.md) lists the scripts that
     measure. Machines are shared: compare figures within one table, and prefer ratios
     to seconds. *Measured* means on a CPU; no figure of this page comes from a real GPU.
@@ -49,6 +53,30 @@ def render() -> str:
         for name, body in bodies.items():
             parts.append(_wrapped(source_line(name, body)) + '\n')
     return '\n'.join(parts)
+
+
+def render_gallery() -> str:
+    """Returns the page of examples for their result file as it is now."""
+    body = read('gallery')
+    texts = {row['name']: _docstring(row['name']) for row in body['rows']}
+    return _page(gallery.page(body, texts), 'gallery', body)
+
+
+def render_choice() -> str:
+    """Returns the page that says which planner to take, for the comparison as it is."""
+    body = read('rivals_compare')
+    return _page(choice.page(body), 'rivals_compare', body)
+
+
+def _page(parts: list[str], name: str, body: dict[str, Any]) -> str:
+    source = source_line(name, body).replace('](..', '](../..')
+    blocks = [p if p.startswith(('#', '|', '!', '```')) else _wrapped(p) for p in parts]
+    return '\n\n'.join([*blocks, _wrapped(source)]) + '\n'
+
+
+def _docstring(example: str) -> str:
+    path = ROOT / 'examples' / 'gallery' / f'{example}.py'
+    return ast.get_docstring(ast.parse(path.read_text())) or ''
 
 
 def read(name: str) -> dict[str, Any]:
@@ -95,21 +123,23 @@ def _wrapped(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the page; returns the exit status."""
-    parser = argparse.ArgumentParser(description='Write docs/results.md.')
+    """Writes or checks the pages; returns the exit status."""
+    parser = argparse.ArgumentParser(description='Write pages from the results.')
     parser.add_argument(
         '--check', action='store_true', help='write nothing; exit with 1 if stale'
     )
     options = parser.parse_args(arguments)
-    page = render()
-    if not options.check:
-        PAGE.write_text(page)
-        return 0
-    if PAGE.exists() and PAGE.read_text() == page:
-        return 0
-    print(
-        f'{PAGE.relative_to(ROOT)} is stale; write it again with: '
-        'python -m benchmarks render',
-        file=sys.stderr,
-    )
-    return 1
+    status = 0
+    pages = {PAGE: render, GALLERY: render_gallery, CHOICE: render_choice}
+    for path, render_page in pages.items():
+        page = render_page()
+        if not options.check:
+            path.write_text(page)
+        elif not path.exists() or path.read_text() != page:
+            print(
+                f'{path.name} is stale; write it again with: '
+                'python -m benchmarks render',
+                file=sys.stderr,
+            )
+            status = 1
+    return status

@@ -1,6 +1,6 @@
 """Writes the pages of ``docs/reference`` that follow from the code.
 
-    python docs/make_reference.py           # writes options.md, commands.md, python.md
+    python docs/make_reference.py           # options, commands, python, api
     python docs/make_reference.py --check   # exits 1 if one of them is stale
 
 Descriptions are those of the docstrings and of the command line's help.
@@ -24,6 +24,35 @@ from chainer_hybridmem.session.setting.options import Options
 
 FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 COLUMNS = 100
+# Classes of what the public functions return, with their public members.
+RETURNED = (
+    'records.profile.Profile',
+    'records.profile.Operation',
+    'records.profile.Storage',
+    'records.profile.Slot',
+    'records.profile.SlotKind',
+    'records.profile.Phase',
+    'records.profile.Category',
+    'records.profile.Recipe',
+    'records.plan.Plan',
+    'records.plan.MapPlan',
+    'records.plan.Action',
+    'records.plan.Replay',
+    'records.plan.Part',
+    'records.plan.Tier',
+    'records.timeline.Timeline',
+    'records.timeline.Interval',
+    'records.measured_timeline.Measured',
+    'records.measured_timeline.Sample',
+    'records.measured_timeline.MemoryEvent',
+    'execution.verifier.Verdict',
+    'session.inference_session.InferenceSession',
+    'planners.largest.LargestBatch',
+    'planners.largest.Batch',
+    'planners.largest.Refusal',
+    'recording.memory_series.MemoryProfiler',
+    'recording.memory_series.Sample',
+)
 WRITTEN = (
     '*`python docs/make_reference.py` writes this page from the code; do not edit it '
     'by hand.*'
@@ -54,6 +83,7 @@ def pages() -> dict[str, str]:
         'options.md': '\n\n'.join(_options()) + '\n',
         'commands.md': '\n\n'.join(_commands()) + '\n',
         'python.md': '\n\n'.join(_python()) + '\n',
+        'api.rst': '\n\n'.join(_api()) + '\n',
     }
 
 
@@ -191,7 +221,8 @@ def _python() -> Iterator[str]:
     yield '# Python interface'
     yield _wrapped(
         'Which names does `import chainer_hybridmem as hybridmem` offer? '
-        '`help(hybridmem.NAME)` has arguments, results and errors of each.'
+        '`help(hybridmem.NAME)` has arguments, results and errors of each, as has the '
+        'page [every name in full](api.rst) of the documentation site.'
     )
     yield _wrapped(WRITTEN)
     objects = {name: getattr(hybridmem, name) for name in hybridmem.__all__}
@@ -212,6 +243,37 @@ def _python() -> Iterator[str]:
         for name, item in sorted(vars(hybridmem.Session).items())
         if not name.startswith('_') and inspect.getdoc(item) and _is_callable(item)
     )
+
+
+# -- API, for Sphinx ----------------------------------------------------------
+def _api() -> Iterator[str]:
+    yield 'Every name in full\n=================='
+    yield _wrapped(
+        'What do the names of ``import chainer_hybridmem as hybridmem`` take, return '
+        'and raise, and what can be done with what they return?'
+    )
+    yield _wrapped(WRITTEN.replace('`', ''))
+    objects = {name: getattr(hybridmem, name) for name in hybridmem.__all__}
+    errors = sorted(name for name, item in objects.items() if _is_error(item))
+    classes = sorted(
+        name
+        for name, item in objects.items()
+        if isinstance(item, type) and name not in errors
+    )
+    functions = sorted(set(objects) - set(errors) - set(classes))
+    yield '.. currentmodule:: chainer_hybridmem'
+    yield _heading('Functions')
+    yield from (f'.. autofunction:: {name}' for name in functions)
+    yield _heading('Sessions')
+    yield from (f'.. autoclass:: {name}' for name in classes)
+    yield _heading('What functions return')
+    yield from (f'.. autoclass:: chainer_hybridmem.{name}' for name in RETURNED)
+    yield _heading('Errors')
+    yield from (f'.. autoclass:: {name}\n   :show-inheritance:' for name in errors)
+
+
+def _heading(text: str) -> str:
+    return f'{text}\n{"-" * len(text)}'
 
 
 def _is_error(item: Any) -> bool:

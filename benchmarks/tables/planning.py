@@ -40,7 +40,7 @@ def compare(body: Body) -> str:
                 f'{fits} of {limits}',
                 f'{mean:.3f}',
                 fastest,
-                _short(longest),
+                short_seconds(longest),
             ]
             for planner, fits, mean, fastest, longest, limits in lines
         ],
@@ -62,7 +62,8 @@ def _over_all(
     return len(fitting), math.exp(statistics.fmean(gaps)), fastest, longest
 
 
-def _short(value: float) -> str:
+def short_seconds(value: float) -> str:
+    """Returns seconds, or milliseconds if they are few."""
     return f'{value:.1f} s' if value >= 0.1 else f'{1000 * value:.0f} ms'
 
 

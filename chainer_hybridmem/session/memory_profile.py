@@ -8,7 +8,7 @@ from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.pools import CupyPool, DevicePool, NumpyPool
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.recording.memory_series import MemoryProfiler, Pool
+from chainer_hybridmem.recording.memory_series import SHARE, MemoryProfiler, Pool
 from chainer_hybridmem.session import session as sessions
 
 CAPACITY = 1 << 15  # samples of 56 bytes
@@ -18,6 +18,7 @@ def profile_memory(
     model: chainer.Link | None = None,
     device: str | None = None,
     capacity: int = CAPACITY,
+    share: float = SHARE,
 ) -> MemoryProfiler:
     """Watches the memory pool of a Chainer run, planned or not.
 
@@ -33,6 +34,8 @@ def profile_memory(
         model: Its arrays count from the start (CPU); says the device.
         device: ``'cpu'`` or ``'cuda'``; by default the session's or the model's.
         capacity: Most samples kept; a longer run is sampled more coarsely.
+        share: Most of the time that sampling may take, from 0 to 1; 0 samples every
+            operation, whatever it takes.
 
     Returns:
         MemoryProfiler: To be used in a ``with`` statement.
@@ -47,7 +50,11 @@ def profile_memory(
         )
     if device is not None:
         parse_device(device)
-    return MemoryProfiler(lambda: _find_pool(model, device), capacity)
+    if not (isinstance(share, (int, float)) and 0 <= share <= 1):
+        raise OptionError(
+            f'share is {share!r}; it is a share of the time, from 0 to 1.'
+        )
+    return MemoryProfiler(lambda: _find_pool(model, device), capacity, share)
 
 
 def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:

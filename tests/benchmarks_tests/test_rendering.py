@@ -25,10 +25,19 @@ def test_the_page_of_results_is_not_stale(rendering):
 def test_a_stale_page_is_told(rendering, tmp_path, monkeypatch, capsys):
     page = tmp_path / 'results.md'
     page.write_text(rendering.render().replace('hybrid', 'magic'))
-    monkeypatch.setattr(rendering, 'ROOT', tmp_path)
     monkeypatch.setattr(rendering, 'PAGE', page)
     assert rendering.main(['--check']) == 1
     assert 'results.md is stale' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['gallery', 'choice'])
+def test_other_stale_pages_are_told(rendering, name, tmp_path, monkeypatch, capsys):
+    page = tmp_path / f'{name}.md'
+    text = getattr(rendering, f'render_{name}')()
+    page.write_text(text.replace(' MB', ' GB').replace('hybrid', 'magic'))
+    monkeypatch.setattr(rendering, name.upper(), page)
+    assert rendering.main(['--check']) == 1
+    assert f'{name}.md is stale' in capsys.readouterr().err
 
 
 def test_each_table_names_its_source(rendering):

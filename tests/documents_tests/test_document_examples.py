@@ -1,9 +1,26 @@
-"""Python examples of README and guide run, with a small model that fits."""
+"""Blocks of README and guide run, in the order of each page, in a folder of their own.
+
+What follows ``` says what a block is:
+
+- ``python``: runs with a small model that fits, and the names of ``names()``;
+- ``sh``: commands of a shell; ``console``: those after ``$``, with what they print: the
+  first word of each line shown has to be printed;
+- ``json FILE``, ``python FILE``: a file for the blocks below;
+- ``text``: no code;
+- ``slow`` behind it: runs only with HYBRIDMEM_BLOCKS=all (``make test-all``);
+- ``no-run: REASON``: never runs, and the site shows the reason.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -18,13 +35,50 @@ from chainer.training import StandardUpdater, Trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs' / 'guide').glob('*.md'))]
-RUNNABLE = re.compile(r'^```python\n(.*?)^```', re.DOTALL | re.MULTILINE)
-EXAMPLES = [
-    pytest.param(page, number, id=f'{page.stem}-{number}')
-    for page in PAGES
-    for number in range(len(RUNNABLE.findall(page.read_text())))
-]
+FENCE = re.compile(r'^```([^\n]*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+LANGUAGES = {'python', 'sh', 'console', 'json', 'text'}
+ALL = os.environ.get('HYBRIDMEM_BLOCKS') == 'all'
+TIMEOUT_SECONDS = 1800
 BATCH = 4
+# A network and an allocation trace of the user's.
+MODULE = """
+import chainer.functions as F
+import chainer.links as L
+from chainer_hybridmem.architectures.classifier import PictureClassifier
+
+
+class MyNet(PictureClassifier):
+    insize = 16
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3)
+            self.fc = L.Linear(None, n_class)
+
+    def logits(self, x):
+        return self.fc(F.relu(self.conv(x)))
+"""
+PROBLEM = 'id,lower,upper,size\n0,0,3,4\n1,1,5,8\n'
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, what else stands behind ``` and its text."""
+
+    language: str
+    mark: str
+    text: str
+
+
+def blocks_of(page: pathlib.Path) -> list[Block]:
+    found = FENCE.findall(page.read_text(encoding='utf-8'))
+    return [Block(*(*head.split(' ', 1), '')[:2], text) for head, text in found]
+
+
+def runs(block: Block) -> bool:
+    if block.language == 'text' or block.mark.startswith('no-run'):
+        return False
+    return ALL or block.mark != 'slow'
 
 
 def names() -> dict[str, object]:
@@ -38,19 +92,96 @@ def names() -> dict[str, object]:
     t = rng.randint(0, 3, BATCH).astype(np.int32)
     dataset = chainer.datasets.TupleDataset(x, t)
     iterator = chainer.iterators.SerialIterator(dataset, BATCH)
-    trainer = Trainer(StandardUpdater(iterator, optimizer), (3, 'iteration'))
+    updater = StandardUpdater(iterator, optimizer)
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            updater.update()
+
     return {
         'hybridmem': hybridmem,
         'chainer': chainer,
         'model': model.predictor,
         'optimizer': optimizer,
-        'trainer': trainer,
+        'trainer': Trainer(updater, (3, 'iteration')),
+        'train': train,
+        'profile': hybridmem.load_profile('shipped:transformer-b8-host'),
         'x': x,
     }
 
 
-@pytest.mark.parametrize(('page', 'number'), EXAMPLES)
-def test_example_runs(page, number, tmp_path, monkeypatch):
+def run_python(block: Block) -> None:
+    if block.mark.endswith('.py'):
+        pathlib.Path(block.mark).write_text(block.text, encoding='utf-8')
+        return
+    exec(compile(block.text, 'example', 'exec'), names())
+
+
+def run_json(block: Block) -> None:
+    json.loads(block.text)
+    pathlib.Path(block.mark).write_text(block.text, encoding='utf-8')
+
+
+def run_shell(block: Block) -> str:
+    """Runs commands that stop at the first failure; returns what they print."""
+    folders = [str(pathlib.Path(sys.executable).parent), os.environ['PATH']]
+    result = subprocess.run(
+        ['bash', '-ec', block.text],
+        env={
+            **os.environ,
+            'PATH': os.pathsep.join(folders),
+            'PYTHONPATH': os.pathsep.join([str(ROOT), str(pathlib.Path.cwd())]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, block.text + result.stdout + result.stderr
+    return result.stdout
+
+
+def run_console(block: Block) -> None:
+    for part in re.split(r'^\$ ', block.text, flags=re.MULTILINE)[1:]:
+        command, shown = re.match(r'((?:[^\n]*\\\n)*[^\n]*\n)(.*)', part, re.S).groups()
+        printed = run_shell(block._replace(text=command))
+        for line in filter(None, map(str.strip, shown.splitlines())):
+            word = line.split()[0]
+            assert word == '...' or word in printed, f'{word!r} of {line!r}'
+
+
+RUNNERS: dict[str, Callable[[Block], object]] = {
+    'python': run_python,
+    'json': run_json,
+    'sh': run_shell,
+    'console': run_console,
+}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = RUNNABLE.findall(page.read_text())[number]
-    exec(compile(source, f'{page.name}, example {number}', 'exec'), names())
+    (tmp_path / 'mymodels.py').write_text(MODULE)
+    (tmp_path / 'problem.csv').write_text(PROBLEM)
+    (tmp_path / 'examples').symlink_to(ROOT / 'examples')
+    for block in filter(runs, blocks_of(page)):
+        RUNNERS[block.language](block)
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_blocks_say_what_they_are(page):
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, block
+        if block.language == 'json' or block.mark.endswith('.py'):
+            assert re.fullmatch(r'\w+\.\w+', block.mark), block
+        else:
+            assert re.fullmatch(r'(slow|no-run: .{9,})?', block.mark), block
+
+
+def test_a_block_that_fails_is_told():
+    with pytest.raises(AssertionError, match='required: PROFILE'):
+        run_shell(Block('sh', '', 'hybridmem plan --memory-limit 1GB\n'))
+    with pytest.raises(AssertionError, match="'nonsense' of 'nonsense shown'"):
+        run_console(
+            Block('console', '', '$ echo word \\\n  other\nword\nnonsense shown\n')
+        )

@@ -16,7 +16,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'chainer_hybridmem'
 DOCS = sorted((ROOT / 'docs').rglob('*.md'))
 PAGES = [ROOT / 'README.md', ROOT / 'benchmarks' / 'README.md', *DOCS]
-GENERATED = {'options.md', 'commands.md', 'python.md', 'results.md'}
+GENERATED = {
+    'options.md',
+    'commands.md',
+    'python.md',
+    'results.md',
+    'gallery.md',
+    'which_planner.md',
+}
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 COLUMNS = 100
 MOST_WORDS = 1000  # of the README

@@ -1,0 +1,141 @@
+"""Sphinx's settings: ``sphinx-build -c docs . .site/html`` builds the site.
+
+The source folder is the repository itself, so that relative links between Markdown
+files lead to the same place on a code host and on the site. The navigation is made of
+the sections and links of ``docs/README.md``; no page is listed twice.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import posixpath
+import re
+import shutil
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import chainer_hybridmem as hybridmem  # noqa: E402
+
+project = 'chainer_hybridmem'
+author = 'The chainer_hybridmem authors'
+release = version = hybridmem.__version__
+
+# -- pages --------------------------------------------------------------------
+root_doc = 'README'
+include_patterns = [
+    'README.md',
+    'CHANGELOG.md',
+    'docs/**',
+    'benchmarks/README.md',
+    'benchmarks/results/*.md',
+    'examples/**/README.md',
+]
+exclude_patterns = ['.*', 'build', 'dist', 'chainer_hybridmem', 'tests']
+source_suffix = {'.md': 'markdown', '.rst': 'restructuredtext'}
+nitpicky = True
+# Types of others have no pages here.
+nitpick_ignore_regex = [('py:.*', r'(?!chainer_hybridmem).*')]
+# Named in signatures; no program needs them.
+nitpick_ignore = [
+    ('py:class', f'chainer_hybridmem.{name}')
+    for name in (
+        'devices.protocol.Device',
+        'recompute.trust.Kind',
+        'recording.memory_series.Pool',
+        'session.setting.options.Options',
+        'simulation.problem.Problem',
+    )
+]
+
+# -- Markdown -----------------------------------------------------------------
+extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+myst_heading_anchors = 4
+highlight_language = 'text'
+
+# -- docstrings ---------------------------------------------------------------
+autodoc_default_options = {'members': True}
+autodoc_member_order = 'bysource'
+autodoc_typehints = 'signature'
+autodoc_typehints_format = 'short'
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+# -- looks --------------------------------------------------------------------
+html_theme = 'furo'
+html_title = f'hybridmem {release}'
+html_copy_source = False
+html_show_copyright = False
+html_static_path = ['static']
+html_css_files = ['site.css']
+
+INDEX = 'docs/README'
+UNLISTED = ('benchmarks/results/', 'examples/')  # other pages link to these
+SECTION = re.compile(r'^## (.+)$', re.MULTILINE)
+LINK = re.compile(r'^- \[([^\]]+)\]\(([^)#]+)\)', re.MULTILINE)
+PAGE = re.compile(r'\b(docs/\w+/\w+)\.md')
+NOT_RUN = re.compile(
+    r'^```(\w+) no-run: ([^\n]+)\n(.*?)^```$', re.DOTALL | re.MULTILINE
+)
+
+
+def navigation(index: str) -> str:
+    """Returns a hidden toctree for each section of the index that links to pages.
+
+    Args:
+        index: Text of ``docs/README.md``.
+    """
+    titles = SECTION.split(index)[1:]
+    trees = [_toctree('Documents', [('Overview', INDEX)])]
+    for title, body in zip(titles[::2], titles[1::2], strict=True):
+        pages = [
+            (text, posixpath.normpath(posixpath.join('docs', path)).rpartition('.')[0])
+            for text, path in LINK.findall(body)
+        ]
+        if pages:
+            trees.append(_toctree(title, pages))
+    return '\n'.join(trees)
+
+
+def _toctree(caption: str, pages: list[tuple[str, str]]) -> str:
+    lines = [f'{text} </{page}>' for text, page in pages]
+    return '\n'.join(
+        ['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```', '']
+    )
+
+
+def on_source_read(app: Any, name: str, content: list[str]) -> None:
+    """Adds the navigation to the first page; shows which blocks no test runs."""
+    if name == root_doc:
+        index = ROOT / f'{INDEX}.md'
+        app.env.note_dependency(str(index))
+        content[0] += '\n' + navigation(index.read_text())
+    if name.startswith(UNLISTED):
+        content[0] = f'---\norphan: true\n---\n\n{content[0]}'
+    content[0] = NOT_RUN.sub(
+        r'```\1\n\3```\n\n*No test runs this block: \2.*', content[0]
+    )
+
+
+def on_docstring(
+    app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]
+) -> None:
+    """Pages that a docstring names are links."""
+    lines[:] = [PAGE.sub(r':doc:`\1 </\1>`', line) for line in lines]
+
+
+def on_build_finished(app: Any, error: Exception | None) -> None:
+    """The first page is found under its usual name, too."""
+    if error is None and app.builder.name == 'html':
+        shutil.copy(f'{app.outdir}/{root_doc}.html', f'{app.outdir}/index.html')
+
+
+def setup(app: Any) -> None:
+    """Connects the functions above."""
+    app.connect('source-read', on_source_read)
+    app.connect('autodoc-process-docstring', on_docstring)
+    app.connect('build-finished', on_build_finished)

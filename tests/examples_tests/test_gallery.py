@@ -1,0 +1,102 @@
+"""The examples of the gallery run with tiny sizes, and keep bits and limit."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from session_tests.test_data_parallel import find_mpiexec, needs_mpi
+
+FOLDER = Path(__file__).parents[2] / 'examples' / 'gallery'
+# What keeps a limit worth having: batch size, width, share of the plain peak.
+TINY = {
+    'image_classification': (4, 4, 0.8),
+    'language_model': (16, 16, 0.9),
+    'seq2seq': (2, 16, 0.9),
+    'gan': (8, 4, 0.9),
+    'vae': (8, 4, 0.8),
+    'unet': (2, 2, 0.9),
+    'transformer': (4, 4, 0.8),
+    'double_backprop': (8, 2, 0.8),
+}
+
+
+def options(name: str, folder: Path) -> list[str]:
+    batchsize, width, share = TINY[name]
+    sizes = ['--batchsize', str(batchsize), '--width', str(width)]
+    return [*sizes, '--share', str(share), '--iterations', '8', '--out', str(folder)]
+
+
+def check(name: str, folder: Path) -> None:
+    figures = json.loads((folder / f'{name}.json').read_text())
+    assert figures['equal']
+    assert figures['limited_peak_bytes'] <= figures['limit_bytes']
+    assert figures['limit_bytes'] < figures['plain_peak_bytes']
+    assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def test_every_example_is_tried():
+    files = {path.stem for path in FOLDER.glob('*.py')}
+    assert files == {*TINY, 'comparison', 'data_parallel'}
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_example(name, tmp_path):
+    pytest.importorskip('sklearn')
+    assert importlib.import_module(name).main(options(name, tmp_path)) == 0
+    check(name, tmp_path)
+
+
+@needs_mpi
+def test_two_processes(tmp_path):
+    script = str(FOLDER / 'data_parallel.py')
+    mpiexec = find_mpiexec()
+    assert mpiexec is not None
+    sizes = ['--batchsize', '8', '--width', '4', '--iterations', '8']
+    subprocess.run(
+        [mpiexec, '-n', '2', sys.executable, script, *sizes, '--out', str(tmp_path)],
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path))},
+        check=True,
+        timeout=300,
+    )
+    check('data_parallel', tmp_path)
+
+
+def test_other_bits_are_told(monkeypatch, tmp_path, capsys):
+    comparison = importlib.import_module('comparison')
+    made = []
+
+    def make(arguments):
+        made.append(program := example.make(arguments))
+        if len(made) < 3:  # plain, watched, limited
+            return program
+        return program._replace(step=lambda i: program.step(i) + 1e-6)
+
+    example = importlib.import_module('vae')
+    defaults = comparison.Defaults(8, 4, 0.8, 8)
+    assert comparison.main('vae', None, make, defaults, ['--out', str(tmp_path)]) == 1
+    assert 'OTHER BITS' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (['--share', '1.5'], '--share 1.5 is no limit; try 0.6'),
+        (['--batchsize', '0'], '--batchsize 0 is too small; 1 or more'),
+        (['--iterations', '3'], '--iterations 3 is too small; 8 or more'),
+    ],
+)
+def test_bad_options(given, message, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module('vae').main(given)
+    assert message in capsys.readouterr().err
