@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the arguments cannot be understood, and with 0
             after ``--help`` and ``--version``.
     """
-    args = make_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser(argv).parse_args(argv)
     unread = sys.stdout is None
     _prepare_streams()
     try:
@@ -92,8 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or (OUTPUT_UNREAD if unread else 0)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Makes the parser of the whole command line."""
+def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Makes the parser of the whole command line.
+
+    Args:
+        argv: Arguments that it is for; commands that are not among them get none of
+            their own, which takes long for some. None for all of them.
+    """
     parser = _Parser(
         prog=PROGRAM,
         description='Train Chainer models whose feature maps do not fit the memory.',
@@ -112,7 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.add_arguments(subparser)
+        if argv is None or command.name in argv:
+            command.add_arguments(subparser)
         subparser.set_defaults(command=command)
     return parser
 

@@ -249,8 +249,10 @@ def test_planning_needs_no_chainer(folder, profile):
 
 
 def test_help_is_quick():
-    script = 'import sys; from chainer_hybridmem import commands as c; c.make_parser()'
-    result = python('-c', f"{script}; sys.exit('numba' in sys.modules)")
+    script = 'import sys; from chainer_hybridmem import commands as c; c.make_parser'
+    result = python('-c', f"{script}(); sys.exit('numba' in sys.modules)")
+    assert result.returncode == 0, result.stderr
+    result = python('-c', f"{script}(['--help']); sys.exit('numpy' in sys.modules)")
     assert result.returncode == 0, result.stderr
 
 
