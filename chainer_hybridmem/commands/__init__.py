@@ -19,8 +19,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from chainer_hybridmem import version
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
@@ -36,7 +37,6 @@ from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.compiling import told
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.version import __version__
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
 
@@ -106,7 +106,7 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        '--version', action='version', version=f'{PROGRAM} {__version__}'
+        '--version', action=_Version, nargs=0, help='show version and commit'
     )
     commands = parser.add_subparsers(metavar='COMMAND', required=True)
     for make_command in COMMANDS:
@@ -122,6 +122,14 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
             command.add_arguments(subparser)
         subparser.set_defaults(command=command)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks for the commit only when asked: in a checkout, git has to be run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f'{PROGRAM} {version.describe()}')
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ import platform
 import shutil
 from typing import Any
 
-import chainer_hybridmem
+from chainer_hybridmem import version
 from chainer_hybridmem.chainer_access import compat
 
 ABSENT = 'not installed'
@@ -25,7 +25,7 @@ _THREAD_FUNCTIONS = (
 def installed() -> dict[str, str]:
     """Names and versions of everything that matters here."""
     return {
-        'chainer_hybridmem': chainer_hybridmem.__version__,
+        'chainer_hybridmem': version.describe(),
         'python': platform.python_version(),
         'chainer': _version('chainer'),
         'numpy': _version('numpy'),
