@@ -5,6 +5,8 @@
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
 #              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
+# make release-check  builds sdist and wheel, checks them, and tries the wheel in empty
+#              environments of RELEASE_PYTHONS, outside of the source tree
 # make docs    writes the pages of docs/ that follow from result files and code
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
@@ -23,6 +25,7 @@ TEST_JOBS ?= 2
 FUZZ_SEED ?= 0
 FUZZ_MINUTES ?= 10
 FUZZ_ARGS ?=
+RELEASE_PYTHONS ?= 3.10 3.13
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,7 +63,8 @@ GPU_PYTHON ?= 3.12
 GPU_NEEDS = six protobuf filelock typing_extensions \
 	pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers
 
-.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs fuzz venv clean
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs fuzz venv clean \
+	release-check
 .DELETE_ON_ERROR:
 
 train: venv
@@ -106,6 +110,9 @@ lint: venv
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks run house --check
 
+release-check: venv
+	$(BIN)/python tests/release/check.py $(RELEASE_PYTHONS)
+
 docs: venv
 	$(BIN)/python -m benchmarks render
 	$(BIN)/python docs/make_reference.py
@@ -115,7 +122,7 @@ fuzz: venv
 
 venv: $(STAMP)
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { \
 		echo "$(PYTHON) was not found: install Python 3.10 or newer, or name one: make venv PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

@@ -163,8 +163,8 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
         return result
     from chainer_hybridmem.memory_tests import baselines
 
-    path = _path_of(item.config)
-    before = baselines.load(path).get(item.nodeid)
+    path = item.config.getini(FILE)
+    before = baselines.load(_path_of(item.config)).get(item.nodeid)
     if before is None:
         pytest.fail(
             f'{path} has no base line of this test; its peak is '
@@ -239,7 +239,9 @@ class _Results:
         write = terminalreporter.write_line
         path = self._config.getini(FILE)
         if self._config.getoption(UPDATE):
-            write(f'hybridmem: {len(self._baselines())} base lines written to {path}')
+            count = len(self._baselines())
+            lines = 'base line' if count == 1 else 'base lines'
+            write(f'hybridmem: {count} {lines} written to {path}')
         for test, result in sorted(self._peaks.items()):
             if result.get('saved_bytes', 0) > 0:
                 write(
