@@ -69,6 +69,7 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='hybridmem-release-') as name:
         folder = pathlib.Path(name)
+        commit = git('describe', '--always', '--dirty', '--exclude=*', '--abbrev=7')
         sdist, wheel = build(folder / 'dist')
         pythons = {v: find_python(v) for v in args.versions}
         for version in [v for v, python in pythons.items() if python is None]:
@@ -78,7 +79,9 @@ def main() -> int:
             found = {'of this environment': sys.executable}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             tries = {
-                v: pool.submit(try_wheel, python, wheel, folder / f'try{number}')
+                v: pool.submit(
+                    try_wheel, python, wheel, commit, folder / f'try{number}'
+                )
                 for number, (v, python) in enumerate(found.items())
             }
             for version, future in tries.items():
@@ -131,8 +134,16 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def try_wheel(python: str, wheel: pathlib.Path, folder: pathlib.Path) -> str:
+def try_wheel(
+    python: str, wheel: pathlib.Path, commit: str, folder: pathlib.Path
+) -> str:
     """Installs a wheel in an empty environment and uses it from an empty folder.
+
+    Args:
+        python: The interpreter.
+        wheel: What is tried.
+        commit: That it has been built from; empty if that is not known.
+        folder: For the environment.
 
     Returns:
         str: What the installed command says about its version.
@@ -146,7 +157,6 @@ def try_wheel(python: str, wheel: pathlib.Path, folder: pathlib.Path) -> str:
     run(*pip, '--quiet', wheel, 'pytest', environment=environment)
     run(*pip, '--quiet', '--dry-run', f'{wheel}[plot,progress,autoswap,examples]')
     said = run(bin_ / 'hybridmem', '--version', folder=work)
-    commit = git('describe', '--always', '--dirty', '--exclude=*', '--abbrev=7')
     if commit and f'({commit})' not in said:
         raise SystemExit(f'{said!r} does not name commit {commit}.')
     (work / 'train.py').write_text(TRAINING)
