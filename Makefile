@@ -8,6 +8,8 @@
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make site    builds the documentation site in .site/html, without a warning
+# make release-check  builds sdist and wheel, checks them, and tries the wheel in empty
+#              environments of RELEASE_PYTHONS, outside of the source tree
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
 #              both: CUPY=13 for CuPy 13.6 with cuDNN 8.9, the pair of chainer and cupy-cuda12x
@@ -25,6 +27,7 @@ TEST_JOBS ?= 2
 FUZZ_SEED ?= 0
 FUZZ_MINUTES ?= 10
 FUZZ_ARGS ?=
+RELEASE_PYTHONS ?= 3.10 3.13
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -64,7 +67,8 @@ GPU_NEEDS = six protobuf filelock typing_extensions \
 
 SITE := .site
 
-.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv clean
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv clean \
+	release-check
 .DELETE_ON_ERROR:
 
 train: venv
@@ -111,6 +115,9 @@ lint: venv
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks run house --check
 
+release-check: venv
+	$(BIN)/python tests/release/check.py $(RELEASE_PYTHONS)
+
 docs: venv
 	$(BIN)/python -m benchmarks render
 	$(BIN)/python docs/make_reference.py
@@ -125,7 +132,7 @@ fuzz: venv
 
 venv: $(STAMP)
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { \
 		echo "$(PYTHON) was not found: install Python 3.10 or newer, or name one: make venv PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

@@ -237,6 +237,22 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
 
 
+def arrays_by_link(model: chainer.Link) -> Iterator[tuple[str, Category, Any]]:
+    """Path of the link, kind and array of all that a model keeps.
+
+    Parameters, gradients, optimizer states and persistent arrays that are there.
+    """
+    for path, parameter in model.namedparams(include_uninit=False):
+        link = path.rpartition('/')[0]
+        yield link, Category.PARAMETER, held_array(parameter)
+        yield link, Category.GRADIENT, parameter._grad
+        rule = parameter.update_rule
+        for value in (rule.state or {}).values() if rule is not None else ():
+            yield link, Category.OPTIMIZER_STATE, value
+    for owner in persistents_of(model):
+        yield owner.label.rpartition('/')[0], Category.PARAMETER, owner.get()
+
+
 def held_array(variable: chainer.Variable) -> Array | None:
     """The array of a variable; None if it is away, which it stays."""
     array: Array | None = (vars(variable).get('_data') or [None])[0]

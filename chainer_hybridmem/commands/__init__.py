@@ -19,8 +19,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from chainer_hybridmem import version
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
@@ -36,7 +37,6 @@ from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.compiling import told
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.version import __version__
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
 
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the arguments cannot be understood, and with 0
             after ``--help`` and ``--version``.
     """
-    args = make_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser(argv).parse_args(argv)
     unread = sys.stdout is None
     _prepare_streams()
     try:
@@ -92,15 +93,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or (OUTPUT_UNREAD if unread else 0)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Makes the parser of the whole command line."""
+def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Makes the parser of the whole command line.
+
+    Args:
+        argv: Arguments that it is for; commands that are not among them get none of
+            their own, which takes long for some. None for all of them.
+    """
     parser = _Parser(
         prog=PROGRAM,
         description='Train Chainer models whose feature maps do not fit the memory.',
         allow_abbrev=False,
     )
     parser.add_argument(
-        '--version', action='version', version=f'{PROGRAM} {__version__}'
+        '--version', action=_Version, nargs=0, help='show version and commit'
     )
     commands = parser.add_subparsers(metavar='COMMAND', required=True)
     for make_command in COMMANDS:
@@ -112,9 +118,18 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.add_arguments(subparser)
+        if argv is None or command.name in argv:
+            command.add_arguments(subparser)
         subparser.set_defaults(command=command)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks for the commit only when asked: in a checkout, git has to be run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f'{PROGRAM} {version.describe()}')
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):

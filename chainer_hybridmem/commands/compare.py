@@ -94,8 +94,8 @@ class CompareCommand(base.Command):
             for path, problem in problems.items()
             for limit in choose_limits(problem, args.memory_limit, args.sweep)
         ]
-        progress = Progress(len(cases) * len(planners), sys.stderr)
-        found = [compare_all(case, planners, options, progress) for case in cases]
+        with Progress(len(cases) * len(planners), sys.stderr) as progress:
+            found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
         outputs.publish(text(cases, found), published(rows), args.json)
         if args.output is not None:

@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import argument_types, arguments, outputs
 from chainer_hybridmem.errors import OptionError
 
@@ -33,7 +32,9 @@ def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
         help=f'{", ".join(model_names())}, or a JSON file of your own; '
         f'default: the device of the recording',
     )
-    arguments.add_limit(group, limit, default="the GPU's memory")
+    arguments.add_limit(
+        group, limit, default="the GPU's memory or, on a CPU, all the RAM"
+    )
     group.add_argument(
         '--convolution',
         choices=('cudnn', 'im2col'),
@@ -103,8 +104,6 @@ def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
     ways(model, args.convolution, args.recompute)
     if args.samples is None or not os.path.isfile(args.samples):
         outputs.check_output(args.samples)
-        if model is None:
-            _check_limit(args.memory_limit, device)
     read = [path for path in (args.samples,) if path is not None]
     outputs.check_outputs(args.output, args.json, inputs=read)
     batchsizes = args.sample_batches
@@ -129,18 +128,19 @@ def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
 def device_bytes(estimator: Estimator) -> int:
     """The memory of the device, where no limit is given.
 
+    On a CPU it is the RAM of this machine or, in a container, what that may have.
+
     Raises:
         OptionError: If the device does not tell it.
     """
     if estimator.model is not None:
         return estimator.model.memory_bytes
-    total = estimator.samples.large.device.get('total_bytes')
+    device = estimator.samples.large.device
+    if device.get('kind') == 'host':
+        from chainer_hybridmem.devices.ram import total_ram
+
+        return total_ram()
+    total = device.get('total_bytes')
     if not isinstance(total, int) or total < 1:
         raise OptionError(NO_LIMIT)
     return total
-
-
-def _check_limit(limit: Any, device: str) -> None:
-    on_gpu = device == 'cuda' or (device == 'auto' and compat.cuda_available())
-    if limit is None and not on_gpu:
-        raise OptionError(NO_LIMIT)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import os
 import platform
 import shutil
 from typing import Any
 
-import numpy
-
-import chainer_hybridmem
+from chainer_hybridmem import version
 from chainer_hybridmem.chainer_access import compat
 
 ABSENT = 'not installed'
@@ -28,10 +25,10 @@ _THREAD_FUNCTIONS = (
 def installed() -> dict[str, str]:
     """Names and versions of everything that matters here."""
     return {
-        'chainer_hybridmem': chainer_hybridmem.__version__,
+        'chainer_hybridmem': version.describe(),
         'python': platform.python_version(),
         'chainer': _version('chainer'),
-        'numpy': numpy.__version__,
+        'numpy': _version('numpy'),
         'numba': _version('numba'),
         'blas': _blas(),
         'cores': str(usable_cores()),
@@ -63,8 +60,10 @@ def blas_threads() -> int | None:
 
 def cupy_version() -> str:
     """Version of CuPy, under any of the names of its package."""
-    names = importlib.metadata.packages_distributions().get('cupy', [])
-    versions = [f'{name} {importlib.metadata.version(name)}' for name in names]
+    from importlib import metadata
+
+    names = metadata.packages_distributions().get('cupy', [])
+    versions = [f'{name} {metadata.version(name)}' for name in names]
     return ', '.join(dict.fromkeys(versions)) or ABSENT
 
 
@@ -104,9 +103,11 @@ def cudnn_version() -> str:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return ABSENT
 
 
@@ -119,6 +120,8 @@ def _blas() -> str:
 def _blas_name() -> str:
     """NumPy's own account of the BLAS that it was built with."""
     try:
+        import numpy
+
         config: Any = numpy.show_config(mode='dicts')
         blas = config['Build Dependencies']['blas']
         return f'{blas["name"]} {blas["version"]}'

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
 
@@ -40,6 +39,8 @@ def read_actions(path: str) -> dict[str, str]:
 
 def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
     """The figures of each feature map, in order of production."""
+    from chainer_hybridmem.records.plan import Action
+
     return [
         {
             'storage': storage.id,

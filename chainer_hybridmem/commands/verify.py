@@ -7,8 +7,6 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.reporting.tables import table
@@ -139,6 +137,8 @@ def train(
         VerificationError: If backward does not read what forward has made.
         HybridMemoryError: If it cannot be trained, or nothing was guided.
     """
+    import numpy as np
+
     from chainer_hybridmem.commands import recording
     from chainer_hybridmem.recompute import drawing
 

@@ -38,6 +38,16 @@ def physical_ram() -> int:
     return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
+def total_ram(system: str = _SYSTEM) -> int:
+    """Most bytes this process may have: the machine's, or what its groups allow.
+
+    Args:
+        system: Folder of what the kernel says.
+    """
+    limits = [_limit(folder, files) for folder, files in _groups(system)]
+    return min([physical_ram(), *(limit for limit in limits if limit is not None)])
+
+
 def available_ram(system: str = _SYSTEM) -> int | None:
     """Bytes this process can take without swapping, if the machine says so.
 

@@ -1,25 +1,24 @@
-"""Profiles and plans as files."""
+"""Profiles and plans as files.
+
+What they are is imported where one is read or written: every command imports this.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chainer_hybridmem import files, profiles
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records.measured_timeline import Measured
-from chainer_hybridmem.records.measured_timeline_file import (
-    parse_timeline,
-    serialise_timeline,
-)
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 
-Item = TypeVar('Item', Profile, Plan, Measured)
+if TYPE_CHECKING:
+    from chainer_hybridmem.records.measured_timeline import Measured
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.records.profile import Profile
+
+Item = TypeVar('Item', 'Profile', 'Plan', 'Measured')
 
 
 def load_profile(path: str) -> Profile:
@@ -32,6 +31,8 @@ def load_profile(path: str) -> Profile:
         FormatError: If the file is missing, damaged or of another version.
         UnknownNameError: If no profile is shipped with this name.
     """
+    from chainer_hybridmem.records.profile_file import parse_profile
+
     if profiles.is_shipped(path):
         return _parsed(path, profiles.read_text(path), parse_profile)
     shipped = f'shipped:{path}'
@@ -46,6 +47,8 @@ def load_plan(path: str) -> Plan:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
+    from chainer_hybridmem.records.plan_file import parse_plan
+
     return _read(path, parse_plan)
 
 
@@ -55,6 +58,8 @@ def load_timeline(path: str) -> Measured:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
+    from chainer_hybridmem.records.measured_timeline_file import parse_timeline
+
     return _read(path, parse_timeline)
 
 
@@ -74,6 +79,12 @@ def save(item: Profile | Plan | Measured, path: str) -> None:
     Raises:
         FormatError: If the file cannot be written.
     """
+    from chainer_hybridmem.records.measured_timeline_file import serialise_timeline
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.records.plan_file import serialise_plan
+    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.records.profile_file import serialise_profile
+
     if isinstance(item, Profile):
         text = serialise_profile(item)
     elif isinstance(item, Plan):

@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 from chainer.training import extension
 
+from chainer_hybridmem.chainer_access import tables
 from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.session.session import Session
@@ -26,7 +27,7 @@ class HybridMemory(extension.Extension):
     ``hybridmem/recomputed_bytes``, ``hybridmem/iteration_seconds`` and, once a
     plan is followed, ``hybridmem/overhead`` (measured) and, of the plan,
     ``hybridmem/predicted_seconds``, ``hybridmem/lower_bound_seconds`` and
-    ``hybridmem/gap``.
+    ``hybridmem/gap``. ``PrintReport`` prints the bytes among them with a unit.
 
     Args:
         model: The model or, in a list, the models; by default the targets of all
@@ -62,6 +63,7 @@ class HybridMemory(extension.Extension):
         model = self._model
         if model is None:
             model = trained_by(trainer.updater)
+        tables.print_sizes(trainer, 'hybridmem/')
         session = Session(model, self._options)
         session.__enter__()
         self.session = session

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access.kept_state import kept
-from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.chainer_access.models import Model
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import (
     MOST_PICTURES,
@@ -18,19 +16,12 @@ from chainer_hybridmem.estimation import (
 )
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planners.largest import LargestBatch, find_largest_batch
-from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session import session as sessions
-from chainer_hybridmem.session.recording_session import (
-    RecordingSession,
-    recording_options,
-)
+from chainer_hybridmem.session.recording_session import record_step
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.units import parse_bytes
-
-ITERATIONS = 10
-AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +107,7 @@ def largest_batch(
             'after its with statement.'
         )
     sizes = question.batchsizes
-    small, large = (_record(step, model, b, parts=device is None) for b in sizes)
+    small, large = (record_step(step, model, b, device is None) for b in sizes)
     estimator = Estimator.make(SamplePair.match(small, large, sizes), device)
 
     def problem_of(batchsize: int) -> Problem:
@@ -128,23 +119,4 @@ def largest_batch(
 
     return find_largest_batch(
         problem_of, limit_bytes, question.most, planner, question.min_speed, **options
-    )
-
-
-def _record(
-    step: Callable[[int], Any], model: Model, batchsize: int, parts: bool
-) -> Profile:
-    """One iteration of a batch size."""
-    session = RecordingSession(model, recording_options(AMPLE_BYTES), parts)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(kept(one_model(model)))
-        stack.enter_context(session)
-        for _ in range(ITERATIONS):
-            step(batchsize)
-            if session.problem is not None:
-                return session.problem.profile
-    raise SessionError(
-        f'No iteration with {batchsize} examples could be recorded in {ITERATIONS} '
-        f'steps: each of them must run forward, backward and update of one batch, and '
-        f'the same computation each time.'
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access.models import Model
+from chainer_hybridmem.chainer_access.kept_state import kept
+from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.session.setting.options import Options
@@ -12,6 +17,8 @@ from chainer_hybridmem.simulation import Problem
 
 # Profiling swaps everything under every planner; this one plans without a search.
 PLANNER = 'swap-all'
+ITERATIONS = 10
+AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
 class RecordingSession(Session):
@@ -41,3 +48,32 @@ class RecordingSession(Session):
 def recording_options(limit_bytes: int, **others: Any) -> Options:
     """What such a session is told: it plans at once, and nothing is done for speed."""
     return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
+
+
+def record_step(
+    step: Callable[[int], Any], model: Model, batchsize: int, parts: bool
+) -> Profile:
+    """Records one iteration of a batch size; the model is put back.
+
+    Args:
+        step: Trains one iteration with as many examples as it is told.
+        model: What is trained.
+        batchsize: Examples.
+        parts: As for :class:`RecordingSession`.
+
+    Raises:
+        SessionError: If nothing could be recorded.
+    """
+    session = RecordingSession(model, recording_options(AMPLE_BYTES), parts)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept(one_model(model)))
+        stack.enter_context(session)
+        for _ in range(ITERATIONS):
+            step(batchsize)
+            if session.problem is not None:
+                return session.problem.profile
+    raise SessionError(
+        f'No iteration with {batchsize} examples could be recorded in {ITERATIONS} '
+        f'steps: each of them must run forward, backward and update of one batch, and '
+        f'the same computation each time.'
+    )

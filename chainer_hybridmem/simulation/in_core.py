@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainer_hybridmem.records.peak import UNKNOWN, Load, Peak
 from chainer_hybridmem.records.profile import Category, Profile, Storage
 
 
@@ -34,6 +35,33 @@ def in_core_peak_bytes(profile: Profile) -> int:
             load -= storage.nbytes
         peak = max(peak, load)
     return peak
+
+
+def in_core_peak(profile: Profile) -> Peak:
+    """What :func:`in_core_peak_bytes` is made of, by label and category."""
+    held = held_by_graph(profile)
+    load = Load()
+
+    def count(storage: Storage, sign: int) -> None:
+        part = storage.label, storage.category.value
+        load.add([(sign * (storage.id + 1), storage.nbytes)], part)
+
+    waiting: list[Storage] = []
+    before = [storage for storage in profile.storages if storage.allocated_at < 0]
+    for storage in before:
+        count(storage, 1)
+    unknown = profile.initial_bytes - sum(storage.nbytes for storage in before)
+    load.add([(len(profile.storages) + 1, unknown)], UNKNOWN)
+    for position, event in enumerate(profile.events):
+        if position == profile.graph_end_event:
+            for storage in waiting:
+                count(storage, -1)
+        storage = profile.storages[abs(event) - 1]
+        if event > 0 or storage.id not in held or position >= profile.graph_end_event:
+            count(storage, 1 if event > 0 else -1)
+        else:
+            waiting.append(storage)
+    return load.peak
 
 
 def fixed_load(

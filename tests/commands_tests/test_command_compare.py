@@ -270,3 +270,23 @@ def test_a_long_run_tells_how_far_it_is(monkeypatch):
     for name in 'abcd':
         steps.step(name)
     assert stream.getvalue() == 'hybridmem: 2 of 4: b\nhybridmem: 4 of 4: d\n'
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch):
+    pytest.importorskip('tqdm')
+    stream = Terminal()
+    with progress.Progress(3, stream) as steps:
+        steps.step('a')
+        steps.step('b\x1b')
+    assert '0 of 3' in stream.getvalue() and ' a' in stream.getvalue()
+    assert '\x1b' not in stream.getvalue().replace('\x1b[A', '')
+    monkeypatch.setitem(sys.modules, 'tqdm', None)
+    without = Terminal()
+    with progress.Progress(3, without) as steps:
+        steps.step('a')
+    assert not without.getvalue()

@@ -66,6 +66,19 @@ def test_without_groups_it_is_what_the_machine_has(system):
     assert system.available() == 1000 * KIB
 
 
+def test_all_the_ram_is_what_a_container_may_have(system):
+    machine = ram.physical_ram()
+    assert ram.total_ram(str(system.proc)) == machine
+    system.mount(CGROUP2)
+    system.inside('0::/pod/task')
+    system.group2('pod', 500 * KIB, 300 * KIB)
+    system.group2('pod/task', 'max', 300 * KIB)
+    ram._groups.cache_clear()
+    assert ram.total_ram(str(system.proc)) == 500 * KIB
+    system.group2('pod', 2 * machine, 300 * KIB)
+    assert ram.total_ram(str(system.proc)) == machine
+
+
 def test_nothing_is_known(tmp_path):
     assert ram.available_ram(str(tmp_path / 'nothing')) is None
 

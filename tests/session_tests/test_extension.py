@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 
@@ -16,6 +17,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.units import format_bytes
 
 LIMIT = 4_000_000
 
@@ -51,6 +53,23 @@ def test_observations_reach_the_log(tmp_path):
     assert not numpy_memory.installed()
     session = trainer.get_extension('HybridMemory').session
     assert session.statistics()['guided_iterations'] >= 2
+
+
+def test_the_table_has_bytes_with_a_unit(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 3)
+    entries = ['iteration', 'hybridmem/peak_bytes', 'hybridmem/iteration_seconds']
+    table = io.StringIO()
+    report = extensions.PrintReport(entries, out=table)
+    trainer.extend(report, trigger=(1, 'iteration'))
+    trainer.run()
+    header, *rows = table.getvalue().replace('\033[J', '').splitlines()
+    peaks = [
+        row['hybridmem/peak_bytes'] for row in trainer.get_extension('LogReport').log
+    ]
+    column = header.index('hybridmem/peak_bytes')
+    after = header.index('hybridmem/iteration_seconds')
+    assert [row[column:after].strip() for row in rows] == list(map(format_bytes, peaks))
+    assert all(float(row[after:]) > 0 for row in rows)
 
 
 def test_same_result_as_without_and_after_resuming(tmp_path):

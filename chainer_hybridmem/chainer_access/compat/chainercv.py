@@ -46,13 +46,8 @@ GONE = {'bool': bool, 'float': float, 'int': int}
 _UNKNOWN_VERSION = '0.13'  # of a source tree, which is not installed
 
 
-def install() -> None:
-    """Has chainercv repaired when it gets imported; imports nothing itself."""
-    ImportWrapper.install(NAME, _repaired)
-
-
 @contextlib.contextmanager
-def _repaired() -> Iterator[None]:
+def repaired() -> Iterator[None]:
     """Around chainercv's own import, which imports all of its modules."""
     for name in MODULES:
         ImportWrapper.install(name, functools.partial(_with_names, name))

@@ -2,6 +2,8 @@
 
 :func:`prepare` comes before the import and :func:`patch_chainer` after it;
 :func:`install` has both done around Chainer's import, whenever that comes.
+
+What repairs is imported then: ``import chainer_hybridmem`` imports not even NumPy.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ import types
 import warnings
 from collections.abc import Iterator
 
-import numpy
-
-from chainer_hybridmem.chainer_access.compat import chainercv, patches, stand_ins
 from chainer_hybridmem.chainer_access.compat.cuda import (
     accept_cupy_without_cudnn,
     load_libraries,
@@ -34,7 +33,7 @@ def install() -> None:
     not shown, whatever the warning filters say; afterwards the filters are the
     user's again. chainercv is repaired likewise.
     """
-    chainercv.install()
+    ImportWrapper.install('chainercv', _repaired_chainercv)
     if 'chainer' in sys.modules:
         patch_chainer()
     else:
@@ -75,6 +74,8 @@ def patch_chainer() -> None:
             'chainer has not been imported: call import_chainer() instead, or import '
             'chainer between prepare() and patch_chainer()'
         )
+    from chainer_hybridmem.chainer_access.compat import patches
+
     end_preparation()
     patches.patch_all()
     accept_cupy_without_cudnn()
@@ -92,6 +93,14 @@ def _repaired_import() -> Iterator[None]:
     patch_chainer()
 
 
+@contextlib.contextmanager
+def _repaired_chainercv() -> Iterator[None]:
+    from chainer_hybridmem.chainer_access.compat import chainercv
+
+    with chainercv.repaired():
+        yield
+
+
 def _forget_failed_import() -> None:
     """Forgets what an ``import chainer`` that failed, unrepaired, left behind.
 
@@ -106,6 +115,10 @@ def _begin_preparation() -> None:
     if _prepared:
         return
     _prepared = True
+    import numpy
+
+    from chainer_hybridmem.chainer_access.compat import stand_ins
+
     if not hasattr(numpy, 'sctypes'):
         _temporary.enter_context(stand_ins.stand_in_for_sctypes())
     if not _can_import('numpy.distutils.system_info'):

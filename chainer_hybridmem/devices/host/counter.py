@@ -20,7 +20,7 @@ from chainer_hybridmem.devices.host.native_pages import (
     release_holes,
 )
 from chainer_hybridmem.devices.host.reclaimer import Reclaimer
-from chainer_hybridmem.devices.ram import physical_ram
+from chainer_hybridmem.devices.ram import total_ram
 
 
 class Counter:
@@ -189,5 +189,5 @@ class Counter:
 
 
 def _slab_bytes(limit_bytes: int) -> int:
-    """Whole pages for the limit, and no more than the machine has."""
-    return (min(limit_bytes, physical_ram()) + 4095) & -4096
+    """Whole pages for the limit, and no more than the process may have."""
+    return (min(limit_bytes, total_ram()) + 4095) & -4096

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
-from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host import lending, numpy_memory
 from chainer_hybridmem.devices.host.array_data import address_of, root_of
 from chainer_hybridmem.devices.host.counter import Counter
 from chainer_hybridmem.devices.ports import Memory
@@ -50,7 +50,8 @@ class HostMemory(Memory):
         Raises:
             SessionError: If a host device is installed in this context.
         """
-        if self._installed or numpy_memory.installed():
+        counted = numpy_memory.installed()
+        if self._installed or (counted and not lending.lend(self)):
             raise SessionError(
                 'a host device already counts the NumPy allocations of this thread; '
                 'leave the first session before entering another one, and enter '
@@ -76,6 +77,7 @@ class HostMemory(Memory):
         self.counter.uninstall()
         self._reclaim = None
         self._installed = False
+        lending.take_back(self)
 
     def close(self) -> None:
         self._adopted.clear()

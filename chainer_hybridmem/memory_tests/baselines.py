@@ -1,0 +1,117 @@
+"""Base lines of memory tests: one versioned JSON file with the peaks of all tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chainer_hybridmem import files
+from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem.memory_tests.measured_peak import describe_bytes
+from chainer_hybridmem.records.peak import Peak
+from chainer_hybridmem.units import format_bytes, parse_bytes
+
+FORMAT = 'chainer_hybridmem/memory-baselines'
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The peak of one test, as it was.
+
+    Attributes:
+        peak_bytes (int): Its bytes.
+        layers (dict): Bytes by layer at that moment.
+    """
+
+    peak_bytes: int
+    layers: dict[str, int]
+
+
+def load(path: str) -> dict[str, Baseline]:
+    """Reads base lines by the id of their test; none if there is no file.
+
+    Raises:
+        FormatError: If the file holds something else.
+    """
+    if not os.path.exists(path):
+        return {}
+    text = files.read_text(path)
+    with files.named(path):
+        body = files.parse(text, FORMAT, VERSION)
+        try:
+            return {str(test): _parse(entry) for test, entry in body['tests'].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(
+                f'The base lines cannot be used ({type(error).__name__}: {error}). '
+                f'Restore the file, or remove it and run pytest --hybridmem-update.'
+            ) from error
+
+
+def _parse(entry: Any) -> Baseline:
+    layers = {str(layer): int(nbytes) for layer, nbytes in entry['layers'].items()}
+    return Baseline(int(entry['peak_bytes']), layers)
+
+
+def save(path: str, changed: Mapping[str, Baseline]) -> None:
+    """Writes base lines over those of the same tests; others stay.
+
+    Raises:
+        FormatError: If the file holds something else.
+        OSError: If it cannot be written.
+    """
+    tests = {**load(path), **changed}
+    entries = {test: dataclasses.asdict(tests[test]) for test in sorted(tests)}
+    body = {'format': FORMAT, 'version': VERSION, 'tests': entries}
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(json.dumps(body, indent=1) + '\n')
+
+
+def allowed_growth(tolerance: str | float, peak_bytes: int) -> int:
+    """Bytes that a peak may grow by.
+
+    Args:
+        tolerance: A size, or a percentage such as ``'1%'``.
+        peak_bytes: Of the base line.
+
+    Raises:
+        OptionError: If it is neither.
+    """
+    if isinstance(tolerance, str) and tolerance.rstrip().endswith('%'):
+        share = tolerance.rstrip()[:-1].strip()
+        if not re.fullmatch(r'\d+(\.\d+)?', share):
+            raise OptionError(
+                f"tolerance is {tolerance!r}; a percentage such as '1%' is needed."
+            )
+        return int(peak_bytes * float(share) / 100)
+    return parse_bytes(tolerance, 'tolerance', least=0)
+
+
+def describe_growth(
+    peak: Peak, before: Baseline, tolerance: str | float, path: str
+) -> str | None:
+    """Why a test fails that needs more than its base line; None if it does not.
+
+    Args:
+        peak: Measured now.
+        before: Its base line.
+        tolerance: As for :func:`allowed_growth`.
+        path: The file of base lines.
+
+    Raises:
+        OptionError: If the tolerance cannot be used.
+    """
+    more = peak.nbytes - before.peak_bytes
+    if more <= allowed_growth(tolerance, before.peak_bytes):
+        return None
+    lines = [
+        f'The peak has grown by {describe_bytes(more)}: {format_bytes(peak.nbytes)}, '
+        f'and {format_bytes(before.peak_bytes)} in {path}.',
+        *(f'  {line}' for line in peak.describe_growth(before.layers)),
+        'If this is intended: pytest --hybridmem-update',
+    ]
+    return '\n'.join(lines)
