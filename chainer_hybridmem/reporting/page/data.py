@@ -1,0 +1,319 @@
+"""What a page shows, as plain values: bytes int, seconds float, names as text.
+
+A page embeds one object of :func:`make_data`, and everything in it comes from there.
+Long columns hold numbers of entries: a name is its place in ``names``, a storage its
+place in ``storages``, a group its place in ``groups``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.records.plan import MapPlan, Plan
+from chainer_hybridmem.records.profile import Profile, Storage
+from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.reporting.page.composition import (
+    GROUPS,
+    Composition,
+    Presence,
+    compose,
+)
+from chainer_hybridmem.reporting.page.figures import (
+    Figures,
+    Run,
+    profile_figures,
+    run_figures,
+    shown_name,
+    sweep_figures,
+)
+from chainer_hybridmem.reporting.page.prices import find_prices
+from chainer_hybridmem.reporting.page.thinning import (
+    thin_intervals,
+    thin_operations,
+    thin_samples,
+)
+from chainer_hybridmem.reporting.palette import (
+    COLOURS,
+    GROUP_COLOURS,
+    LINE_COLOURS,
+)
+from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.simulation.crossing import decided_by
+
+FORMAT, VERSION = 'chainer_hybridmem/report', 1
+MOST_MOMENTS = 3000  # of all runs together, and likewise below
+MOST_SPANS = 8000
+MOST_STORAGES = 3000
+MOST_PRICED = 20
+GIBIBYTE = 2**30
+SWEEP_SECONDS = 10.0
+_DIGITS = 9  # of seconds in long columns: nanoseconds
+
+
+def make_data(
+    profile: Profile,
+    runs: Sequence[Run],
+    name: str,
+    planned: Sequence[Figures] = (),
+    sweep_seconds: float = SWEEP_SECONDS,
+) -> Figures:
+    """Everything that a page shows.
+
+    Args:
+        profile: The recorded iteration.
+        runs: One or more; the first one is what others are compared with.
+        name: What the page calls the profile.
+        planned: Figures of plans at other limits, with ``planner``,
+            ``memory_limit_bytes``, ``fits`` and ``overhead``.
+        sweep_seconds: Time for the bound at other limits.
+
+    Raises:
+        PlanError: If a plan is not one for the profile.
+    """
+    problems = [_problem_of(profile, run.plan) for run in runs]
+    page = _Page(profile, len(runs))
+    shown = [
+        page.make_run(run, problem) for run, problem in zip(runs, problems, strict=True)
+    ]
+    return {
+        'format': FORMAT,
+        'version': VERSION,
+        'profile': profile_figures(problems[0], name),
+        'groups': list(GROUPS),
+        'colours': {'groups': GROUP_COLOURS, 'kinds': COLOURS, 'lines': LINE_COLOURS},
+        'names': page.names.entries,
+        'storages': page.storage_columns(),
+        'runs': shown,
+        'differences': _differences(page, runs),
+        'sweep': sweep_figures(problems[0], planned, sweep_seconds),
+    }
+
+
+def _problem_of(profile: Profile, plan: Plan) -> Problem:
+    crossing = decided_by(profile, plan)
+    return make_problem(profile, crossing, plan.host_limit_bytes, parts=plan.parts)
+
+
+class _Names:
+    """A table of names, each there once."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        text = shown_name(text)
+        place = self._places.setdefault(text, len(self.entries))
+        if place == len(self.entries):
+            self.entries.append(text)
+        return place
+
+    def places(self, texts: Iterable[str]) -> list[int]:
+        return [self.place(text) for text in texts]
+
+
+class _Page:
+    """Tables that all runs of a page share, and how much each run may show.
+
+    Args:
+        profile (Profile): The recorded iteration.
+        runs (int): How many there are.
+    """
+
+    def __init__(self, profile: Profile, runs: int) -> None:
+        self.profile = profile
+        self.names = _Names()
+        self._storages: list[Storage] = []
+        self._places: dict[int, int] = {}
+        self._moments = MOST_MOMENTS // runs
+        self._spans = MOST_SPANS // runs
+        self._most_storages = MOST_STORAGES // runs
+
+    def storage_columns(self) -> Figures:
+        """The table of storages."""
+        return {
+            'id': [storage.id for storage in self._storages],
+            'name': self.names.places(storage.label for storage in self._storages),
+            'producer': [storage.producer for storage in self._storages],
+            'bytes': [storage.nbytes for storage in self._storages],
+            'category': [storage.category.value for storage in self._storages],
+        }
+
+    def place(self, storage: int) -> int:
+        """The place of a storage in the table; -1 for none."""
+        if storage < 0:
+            return -1
+        place = self._places.setdefault(storage, len(self._storages))
+        if place == len(self._storages):
+            self._storages.append(self.profile.storages[storage])
+        return place
+
+    def make_run(self, run: Run, problem: Problem) -> Figures:
+        """One run.
+
+        Args:
+            run: The run.
+            problem: Of its plan.
+        """
+        plan, timeline = run.plan, simulate(problem, run.plan)
+        composition = compose(self.profile, plan)
+        prices = find_prices(problem, plan.memory_limit_bytes)
+        costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))
+        shown = self._choose(composition.presences)
+        return {
+            'name': shown_name(run.name),
+            'figures': run_figures(self.profile, run, timeline),
+            'moments': self._moment_columns(composition, timeline),
+            'presences': [self._presence(p, costs) for p in shown],
+            'maps': self._map_rows(plan.maps),
+            'lanes': self._lane_columns(timeline.intervals),
+            'measured': self._measured(run.measured),
+            'prices': {
+                'bound_seconds': prices.bound_seconds,
+                'more_bytes': prices.more_bytes,
+                'bound_with_more_seconds': prices.bound_with_more_seconds,
+                'saved_seconds': prices.bound_seconds - prices.bound_with_more_seconds,
+                'seconds_per_gibibyte': float(costs[-1] * GIBIBYTE),
+                'operations': self._priced_operations(prices.seconds_per_byte),
+            },
+        }
+
+    def _choose(self, presences: Sequence[Presence]) -> list[Presence]:
+        """The largest ones."""
+        storages = self.profile.storages
+        ordered = sorted(presences, key=lambda p: -storages[p.storage].nbytes)
+        return ordered[: self._most_storages]
+
+    def _presence(self, presence: Presence, costs: np.ndarray) -> Figures:
+        """A storage while it is there, and by how much the bound falls without it.
+
+        Args:
+            presence: The storage.
+            costs: (n + 1,) seconds per byte of all operations before.
+        """
+        per_byte = sum(costs[last] - costs[first] for first, last in presence.stays)
+        return {
+            'storage': self.place(presence.storage),
+            'group': GROUPS.index(presence.group),
+            'seconds': float(per_byte * self.profile.storages[presence.storage].nbytes),
+            'stays': [position for stay in presence.stays for position in stay],
+        }
+
+    def _moment_columns(self, composition: Composition, timeline: Timeline) -> Figures:
+        firsts, highest = thin_operations(composition.load_bytes, self._moments)
+        starts = _operation_starts(timeline.intervals)
+        operations = self.profile.operations
+        replayed = composition.replayed[highest].tolist()
+        return {
+            'operation': highest.tolist(),
+            'name': self.names.places(operations[k].label for k in highest.tolist()),
+            'phase': [operations[k].phase.value for k in highest.tolist()],
+            'start_seconds': [_rounded(starts[k]) for k in firsts.tolist()],
+            'end_seconds': _rounded(timeline.total_seconds),
+            'load_bytes': composition.load_bytes[highest].tolist(),
+            'group_bytes': [
+                composition.group_bytes[group][highest].tolist() for group in GROUPS
+            ],
+            'replay_bytes': composition.replay_bytes[highest].tolist(),
+            'replayed': [
+                self.names.place(operations[k].label) if k >= 0 else -1
+                for k in replayed
+            ],
+        }
+
+    def _map_rows(self, maps: Sequence[MapPlan]) -> list[list[Any]]:
+        """Storage, action, position of release and of need; the largest maps."""
+        storages = self.profile.storages
+        ordered = sorted(maps, key=lambda entry: -storages[entry.storage].nbytes)
+        return [
+            [
+                self.place(entry.storage),
+                entry.action.value,
+                entry.release_before,
+                entry.needed_before,
+            ]
+            for entry in ordered[: self._most_storages]
+        ]
+
+    def _lane_columns(self, intervals: Sequence[Interval]) -> Figures:
+        spans = thin_intervals(intervals, self._spans)
+        shown = [span.interval for span in spans]
+        return {
+            'lane': [interval.lane for interval in shown],
+            'kind': [interval.kind for interval in shown],
+            'name': self.names.places(interval.label for interval in shown),
+            'start_seconds': [_rounded(interval.start_seconds) for interval in shown],
+            'end_seconds': [_rounded(interval.end_seconds) for interval in shown],
+            'storage': [self.place(interval.storage) for interval in shown],
+            'count': [span.count for span in spans],
+        }
+
+    def _measured(self, measured: Measured | None) -> Figures | None:
+        if measured is None:
+            return None
+        samples = thin_samples(measured.samples, self._moments)
+        return {
+            'total_seconds': measured.total_seconds,
+            'start_seconds': [_rounded(seconds) for seconds, _ in samples],
+            'load_bytes': [nbytes for _, nbytes in samples],
+            'lanes': self._lane_columns(measured.intervals),
+        }
+
+    def _priced_operations(self, prices: np.ndarray) -> list[Figures]:
+        """Operations at which memory is short, the dearest first."""
+        order = np.argsort(-prices, kind='stable')[:MOST_PRICED].tolist()
+        return [
+            {
+                'operation': k,
+                'name': self.names.place(self.profile.operations[k].label),
+                'seconds_per_gibibyte': float(prices[k] * GIBIBYTE),
+            }
+            for k in order
+            if prices[k] > 0
+        ]
+
+
+def _rounded(seconds: float) -> float:
+    return round(float(seconds), _DIGITS)
+
+
+def _operation_starts(intervals: Sequence[Interval]) -> list[float]:
+    """Start of each operation, from its first replay on."""
+    starts: list[float] = []
+    replay: float | None = None
+    for interval in intervals:
+        if interval.kind == 'recompute' and replay is None:
+            replay = interval.start_seconds
+        if interval.kind in OPERATIONS:
+            starts.append(interval.start_seconds if replay is None else replay)
+            replay = None
+    return starts
+
+
+def _differences(page: _Page, runs: Sequence[Run]) -> list[Figures]:
+    """Maps with another action than in the first run, for each of the other runs."""
+    first = {entry.storage: entry.action for entry in runs[0].plan.maps}
+    storages = page.profile.storages
+    found = []
+    for run in runs[1:]:
+        differing = [
+            (entry.storage, first[entry.storage], entry.action)
+            for entry in run.plan.maps
+            if entry.storage in first and first[entry.storage] is not entry.action
+        ]
+        differing.sort(key=lambda row: -storages[row[0]].nbytes)
+        found.append(
+            {
+                'maps': len(differing),
+                'bytes': sum(storages[storage].nbytes for storage, _, _ in differing),
+                'largest': [
+                    [page.place(storage), one.value, other.value]
+                    for storage, one, other in differing[: MOST_MOMENTS // 10]
+                ],
+            }
+        )
+    return found
