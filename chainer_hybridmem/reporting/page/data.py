@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
-from chainer_hybridmem.records.plan import MapPlan, Plan
+from chainer_hybridmem.records.plan import MapPlan
 from chainer_hybridmem.records.profile import Profile, Storage
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import (
@@ -43,11 +43,13 @@ from chainer_hybridmem.reporting.palette import (
 )
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.crossing import decided_by
+from chainer_hybridmem.simulation.problem import with_parts
+from chainer_hybridmem.terminal import printable
 
 FORMAT, VERSION = 'chainer_hybridmem/report', 1
-MOST_MOMENTS = 3000  # of all runs together, and likewise below
-MOST_SPANS = 8000
-MOST_STORAGES = 3000
+MOST_MOMENTS = 2000  # of all runs together, and likewise below
+MOST_SPANS = 5000
+MOST_STORAGES = 2500
 MOST_PRICED = 20
 GIBIBYTE = 2**30
 SWEEP_SECONDS = 10.0
@@ -60,6 +62,7 @@ def make_data(
     name: str,
     planned: Sequence[Figures] = (),
     sweep_seconds: float = SWEEP_SECONDS,
+    report: str = '',
 ) -> Figures:
     """Everything that a page shows.
 
@@ -70,11 +73,12 @@ def make_data(
         planned: Figures of plans at other limits, with ``planner``,
             ``memory_limit_bytes``, ``fits`` and ``overhead``.
         sweep_seconds: Time for the bound at other limits.
+        report: A session's report as a table, to be shown as it is.
 
     Raises:
         PlanError: If a plan is not one for the profile.
     """
-    problems = [_problem_of(profile, run.plan) for run in runs]
+    problems = [_problem_of(profile, run) for run in runs]
     page = _Page(profile, len(runs))
     shown = [
         page.make_run(run, problem) for run, problem in zip(runs, problems, strict=True)
@@ -83,8 +87,13 @@ def make_data(
         'format': FORMAT,
         'version': VERSION,
         'profile': profile_figures(problems[0], name),
+        'report': printable(report, lines=True),
         'groups': list(GROUPS),
-        'colours': {'groups': GROUP_COLOURS, 'kinds': COLOURS, 'lines': LINE_COLOURS},
+        'colours': {
+            'groups': GROUP_COLOURS,
+            'kinds': COLOURS,
+            'lines': list(LINE_COLOURS),
+        },
         'names': page.names.entries,
         'storages': page.storage_columns(),
         'runs': shown,
@@ -93,7 +102,10 @@ def make_data(
     }
 
 
-def _problem_of(profile: Profile, plan: Plan) -> Problem:
+def _problem_of(profile: Profile, run: Run) -> Problem:
+    plan = run.plan
+    if run.problem is not None:
+        return with_parts(run.problem, plan.parts)
     crossing = decided_by(profile, plan)
     return make_problem(profile, crossing, plan.host_limit_bytes, parts=plan.parts)
 

@@ -15,7 +15,7 @@ from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.terminal import printable
 
-MOST_LETTERS = 160  # of a name
+MOST_LETTERS = 120  # of a name
 SWEEP_LIMITS = 9
 
 Figures = dict[str, Any]
@@ -31,18 +31,21 @@ class Run:
         measured (Measured or None): An iteration that followed it.
         figures (dict): More figures of the run, such as a session's medians:
             ``measured_seconds``, ``measured_peak_bytes``.
+        problem (Problem or None): What the plan was made for, with the bounds that are
+            known; None makes it anew.
     """
 
     name: str
     plan: Plan
     measured: Measured | None = None
     figures: Figures = dataclasses.field(default_factory=dict)
+    problem: Problem | None = None
 
 
 def shown_name(text: str) -> str:
     """A name as the page has it: no marks that turn text around, and not too long."""
     text = printable(text)
-    return text if len(text) <= MOST_LETTERS else f'{text[: MOST_LETTERS - 1]}…'
+    return text if len(text) <= MOST_LETTERS else f'…{text[1 - MOST_LETTERS :]}'
 
 
 def profile_figures(problem: Problem, name: str) -> Figures:

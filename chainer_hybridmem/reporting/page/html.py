@@ -54,6 +54,15 @@ def make_text(text: str) -> str:
     return f'<pre>{html.escape(text)}</pre>'
 
 
+def make_text_page(text: str) -> str:
+    """Plain text as a page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<title>hybridmem report</title>\n{make_text(text)}\n</html>\n'
+    )
+
+
 def _read(name: str) -> str:
     folder = importlib.resources.files('chainer_hybridmem.reporting.page')
     return folder.joinpath('assets').joinpath(name).read_text(encoding='utf-8')

@@ -72,7 +72,8 @@ def sweep_bound(
     Args:
         problem: What is planned.
         count: Number of limits.
-        time_budget: Seconds after which no further limit is begun.
+        time_budget: Seconds after which no further limit is begun, nor one that would
+            end after them if it took as long as the one before.
 
     Returns:
         list of tuple: Limits in bytes, ascending, and bounds in seconds, descending:
@@ -83,10 +84,12 @@ def sweep_bound(
     span = max(most - least, 0)
     limits = {least + span * i // max(count - 1, 1) for i in range(count)}
     found: dict[int, float] = {}
-    for limit in _coarse_first(sorted(limits)):
-        if found and time.monotonic() > deadline:
-            break
+    for limit in _easy_first(sorted(limits)):
+        began = time.monotonic()
         found[limit] = lower_bound(problem, limit).seconds
+        now = time.monotonic()
+        if now + (now - began) >= deadline:
+            break
     highest, curve = 0.0, []
     for limit, seconds in sorted(found.items(), reverse=True):
         highest = max(highest, seconds)
@@ -94,11 +97,11 @@ def sweep_bound(
     return curve[::-1]
 
 
-def _coarse_first(limits: list[int]) -> list[int]:
-    """Both ends first, then halves, so that what is left out lies in between."""
+def _easy_first(limits: list[int]) -> list[int]:
+    """The highest limit, then halves and quarters; the lowest, and hardest, last."""
     order: dict[int, None] = {}
-    step = max(len(limits) - 1, 1)
-    while step:
-        order |= dict.fromkeys([*limits[::step], limits[-1]] if limits else [])
+    step = len(limits) - 1
+    while step > 0:
+        order |= dict.fromkeys(limits[:0:-step])
         step //= 2
-    return list(order)
+    return [*order, limits[0]]

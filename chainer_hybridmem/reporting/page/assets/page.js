@@ -105,7 +105,9 @@
         h.state.runs[side] = Number(made.value);
         lay();
       }}, ...runs.map((run, i) => {
-        const option = e('option', {value: i});
+        const option = e('option', {
+          value: i, 'data-path': `runs.${i}.name`, 'data-unit': 'name',
+        });
         option.textContent = run.name;
         return option;
       }));
@@ -214,11 +216,14 @@
         'memory of any plan is ', number('profile.least_memory_bytes', 'bytes'), '.'),
       parts.sweep,
       e('div', {class: 'legend'},
-        ...lines.map((line, i) => e('span', {}, h.swatch(h.lineColour(i)), line)),
+        ...lines.map((line, i) => e('span', {}, h.swatch(h.lineColour(i)), name(
+          `sweep.plans.${h.data.sweep.plans.findIndex((row) => row.planner === line)}.planner`))),
         ...runs.map((run, i) => e('span', {}, h.swatch(h.lineColour(lines.length + i)),
           name(`runs.${i}.name`)))),
       e('details', {}, e('summary', {}, 'As a table'), h.sweepTable()),
       e('h2', {}, 'Figures'), h.figureTable(),
+      ...(h.data.report ? [e('h2', {}, 'Report of the session'),
+        e('div', {class: 'scroll'}, e('pre', {}, name('report')))] : []),
       e('h2', {}, e('label', {for: 'query'}, 'Search')), parts.query, parts.found,
     ];
     main.replaceChildren(...blocks.filter((block) => block !== null));

@@ -157,8 +157,8 @@
         e('div', {}, e('h3', {}, 'Where memory is short'),
           h.table('prices by operation', ['operation', 'a GiB saves'], operations)),
         e('div', {}, e('h3', {}, 'What would lower it'),
-          e('p', {class: 'soft'}, 'By how much the bound falls at most if this storage takes no ' +
-            'memory where memory is short: made smaller, run in parts, or left out.'),
+          e('p', {class: 'soft'}, 'As much room more as this storage takes, while it is there, ' +
+            'lowers the bound by at most so much: make it smaller, or run its function in parts.'),
           h.table('prices by storage', ['name', 'kind', 'made by', 'bytes', 'saves at most'], dear.map((place) => [
             h.storageButton(presences[place].storage), groupCell(presences[place].group),
             producer(presences[place].storage),
