@@ -124,6 +124,8 @@ def test_figures_are_those_of_plan_and_simulator():
     one, two = ({m.storage: m.action for m in plan.maps} for plan in plans)
     differing = [s for s in one if one[s] is not two[s]]
     assert data['differences'][0]['maps'] == len(differing) > 0
+    rows = data['differences'][0]['operations']
+    assert rows[0]['seconds'][0] != rows[0]['seconds'][1]
     assert json.loads(html.embed(data).split('>', 1)[1].rsplit('<', 1)[0]) == data
 
 

@@ -7,20 +7,24 @@ place in ``storages``, a group its place in ``groups``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
 from chainer_hybridmem.records.plan import MapPlan
-from chainer_hybridmem.records.profile import Profile, Storage
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import (
     GROUPS,
     Composition,
     Presence,
     compose,
+)
+from chainer_hybridmem.reporting.page.differences import (
+    differing_operations,
+    find_differences,
 )
 from chainer_hybridmem.reporting.page.figures import (
     Figures,
@@ -31,6 +35,7 @@ from chainer_hybridmem.reporting.page.figures import (
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
+from chainer_hybridmem.reporting.page.tables import Tables
 from chainer_hybridmem.reporting.page.thinning import (
     thin_intervals,
     thin_operations,
@@ -79,10 +84,13 @@ def make_data(
         PlanError: If a plan is not one for the profile.
     """
     problems = [_problem_of(profile, run) for run in runs]
-    page = _Page(profile, len(runs))
+    tables = Tables()
     shown = [
-        page.make_run(run, problem) for run, problem in zip(runs, problems, strict=True)
+        _RunColumns(tables, problem, len(runs)).collect(run)
+        for run, problem in zip(runs, problems, strict=True)
     ]
+    one, *others = zip(runs, problems, strict=True)
+    differences = [find_differences(tables, one, other) for other in others]
     return {
         'format': FORMAT,
         'version': VERSION,
@@ -94,10 +102,10 @@ def make_data(
             'kinds': COLOURS,
             'lines': list(LINE_COLOURS),
         },
-        'names': page.names.entries,
-        'storages': page.storage_columns(),
+        'names': tables.names,
+        'storages': tables.storage_columns(),
         'runs': shown,
-        'differences': _differences(page, runs),
+        'differences': differences,
         'sweep': sweep_figures(problems[0], planned, sweep_seconds),
     }
 
@@ -110,80 +118,44 @@ def _problem_of(profile: Profile, run: Run) -> Problem:
     return make_problem(profile, crossing, plan.host_limit_bytes, parts=plan.parts)
 
 
-class _Names:
-    """A table of names, each there once."""
-
-    def __init__(self) -> None:
-        self.entries: list[str] = []
-        self._places: dict[str, int] = {}
-
-    def place(self, text: str) -> int:
-        text = shown_name(text)
-        place = self._places.setdefault(text, len(self.entries))
-        if place == len(self.entries):
-            self.entries.append(text)
-        return place
-
-    def places(self, texts: Iterable[str]) -> list[int]:
-        return [self.place(text) for text in texts]
-
-
-class _Page:
-    """Tables that all runs of a page share, and how much each run may show.
+class _RunColumns:
+    """What a page shows of one run.
 
     Args:
-        profile (Profile): The recorded iteration.
-        runs (int): How many there are.
+        tables (Tables): Of the page.
+        problem (Problem): Of the run's plan.
+        runs (int): How many runs share the page.
     """
 
-    def __init__(self, profile: Profile, runs: int) -> None:
-        self.profile = profile
-        self.names = _Names()
-        self._storages: list[Storage] = []
-        self._places: dict[int, int] = {}
+    def __init__(self, tables: Tables, problem: Problem, runs: int) -> None:
+        self._tables = tables
+        self._problem = problem
+        self._profile = problem.profile
         self._moments = MOST_MOMENTS // runs
         self._spans = MOST_SPANS // runs
         self._most_storages = MOST_STORAGES // runs
 
-    def storage_columns(self) -> Figures:
-        """The table of storages."""
-        return {
-            'id': [storage.id for storage in self._storages],
-            'name': self.names.places(storage.label for storage in self._storages),
-            'producer': [storage.producer for storage in self._storages],
-            'bytes': [storage.nbytes for storage in self._storages],
-            'category': [storage.category.value for storage in self._storages],
-        }
-
-    def place(self, storage: int) -> int:
-        """The place of a storage in the table; -1 for none."""
+    def _place(self, storage: int) -> int:
+        """The place of a storage by its id; -1 for none."""
         if storage < 0:
             return -1
-        place = self._places.setdefault(storage, len(self._storages))
-        if place == len(self._storages):
-            self._storages.append(self.profile.storages[storage])
-        return place
+        return self._tables.place_storage(self._profile.storages[storage])
 
-    def make_run(self, run: Run, problem: Problem) -> Figures:
-        """One run.
-
-        Args:
-            run: The run.
-            problem: Of its plan.
-        """
-        plan, timeline = run.plan, simulate(problem, run.plan)
-        composition = compose(self.profile, plan)
-        prices = find_prices(problem, plan.memory_limit_bytes)
+    def collect(self, run: Run) -> Figures:
+        """All columns and figures."""
+        plan, timeline = run.plan, simulate(self._problem, run.plan)
+        composition = compose(self._profile, plan)
+        prices = find_prices(self._problem, plan.memory_limit_bytes)
         costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))
         shown = self._choose(composition.presences)
         return {
             'name': shown_name(run.name),
-            'figures': run_figures(self.profile, run, timeline),
+            'figures': run_figures(self._profile, run, timeline),
             'moments': self._moment_columns(composition, timeline),
             'presences': [self._presence(p, costs) for p in shown],
             'maps': self._map_rows(plan.maps),
             'lanes': self._lane_columns(timeline.intervals),
-            'measured': self._measured(run.measured),
+            'measured': self._measured(run.measured, timeline),
             'prices': {
                 'bound_seconds': prices.bound_seconds,
                 'more_bytes': prices.more_bytes,
@@ -196,7 +168,7 @@ class _Page:
 
     def _choose(self, presences: Sequence[Presence]) -> list[Presence]:
         """The largest ones."""
-        storages = self.profile.storages
+        storages = self._profile.storages
         ordered = sorted(presences, key=lambda p: -storages[p.storage].nbytes)
         return ordered[: self._most_storages]
 
@@ -209,20 +181,24 @@ class _Page:
         """
         per_byte = sum(costs[last] - costs[first] for first, last in presence.stays)
         return {
-            'storage': self.place(presence.storage),
+            'storage': self._place(presence.storage),
             'group': GROUPS.index(presence.group),
-            'seconds': float(per_byte * self.profile.storages[presence.storage].nbytes),
+            'seconds': float(
+                per_byte * self._profile.storages[presence.storage].nbytes
+            ),
             'stays': [position for stay in presence.stays for position in stay],
         }
 
     def _moment_columns(self, composition: Composition, timeline: Timeline) -> Figures:
         firsts, highest = thin_operations(composition.load_bytes, self._moments)
         starts = _operation_starts(timeline.intervals)
-        operations = self.profile.operations
+        operations = self._profile.operations
         replayed = composition.replayed[highest].tolist()
         return {
             'operation': highest.tolist(),
-            'name': self.names.places(operations[k].label for k in highest.tolist()),
+            'name': self._tables.place_names(
+                operations[k].label for k in highest.tolist()
+            ),
             'phase': [operations[k].phase.value for k in highest.tolist()],
             'start_seconds': [_rounded(starts[k]) for k in firsts.tolist()],
             'end_seconds': _rounded(timeline.total_seconds),
@@ -232,18 +208,18 @@ class _Page:
             ],
             'replay_bytes': composition.replay_bytes[highest].tolist(),
             'replayed': [
-                self.names.place(operations[k].label) if k >= 0 else -1
+                self._tables.place_name(operations[k].label) if k >= 0 else -1
                 for k in replayed
             ],
         }
 
     def _map_rows(self, maps: Sequence[MapPlan]) -> list[list[Any]]:
         """Storage, action, position of release and of need; the largest maps."""
-        storages = self.profile.storages
+        storages = self._profile.storages
         ordered = sorted(maps, key=lambda entry: -storages[entry.storage].nbytes)
         return [
             [
-                self.place(entry.storage),
+                self._place(entry.storage),
                 entry.action.value,
                 entry.release_before,
                 entry.needed_before,
@@ -257,14 +233,16 @@ class _Page:
         return {
             'lane': [interval.lane for interval in shown],
             'kind': [interval.kind for interval in shown],
-            'name': self.names.places(interval.label for interval in shown),
+            'name': self._tables.place_names(interval.label for interval in shown),
             'start_seconds': [_rounded(interval.start_seconds) for interval in shown],
             'end_seconds': [_rounded(interval.end_seconds) for interval in shown],
-            'storage': [self.place(interval.storage) for interval in shown],
+            'storage': [self._place(interval.storage) for interval in shown],
             'count': [span.count for span in spans],
         }
 
-    def _measured(self, measured: Measured | None) -> Figures | None:
+    def _measured(
+        self, measured: Measured | None, timeline: Timeline
+    ) -> Figures | None:
         if measured is None:
             return None
         samples = thin_samples(measured.samples, self._moments)
@@ -273,6 +251,9 @@ class _Page:
             'start_seconds': [_rounded(seconds) for seconds, _ in samples],
             'load_bytes': [nbytes for _, nbytes in samples],
             'lanes': self._lane_columns(measured.intervals),
+            'operations': differing_operations(
+                self._tables, self._profile, timeline.intervals, measured.intervals
+            ),
         }
 
     def _priced_operations(self, prices: np.ndarray) -> list[Figures]:
@@ -281,7 +262,7 @@ class _Page:
         return [
             {
                 'operation': k,
-                'name': self.names.place(self.profile.operations[k].label),
+                'name': self._tables.place_name(self._profile.operations[k].label),
                 'seconds_per_gibibyte': float(prices[k] * GIBIBYTE),
             }
             for k in order
@@ -304,28 +285,3 @@ def _operation_starts(intervals: Sequence[Interval]) -> list[float]:
             starts.append(interval.start_seconds if replay is None else replay)
             replay = None
     return starts
-
-
-def _differences(page: _Page, runs: Sequence[Run]) -> list[Figures]:
-    """Maps with another action than in the first run, for each of the other runs."""
-    first = {entry.storage: entry.action for entry in runs[0].plan.maps}
-    storages = page.profile.storages
-    found = []
-    for run in runs[1:]:
-        differing = [
-            (entry.storage, first[entry.storage], entry.action)
-            for entry in run.plan.maps
-            if entry.storage in first and first[entry.storage] is not entry.action
-        ]
-        differing.sort(key=lambda row: -storages[row[0]].nbytes)
-        found.append(
-            {
-                'maps': len(differing),
-                'bytes': sum(storages[storage].nbytes for storage, _, _ in differing),
-                'largest': [
-                    [page.place(storage), one.value, other.value]
-                    for storage, one, other in differing[: MOST_MOMENTS // 10]
-                ],
-            }
-        )
-    return found

@@ -141,7 +141,7 @@
     const composition = e('div', {});
     const section = e('section', {class: 'run', 'aria-label': runs[run].name},
       e('h2', {}, name(`runs.${run}.name`)), h.tiles(run), memory, lanes, ...legend(run), composition,
-      e('h3', {}, 'What memory costs'), h.prices(run));
+      e('h3', {}, 'What memory costs'), h.prices(run), h.pace(run));
     return {run, section, memory, lanes, composition};
   }
 

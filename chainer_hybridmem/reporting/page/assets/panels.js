@@ -185,8 +185,29 @@
     return e('div', {},
       e('p', {}, number(`${base}.maps`, 'count'), ' feature maps are treated otherwise, ',
         number(`${base}.bytes`, 'bytes'), ' in all', rows.length ? '; the largest ones:' : '.'),
-      rows.length ? h.table('feature maps treated otherwise',
-        ['feature map', name('runs.0.name'), name(`runs.${other}.name`), 'bytes'], rows) : null);
+      e('div', {class: 'columns'},
+        rows.length ? h.table('feature maps treated otherwise',
+          ['feature map', name('runs.0.name'), name(`runs.${other}.name`), 'bytes'], rows) : null,
+        paceTable(0, base, [name('runs.0.name'), name(`runs.${other}.name`)])));
+  };
+
+  // Operations whose times differ most, with what they wait for and replay.
+  function paceTable(run, base, titles) {
+    const moments = h.data.runs[run].moments;
+    return h.table('operations whose times differ', ['operation', 'number', ...titles],
+      h.look(base).operations.map((row, i) => [
+        momentButton(nearest(moments, row.operation), `names.${row.name}`),
+        number(`${base}.operations.${i}.operation`, 'count'),
+        ...[0, 1].map((side) => number(`${base}.operations.${i}.seconds.${side}`, 'seconds')),
+      ]));
+  }
+
+  h.pace = function (run) {
+    if (!h.data.runs[run].measured) return null;
+    return e('div', {}, e('h3', {}, 'Where the prediction differs'),
+      e('p', {class: 'soft'}, 'Seconds from the end of the operation before, waits and replays ' +
+        'included.'),
+      paceTable(run, `runs.${run}.measured`, ['predicted', 'measured']));
   };
 
   // -- search -------------------------------------------------------------------
