@@ -25,7 +25,9 @@ def make_page(data: dict[str, Any]) -> str:
     styles = '\n'.join(_read(name) for name in _STYLES)
     programs = '\n'.join(f'<script>{_read(name)}</script>' for name in _PROGRAMS)
     page = _read('page.html')
+    licence = f'<!-- uPlot: {_read("uPlot.LICENSE.txt").strip()} -->'
     for mark, text in (
+        ('<!--licence-->', licence),
         ('/*styles*/', styles),
         ('<!--data-->', embed(data)),
         ('<!--programs-->', programs),

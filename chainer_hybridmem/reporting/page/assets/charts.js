@@ -8,7 +8,7 @@
   const charts = [];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const axisPixels = (box) => (box.clientWidth < 480 ? 58 : 78);
+  const axisPixels = (box) => (box.clientWidth < 480 ? 64 : 78);
 
   h.live = {charts};
 
@@ -236,13 +236,13 @@
     const options = timeOptions(box, h.state.end);
     options.scales.y = {range: () => [0, rows]};
     const titles = parts.flatMap((part, place) =>
-      LANES.map(([, title]) => (place ? `${title}, m.` : title)));
+      LANES.map(([, title]) => (place ? `${title} m.` : title)));
     options.axes = [
       axis({values: secondLabels, space: 70, size: 30}),
       axis({
         splits: () => titles.map((title, row) => rows - row - 0.5),
         values: () => titles, size: axisPixels(box), grid: {show: false}, ticks: {show: false},
-        font: '11px system-ui, sans-serif',
+        font: `${box.clientWidth < 480 ? 10 : 11}px system-ui, sans-serif`,
       }),
     ];
     options.series = [{}, {show: false}];

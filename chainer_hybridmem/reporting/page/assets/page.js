@@ -127,7 +127,7 @@
         .map(([group]) => item(colours.groups[group], h.groupTitle(group)))),
       e('div', {class: 'legend'}, ...Object.keys(colours.kinds).filter((kind) => kinds.has(kind))
         .map((kind) => item(colours.kinds[kind], kind)),
-      e('span', {}, '– – limit'), measured ? e('span', {}, '⋯ measured load') : null),
+      e('span', {}, '– – limit'), measured ? e('span', {}, '⋯ measured load; m.: measured') : null),
     ];
   }
 

@@ -4,7 +4,7 @@
   const {element: e, number, name} = h;
   const TITLES = {
     keep: 'maps to keep', swap: 'maps to swap', recompute: 'maps to recompute',
-    replay: 'replay under way', workspace: 'workspace and temporaries', 'other map': 'other maps',
+    replay: 'replay under way', workspace: 'workspace', 'other map': 'other maps',
     gradient: 'gradients', input: 'inputs', parameter: 'parameters',
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
   };
