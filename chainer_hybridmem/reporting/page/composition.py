@@ -165,7 +165,8 @@ def _read(journal: _Journal, loads: np.ndarray) -> Composition:
         group: np.zeros(n + 1, np.int64) for group in GROUPS
     }
     presences: dict[tuple[int, str], Presence] = {}
-    present: dict[int, tuple[str, int]] = {}
+    # A replay may make again what is there: its own goes first.
+    present: dict[int, list[tuple[str, int]]] = {}
 
     def note(storage: int, group: str, first: int, last: int) -> None:
         if first == last:
@@ -180,12 +181,13 @@ def _read(journal: _Journal, loads: np.ndarray) -> Composition:
     for number, change in enumerate(journal.changes):
         first = bisect.bisect_right(ends, number)
         if change.gained:
-            present[change.storage] = change.group, first
+            present.setdefault(change.storage, []).append((change.group, first))
         else:
-            group, since = present.pop(change.storage)
+            group, since = present[change.storage].pop()
             note(change.storage, group, since, first)
-    for storage, (group, since) in present.items():
-        note(storage, group, since, n)
+    for storage, stack in present.items():
+        for group, since in stack:
+            note(storage, group, since, n)
     columns: dict[str, np.ndarray] = {
         group: np.cumsum(column)[:n] for group, column in group_bytes.items()
     }
