@@ -7,6 +7,7 @@ import json
 
 import pytest
 from support import toys
+from support.timelines import measured_like
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
@@ -53,6 +54,28 @@ def test_plain_chainer_and_a_sweep(profile, folder, hybridmem):
     for row, bound in zip(rows, data['sweep']['bounds'][::4], strict=True):
         assert row['memory_limit_bytes'] == bound['memory_limit_bytes']
         assert row['overhead'] >= bound['overhead'] - 1e-9
+
+
+def test_two_runs_of_one_plan(profile, plans, folder, hybridmem):
+    timeline = simulate(profile, plans['pooch'])
+    for name, factor in (('one', 1.25), ('two', 1.5)):
+        library.save(measured_like(timeline, plans['pooch'], factor), f'{name}.json')
+    status, out, _ = hybridmem(
+        'report', 'p.json', 'pooch.json', '--measured', 'one.json',
+        '--measured', 'two.json', '-o', 'r.html', '--json', '-',
+    )  # fmt: skip
+    data = json.loads(out)
+    assert status == 0 and [run['name'] for run in data['runs']] == [
+        'one.json',
+        'two.json',
+    ]
+    seconds = [run['figures']['measured_seconds'] for run in data['runs']]
+    total = timeline.total_seconds
+    assert seconds == pytest.approx([1.25 * total, 1.5 * total])
+    (found,) = data['differences']
+    assert found['measured'] and found['maps'] == 0
+    one, two = found['operations'][0]['seconds']
+    assert two / one == pytest.approx(1.5 / 1.25)
 
 
 def test_what_it_refuses(profile, plans, refused, folder):

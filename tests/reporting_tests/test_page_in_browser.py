@@ -12,9 +12,9 @@ import re
 import pytest
 from support import toys
 from support.browser import find_chromium, open_browser
+from support.timelines import measured_like
 
 from chainer_hybridmem import make_plan, units
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sample
 from chainer_hybridmem.reporting.page import Run, make_data, make_frame, make_page
 from chainer_hybridmem.simulation import simulate
 
@@ -50,26 +50,6 @@ FOCUS = """(() => {
     const e = document.activeElement;
     return e.getAttribute('aria-label') || e.textContent;
 })()"""
-
-
-def measured_like(timeline, plan):
-    """A measured timeline that takes a tenth longer than the simulated one."""
-    longer = [
-        dataclasses.replace(
-            i, start_seconds=1.1 * i.start_seconds, end_seconds=1.1 * i.end_seconds
-        )
-        for i in timeline.intervals
-    ]
-    starts = [i.start_seconds for i in longer if i.kind in OPERATIONS]
-    samples = [
-        Sample(start, load, 0, 0, 0, load)
-        for start, load in zip(starts, timeline.load_bytes, strict=True)
-    ]
-    return Measured(
-        plan.planner, plan.profile_fingerprint, plan.memory_limit_bytes, {},
-        1.1 * timeline.total_seconds, timeline.load_bytes, tuple(longer), (),
-        tuple(samples), (),
-    )  # fmt: skip
 
 
 @pytest.fixture(scope='module')
