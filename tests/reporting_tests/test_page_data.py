@@ -127,10 +127,31 @@ def test_the_price_of_memory_bounds_what_more_of_it_saves():
     assert 0 < saved <= price * prices.more_bytes * 1.1
     curve = sweep_bound(problem, 5, 60)
     limits, seconds = zip(*curve, strict=True)
-    assert len(limits) == 5 and limits[-1] == problem.in_core_peak_bytes
+    assert len(limits) == 5 + 2 and limits[-1] == problem.in_core_peak_bytes
     assert all(a >= b for a, b in itertools.pairwise(seconds))
     assert seconds[-1] == pytest.approx(problem.in_core_seconds)
     assert seconds[1] >= lower_bound(problem, limits[1]).seconds
+
+
+def test_prices_of_layers_are_those_of_what_they_hold():
+    profile = library.load_profile(GOOGLENET)
+    problem = make_problem(profile)
+    plan = make_plan(problem, int(0.6 * problem.in_core_peak_bytes), 'swap-all')
+    data = make_data(profile, [Run('plan', plan)], 'p', sweep_seconds=0)
+    (run,), held = data['runs'], {}
+    for presence in run['presences']:
+        label = data['names'][data['storages']['name'][presence['storage']]]
+        layer = label.rpartition('/')[0] or label
+        held[layer] = held.get(layer, 0.0) + presence['seconds']
+    layers = run['prices']['layers']
+    assert layers[0]['seconds'] > 0
+    for row in layers:
+        assert row['seconds'] == pytest.approx(held[data['names'][row['name']]])
+    operations = run['prices']['operations']
+    price = sum(row['seconds_per_gibibyte'] for row in operations)
+    assert price == pytest.approx(run['prices']['seconds_per_gibibyte'])
+    limits = [row['memory_limit_bytes'] for row in data['sweep']['bounds']]
+    assert plan.memory_limit_bytes in limits and limits == sorted(limits)
 
 
 def test_figures_are_those_of_plan_and_simulator():

@@ -46,6 +46,10 @@ OTHER_DIGITS = """(() => {
     return found;
 })()"""
 HEADING = "document.querySelector('.composition h3').textContent"
+PLACE = """(() => {{
+    const box = hybridmem.live.charts[{}].plot.over.getBoundingClientRect();
+    return [box.left, box.top, box.width, box.height];
+}})()"""
 FOCUS = """(() => {
     const e = document.activeElement;
     return e.getAttribute('aria-label') || e.textContent;
@@ -213,6 +217,8 @@ def test_the_keyboard_alone(browser, path, data):
     assert data['names'][data['storages']['name'][selected]] == HOSTILE
     assert browser.run("document.activeElement.getAttribute('aria-pressed')") == 'true'
     check_numbers(browser, data)
+    said = "document.querySelector('.composition p').textContent"
+    assert browser.run(said).startswith(f'Selected: {HOSTILE}, ')
     browser.press('Enter')
     assert browser.run('hybridmem.state.selected') == -1
     assert browser.problems() == []
@@ -221,16 +227,20 @@ def test_the_keyboard_alone(browser, path, data):
 def test_the_mouse(browser, path, data):
     browser.open(path, 1280, 800, False)
     browser.settle()
-    box = browser.run("""(() => {
-        const box = hybridmem.live.charts[0].plot.over.getBoundingClientRect();
-        return [box.left, box.top, box.width, box.height];
-    })()""")
-    left, top, width, height = box
+    left, top, width, height = browser.run(PLACE.format(0))
     browser.point(left + width / 2, top + height / 2)
     browser.settle()
     tip = "document.querySelector('.tip:not([hidden])')"
     assert 'operation' in browser.run(f'{tip}.textContent')
     check_numbers(browser, data)
+    browser.run('window.scrollTo(0, hybridmem.live.charts[4].box.offsetTop - 300)')
+    browser.settle()
+    x, y, wide, high = browser.run(PLACE.format(4))
+    browser.point(x + wide / 2, y + high / 2)
+    browser.settle()
+    assert browser.run(f'{tip}.textContent').startswith('limit ')
+    check_numbers(browser, data)
+    browser.run('window.scrollTo(0, 0)')
     browser.point(left + width / 4, top + height / 2, click=True)
     moment = browser.run('hybridmem.state.moment')
     moments = data['runs'][0]['moments']

@@ -7,6 +7,7 @@ place in ``storages``, a group its place in ``groups``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,6 +164,7 @@ class _RunColumns:
                 'saved_seconds': prices.bound_seconds - prices.bound_with_more_seconds,
                 'seconds_per_gibibyte': float(costs[-1] * GIBIBYTE),
                 'operations': self._priced_operations(prices.seconds_per_byte),
+                'layers': self._priced_layers(composition.presences, costs),
             },
         }
 
@@ -173,21 +175,39 @@ class _RunColumns:
         return ordered[: self._most_storages]
 
     def _presence(self, presence: Presence, costs: np.ndarray) -> Figures:
-        """A storage while it is there, and by how much the bound falls without it.
+        """A storage while it is there.
 
         Args:
             presence: The storage.
             costs: (n + 1,) seconds per byte of all operations before.
         """
-        per_byte = sum(costs[last] - costs[first] for first, last in presence.stays)
         return {
             'storage': self._place(presence.storage),
             'group': GROUPS.index(presence.group),
-            'seconds': float(
-                per_byte * self._profile.storages[presence.storage].nbytes
-            ),
+            'seconds': self._cost(presence, costs),
             'stays': [position for stay in presence.stays for position in stay],
         }
+
+    def _cost(self, presence: Presence, costs: np.ndarray) -> float:
+        """By how much the bound falls at most with so much more room while it stays."""
+        per_byte = sum(costs[last] - costs[first] for first, last in presence.stays)
+        return float(per_byte * self._profile.storages[presence.storage].nbytes)
+
+    def _priced_layers(
+        self, presences: Sequence[Presence], costs: np.ndarray
+    ) -> list[Figures]:
+        """Links, with the costs of all that their functions hold, the dearest first."""
+        seconds: dict[str, float] = defaultdict(float)
+        for presence in presences:
+            label = self._profile.storages[presence.storage].label
+            layer = label.rpartition('/')[0] or label
+            seconds[layer] += self._cost(presence, costs)
+        dearest = sorted(seconds.items(), key=lambda item: -item[1])
+        return [
+            {'name': self._tables.place_name(layer), 'seconds': cost}
+            for layer, cost in dearest[:MOST_PRICED]
+            if cost > 0
+        ]
 
     def _moment_columns(self, composition: Composition, timeline: Timeline) -> Figures:
         firsts, highest = thin_operations(composition.load_bytes, self._moments)

@@ -76,14 +76,19 @@ def sweep_bound(
             end after them if it took as long as the one before.
 
     Returns:
-        list of tuple: Limits in bytes, ascending, and bounds in seconds, descending:
-        what is proven for a limit holds for all limits below.
+        list of tuple: Limits in bytes, ascending, those among them at which the bound
+        is known already, and bounds in seconds, descending: what is proven for a limit
+        holds for all limits below.
     """
     deadline = time.monotonic() + time_budget
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     span = max(most - least, 0)
     limits = {least + span * i // max(count - 1, 1) for i in range(count)}
-    found: dict[int, float] = {}
+    found = {
+        limit: bound.seconds
+        for limit, bound in problem.bounds.items()
+        if least <= limit <= most
+    }
     for limit in _easy_first(sorted(limits)):
         began = time.monotonic()
         found[limit] = lower_bound(problem, limit).seconds

@@ -4,6 +4,7 @@
   const LANES = [['compute', 'compute'], ['d2h', 'swap out'], ['h2d', 'swap in']];
   const KIND_ROWS = {compute: 0, d2h: 1, h2d: 2};
   const ROW_PIXELS = 30;
+  const PERCENTS = [0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
   const KEY = 'moments'; // of charts whose cursors move together
   const charts = [];
 
@@ -152,12 +153,13 @@
         ctx.fillStyle = 'rgba(214, 69, 69, 0.20)';
         for (const presence of run.presences) {
           if (presence.storage !== h.state.selected) continue;
-          operation.forEach((k, i) => {
-            if (!h.isThere(presence, k)) return;
-            const left = plot.valToPos(starts[i], 'x', true);
-            const right = plot.valToPos(i + 1 < starts.length ? starts[i + 1] : end, 'x', true);
+          for (let i = 0, first; i < operation.length; i += 1) {
+            if (!h.isThere(presence, operation[i])) continue;
+            for (first = i; i < operation.length && h.isThere(presence, operation[i]);) i += 1;
+            const left = plot.valToPos(starts[first], 'x', true);
+            const right = plot.valToPos(i < starts.length ? starts[i] : end, 'x', true);
             ctx.fillRect(left, top, Math.max(right - left, 1), height);
-          });
+          }
         }
       }
       const x = Math.round(plot.valToPos(starts[h.state.moment], 'x', true));
@@ -363,16 +365,37 @@
       cursor: {drag: {x: false, y: false}, points: {show: false}, y: false},
       scales: {
         x: {time: false},
-        y: {range: () => [Math.min(0, ...all), Math.max(1, 1.1 * Math.max(...all))]},
+        // From nothing to several times: linear up to a percent, then logarithmic.
+        y: {distr: 4, asinh: 1,
+          range: () => [Math.min(0, ...all), Math.max(1, 1.3 * Math.max(...all))]},
       },
       axes: [
         axis({values: byteLabels, incrs: byteSteps(), space: 80, size: 30}),
-        axis({values: (self, splits) => splits.map((v) => `${+v.toFixed(2)}%`), size: axisPixels(box)}),
+        axis({
+          splits: (self, i, min, max) => PERCENTS.filter((v) => v >= min && v <= max),
+          values: (self, splits) => splits.map((v) => `${v}%`), size: axisPixels(box),
+          filter: (self, splits) => splits,
+        }),
       ],
       series,
     };
-    return make(box, 260, options, data, () => null, () => null);
+    const tell = (plot) => limitWords(xs[plot.cursor.idx]);
+    return make(box, 260, options, data, tell, () => null);
   };
+
+  // What is known at the limit nearest to the cursor.
+  function limitWords(limit) {
+    const {bounds, plans} = h.data.sweep;
+    const rows = [
+      ...bounds.map((row, i) => [row, ['proven bound'], `sweep.bounds.${i}`]),
+      ...plans.map((row, i) => [row, h.name(`sweep.plans.${i}.planner`), `sweep.plans.${i}`]),
+      ...h.data.runs.map((run, i) => [run.figures, h.name(`runs.${i}.name`), `runs.${i}.figures`]),
+    ].filter(([row]) => row.memory_limit_bytes === limit);
+    if (!rows.length) return null;
+    return ['limit ', h.number(`${rows[0][2]}.memory_limit_bytes`, 'bytes'),
+      ...rows.flatMap(([, title, base]) => [h.element('br'), ...[title].flat(), ' ',
+        h.number(`${base}.overhead`, 'share')])];
+  }
 
   h.lineColour = (place) => h.data.colours.lines[place % h.data.colours.lines.length];
 })(hybridmem);

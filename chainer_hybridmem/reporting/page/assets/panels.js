@@ -8,7 +8,7 @@
     gradient: 'gradients', input: 'inputs', parameter: 'parameters',
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
   };
-  const LARGEST = 12, PRICED = 15, FOUND = 40;
+  const LARGEST = 12, PRICED = 15, FOUND = 40, DIFFERING = 20;
   h.groupTitle = (group) => TITLES[group] || group;
 
   const groupCell = (place) => {
@@ -121,11 +121,28 @@
       'A replay of ', name(`names.${moments.replayed[i]}`), ' is under way and takes ',
       number(`${base}.replay_bytes.${i}`, 'bytes'), ', workspace included.');
     return e('section', {class: 'composition', 'aria-label': 'What this moment is made of'},
+      h.selection(run),
       e('h3', {}, 'What memory is made of at ', ...h.momentWords(run, i)), replayed,
       e('div', {class: h.state.runs.length > 1 ? '' : 'columns'},
         h.table('memory by kind', ['kind', 'bytes'], rows),
         h.table('largest storages at this moment',
           ['largest', 'kind', 'made by', 'bytes', 'costs'], largest, 2)));
+  };
+
+  // What happens to the storage that is selected.
+  h.selection = function (run) {
+    const place = h.state.selected;
+    if (place < 0) return null;
+    const {maps} = h.data.runs[run], row = maps.findIndex((entry) => entry[0] === place);
+    const words = [name(`names.${h.data.storages.name[place]}`), ', ',
+      number(`storages.bytes.${place}`, 'bytes'), ', ', number(`storages.category.${place}`, 'name')];
+    if (row >= 0) {
+      const base = `runs.${run}.maps.${row}`, leaves = maps[row][2] >= 0;
+      words.push(', ', number(`${base}.1`, 'name'), ...(leaves ? [': released before operation ',
+        number(`${base}.2`, 'count'), ', needed before operation ', number(`${base}.3`, 'count')] : []));
+    }
+    return e('p', {}, 'Selected: ', ...words, '. ', e('button', {
+      type: 'button', class: 'link', onclick: () => h.select(-1)}, 'Clear'));
   };
 
   // -- prices -------------------------------------------------------------------
@@ -164,7 +181,10 @@
             producer(presences[place].storage),
             number(`storages.bytes.${presences[place].storage}`, 'bytes'),
             number(`runs.${run}.presences.${place}.seconds`, 'seconds'),
-          ]), 2))));
+          ]), 2),
+          h.table('prices by layer', ['layer', 'all of it saves at most'],
+            prices.layers.slice(0, PRICED).map((row, i) => [
+              name(`names.${row.name}`), number(`${base}.layers.${i}.seconds`, 'seconds')])))));
   };
 
   function nearest(moments, operation) {
@@ -178,7 +198,7 @@
   // -- what differs -------------------------------------------------------------
   h.differences = function (other) {
     const place = other - 1, found = h.data.differences[place], base = `differences.${place}`;
-    const rows = found.largest.map(([storage], i) => [
+    const rows = found.largest.slice(0, DIFFERING).map(([storage], i) => [
       h.storageButton(storage), number(`${base}.largest.${i}.1`, 'name'),
       number(`${base}.largest.${i}.2`, 'name'), number(`storages.bytes.${storage}`, 'bytes'),
     ]);
