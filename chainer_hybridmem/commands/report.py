@@ -107,17 +107,21 @@ def read_runs(
             f'Of measured timelines there are {len(measured)}, of plans {len(plans)}; '
             f'name the plan that each timeline followed, in the same order.'
         )
+    named = measured if len(measured) > len(plans) else plans
+    names = [os.path.basename(name) for name in named]
+    if len(set(names)) < len(names):
+        names = named
     found = []
     for number in range(max(len(plans), len(measured))):
         plan_path = plans[min(number, len(plans) - 1)]
-        plan, name, timeline = library.load_plan(plan_path), plan_path, None
+        plan, timeline = library.load_plan(plan_path), None
         planned_iteration.check_plan(profile, plan, plan_path, path)
         if number < len(measured):
             timeline = library.load_timeline(measured[number])
-            planned_iteration.check_measured(timeline, measured[number], plan, name)
-            if len(measured) > len(plans):
-                name = measured[number]
-        found.append(Run(os.path.basename(name), plan, timeline))
+            planned_iteration.check_measured(
+                timeline, measured[number], plan, plan_path
+            )
+        found.append(Run(names[number], plan, timeline))
     return found
 
 

@@ -78,6 +78,15 @@ def test_two_runs_of_one_plan(profile, plans, folder, hybridmem):
     assert two / one == pytest.approx(1.5 / 1.25)
 
 
+def test_plans_of_one_name_in_two_folders(profile, plans, folder, hybridmem):
+    for name in plans:
+        (folder / name).mkdir()
+        (folder / f'{name}.json').rename(folder / name / 'plan.json')
+    paths = [f'{name}/plan.json' for name in plans]
+    _, out, _ = hybridmem('report', 'p.json', *paths, '-o', 'r.html', '--json', '-')
+    assert [run['name'] for run in json.loads(out)['runs']] == paths
+
+
 def test_what_it_refuses(profile, plans, refused, folder):
     other = dataclasses.replace(toys.chain(7))
     library.save(make_plan(other, '90MiB', 'swap-all'), 'other.json')

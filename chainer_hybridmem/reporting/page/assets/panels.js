@@ -169,7 +169,7 @@
     return e('div', {}, bound,
       e('p', {}, 'At the limit itself the price is ',
         number(`${base}.seconds_per_gibibyte`, 'seconds'), ' a GiB; each further one saves ' +
-        'less. Memory is short at the operations below.'),
+        'no more. Memory is short at the operations below.'),
       e('div', {class: h.state.runs.length > 1 ? '' : 'columns'},
         e('div', {}, e('h3', {}, 'Where memory is short'),
           h.table('prices by operation', ['operation', 'a GiB saves'], operations)),
