@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
@@ -82,7 +83,10 @@ class ReportCommand(base.Command):
             )
         profile = library.load_profile(args.profile)
         runs = read_runs(profile, args.profile, args.plans, args.measured)
-        rows = sweep(profile, runs, args.sweep, args.planner) if args.sweep else []
+        rows = []
+        if args.sweep:
+            planners = args.planner or [run.plan.planner for run in runs]
+            rows = sweep(profile, args.profile, runs[0].plan, args.sweep, planners)
         data = make_data(profile, runs, args.profile, rows)
         library.write_text(args.output, make_page(data))
         outputs.publish(f'{summary(data)}\n\n{args.output}', data, args.json)
@@ -135,22 +139,21 @@ def make_in_core(profile: Profile) -> Plan:
 
 
 def sweep(
-    profile: Profile, runs: list[Run], count: int, planners: list[str] | None
+    profile: Profile, path: str, plan: Plan, count: int, planners: list[str]
 ) -> list[dict[str, Any]]:
-    """Figures of plans at several limits, of the planners of the runs."""
-    import sys
-
+    """Figures of plans at several limits, with what the plan may move and where to."""
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.simulation.crossing import decided_by
 
-    names = compare.choose_planners(planners or [run.plan.planner for run in runs])
-    problem = make_problem(profile)
+    names = compare.choose_planners(planners)
+    problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)
     figures.load_kernels(problem)
     limits = compare.choose_limits(problem, None, count)
     options = compare.budgets(names, None)
     progress = Progress(len(limits) * len(names), sys.stderr)
-    cases = [compare.Case(IN_CORE, problem, limit) for limit in limits]
+    cases = [compare.Case(path, problem, limit) for limit in limits]
     return [
         row
         for case in cases

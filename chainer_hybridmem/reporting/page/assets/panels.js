@@ -172,7 +172,11 @@
         'no more. Memory is short at the operations below.'),
       e('div', {class: h.state.runs.length > 1 ? '' : 'columns'},
         e('div', {}, e('h3', {}, 'Where memory is short'),
-          h.table('prices by operation', ['operation', 'a GiB saves'], operations)),
+          h.table('prices by operation', ['operation', 'a GiB saves'], operations),
+          e('h3', {}, 'By layer'),
+          h.table('prices by layer', ['layer', 'all of it saves at most'],
+            prices.layers.slice(0, PRICED).map((row, i) => [
+              name(`names.${row.name}`), number(`${base}.layers.${i}.seconds`, 'seconds')]))),
         e('div', {}, e('h3', {}, 'What would lower it'),
           e('p', {class: 'soft'}, 'As much room more as this storage takes, while it is there, ' +
             'lowers the bound by at most so much: make it smaller, or run its function in parts.'),
@@ -181,10 +185,7 @@
             producer(presences[place].storage),
             number(`storages.bytes.${presences[place].storage}`, 'bytes'),
             number(`runs.${run}.presences.${place}.seconds`, 'seconds'),
-          ]), 2),
-          h.table('prices by layer', ['layer', 'all of it saves at most'],
-            prices.layers.slice(0, PRICED).map((row, i) => [
-              name(`names.${row.name}`), number(`${base}.layers.${i}.seconds`, 'seconds')])))));
+          ]), 2))));
   };
 
   function nearest(moments, operation) {
