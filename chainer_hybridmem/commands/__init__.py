@@ -31,6 +31,7 @@ from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
+from chainer_hybridmem.commands.report import ReportCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
@@ -52,6 +53,7 @@ COMMANDS: tuple[type[Command], ...] = (
     InferenceCommand,
     TraceCommand,
     ShowCommand,
+    ReportCommand,
     VerifyCommand,
     DoctorCommand,
 )

@@ -54,10 +54,31 @@ def load_iteration(
     measured = None
     if args.measured is not None:
         measured = library.load_timeline(args.measured)
-        theirs, ours = measured.profile_fingerprint, plan.profile_fingerprint
-        if theirs != ours:
-            raise FormatError(
-                f'{args.measured} was measured with a plan for profile {theirs}, '
-                f'{args.plan} is for profile {ours}; trace an iteration of this one.'
-            )
+        check_measured(measured, args.measured, plan, args.plan)
     return profile, plan, timeline, measured
+
+
+def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> None:
+    """Simulates a plan.
+
+    Raises:
+        FormatError: If it is not a plan for the profile, naming both files.
+    """
+    from chainer_hybridmem.simulation import simulate
+
+    with belonging(path, profile_path):
+        simulate(profile, plan)
+
+
+def check_measured(measured: Measured, path: str, plan: Plan, plan_path: str) -> None:
+    """Checks that an iteration followed a plan for the same profile.
+
+    Raises:
+        FormatError: If it did not, naming both files.
+    """
+    theirs, ours = measured.profile_fingerprint, plan.profile_fingerprint
+    if theirs != ours:
+        raise FormatError(
+            f'{path} was measured with a plan for profile {theirs}, {plan_path} is for '
+            f'profile {ours}; trace an iteration of this one.'
+        )

@@ -234,18 +234,28 @@ class _Walk:
     def _nbytes(self, storage: int) -> int:
         return self.profile.storages[storage].nbytes
 
+    def _gain(self, storage: int) -> None:
+        self.load += self._nbytes(storage)
+
+    def _lose(self, storage: int) -> None:
+        self.load -= self._nbytes(storage)
+
+    def _raised(self, highest: int, replay_bytes: int = 0) -> int:
+        """The highest load of the operation, that of this moment included."""
+        return max(highest, self.load + replay_bytes)
+
     def _take(self, storage: int) -> None:
         if storage in self.present:
             raise PlanError(f'Feature map {storage} is taken twice.')
         self.present.add(storage)
-        self.load += self._nbytes(storage)
+        self._gain(storage)
 
     def _leave(self, storage: int) -> None:
         if storage not in self.present:
             raise PlanError(f'Feature map {storage} is released twice.')
         self.present.discard(storage)
         self.complete.discard(storage)
-        self.load -= self._nbytes(storage)
+        self._lose(storage)
 
     def _before(self, k: int) -> int:
         """What the plan does before operation k; the highest load on the way."""
@@ -279,11 +289,11 @@ class _Walk:
             )
 
     def _replay(self, k: int) -> int:
-        highest = self.load
+        highest = self._raised(self.load)
         for replay in self.replays.get(k, ()):
             recipe = self.recipes[replay.operation]
             self._check_sources(recipe, k)
-            highest = max(highest, self.load + recipe.peak_bytes)
+            highest = self._raised(highest, recipe.peak_bytes)
             for storage in _made_by(recipe):
                 if storage in replay.keeps:
                     self._keep_product(self.entries[storage], k)
@@ -291,12 +301,12 @@ class _Walk:
                 if storage in self.passing:
                     raise PlanError(f'Storage {storage} is made twice in one chain.')
                 self.passing.add(storage)
-                self.load += self._nbytes(storage)
+                self._gain(storage)
             for storage in replay.frees:
                 if storage not in self.passing:
                     raise PlanError(f'Storage {storage} is freed but not there.')
                 self.passing.discard(storage)
-                self.load -= self._nbytes(storage)
+                self._lose(storage)
         if self.passing:
             raise PlanError(
                 f'Storages {sorted(self.passing)} stay behind after the replays '
@@ -325,14 +335,14 @@ class _Walk:
 
     def _during(self, k: int) -> int:
         """The operation's own events; the highest load on the way."""
-        highest = self.load
+        highest = self._raised(self.load)
         for position in range(*self.profile.span_of(k)):
             if position == self.profile.graph_end_event:
                 self._graph_dies()
             event = self.profile.events[position]
             storage = abs(event) - 1
             if event > 0:
-                self.load += self._nbytes(storage)
+                self._gain(storage)
                 if storage in self.entries:
                     self.present.add(storage)
                     self.complete.add(storage)
@@ -341,9 +351,9 @@ class _Walk:
                 if graph_lives and self._left_to_graph(storage):
                     self.graph_held.add(storage)
                 else:
-                    self.load -= self._nbytes(storage)
+                    self._lose(storage)
                     self.gone.add(storage)
-            highest = max(highest, self.load)
+            highest = self._raised(highest)
         return highest
 
     def _left_to_graph(self, storage: int) -> bool:
@@ -359,6 +369,6 @@ class _Walk:
             if self.entries[storage].drop_before < 0:
                 self._leave(storage)
         for storage in self.graph_held:
-            self.load -= self._nbytes(storage)
+            self._lose(storage)
         self.gone |= self.graph_held
         self.graph_held = set()

@@ -8,14 +8,11 @@ from typing import Any
 
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.comparison import Row, bound_seconds, by_case
+from chainer_hybridmem.reporting.palette import LINE_COLOURS
 
-# One of each, so that many planners are told apart; their lengths share no factor.
-COLOURS = (
-    *('#3b7dd8', '#e6a117', '#4c9f70', '#d64545', '#7d53de', '#8c6239', '#d873b4'),
-    *('#6b7280', '#8fa32a', '#17a3b8', '#1b3a6b'),
-)
-MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>')
-LINES = ('-', '--', '-.')
+# Lengths that share no factor: planners of one colour would differ in the others.
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
+LINES = ('-', '--', '-.', ':', (0, (5, 1)))
 THIN = {'linewidth': 1.2, 'markersize': 5, 'zorder': 3}
 # Thick and below the others, so that both are seen where lines meet.
 EMPHASIS = {
@@ -73,11 +70,10 @@ def draw(
 
 
 def _style(index: int, emphasised: bool) -> dict[str, Any]:
-    turn, place = divmod(index, len(COLOURS))
     return {
-        'color': COLOURS[place],
+        'color': LINE_COLOURS[index % len(LINE_COLOURS)],
         'marker': MARKERS[index % len(MARKERS)],
-        'linestyle': LINES[turn % len(LINES)],
+        'linestyle': LINES[index % len(LINES)],
         **(EMPHASIS if emphasised else THIN),
     }
 

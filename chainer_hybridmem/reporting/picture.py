@@ -13,22 +13,10 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Timeline
 from chainer_hybridmem.records.validation import _Walk
 from chainer_hybridmem.reporting import canvas
+from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
-COLOURS = {
-    'forward': '#4c9f70',
-    'backward': '#3b7dd8',
-    'update': '#8d8d8d',
-    'recompute': '#e6a117',
-    'swap-out': '#b25fc4',
-    'swap-in': '#7d53de',
-    'stall': '#d64545',
-}
-ACTION_COLOURS = {
-    Action.KEEP: '#a9d5b5',
-    Action.SWAP: '#cdb4ee',
-    Action.RECOMPUTE: '#f5d38a',
-}
+ACTION_COLOURS = {action: GROUP_COLOURS[action.value] for action in Action}
 _REST_COLOUR = '#d9dde2'
 _MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}

@@ -14,6 +14,7 @@ from chainer_hybridmem.session.iterations.iteration_history import IterationHist
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.session_statistics import collect_statistics
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.simulation import Problem
 
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
 
@@ -63,6 +64,12 @@ class Results:
         if guide is None or guide.problem is None:
             return None
         return guide.problem.profile
+
+    @property
+    def planned(self) -> tuple[Plan | None, Problem | None]:
+        """The plan followed now, and what it was made for."""
+        guide = self.find_planned()
+        return (None, None) if guide is None else (guide.plan, guide.problem)
 
     @property
     def settled(self) -> bool:

@@ -1,4 +1,4 @@
-"""``optimize()`` and the session that it makes: its ``with`` statement, its results."""
+"""The session that ``optimize()`` makes: its ``with`` statement, its results."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from chainer_hybridmem.session.iterations.observation import Detail, Observation
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
+from chainer_hybridmem.session.page import make_cell, write_page
 from chainer_hybridmem.session.planning.host_share import HostShare
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.progress_lines import ProgressLines
@@ -37,7 +38,7 @@ from chainer_hybridmem.session.report import session_report
 from chainer_hybridmem.session.results import Results
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options, documents_options
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import open_runtime
 from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
@@ -51,30 +52,6 @@ class _Active(threading.local):
 
 
 _active = _Active()
-
-
-@documents_options
-def optimize(
-    model: Model,
-    memory_limit: int | str,
-    planner: str | None = None,
-    **options: Any,
-) -> Session:
-    """Trains a model inside a memory limit.
-
-    Args:
-        model: The model that is trained; its parameters are counted. A list if
-            several are trained together, as with a GAN.
-        {options}
-
-    Returns:
-        Session: To be used in a ``with`` statement around the training loop.
-
-    Raises:
-        UnknownNameError: If there is no such planner or device.
-        OptionError: If a value cannot be used, or an option is unknown.
-    """
-    return Session(model, Options.of(memory_limit, planner, options))
 
 
 def active_session() -> Session | None:
@@ -93,7 +70,7 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class Session:
-    """One training run under a memory limit; made by :func:`optimize`.
+    """One training run under a memory limit; made by :func:`.optimize`.
 
     Args:
         model (Link or list of Link): What is trained.
@@ -380,11 +357,28 @@ class Session:
         cached = 0 if self._cache is None else self._cache.loaded
         return self._results.collect_statistics(cached)
 
-    def report(self) -> str:
-        """The statistics as a table for people."""
+    def report(self, html: str | None = None) -> str:
+        """The statistics as a table for people, and on request as a page.
+
+        Args:
+            html: File to write a page for a browser to; see ``docs/guide/seeing.md``.
+
+        Raises:
+            FormatError: If the page cannot be written.
+        """
+        statistics = self.statistics()
         costs = self._planning.price_rules(self._results.find_planned())
-        facts = self.statistics(), self.plan, self.profile, self.verdict
-        return session_report(*facts, costs)
+        facts = self.plan, self.profile, self.verdict
+        text = session_report(statistics, *facts, costs)
+        if html is not None:
+            planned = self._results.planned
+            call_uncounted(write_page, html, text, statistics, *planned, self.timeline)
+        return text
+
+    def _repr_html_(self) -> str:
+        """The page of :meth:`report`, for notebooks."""
+        told = self.report(), self.statistics(), *self._results.planned, self.timeline
+        return call_uncounted(make_cell, *told)
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.

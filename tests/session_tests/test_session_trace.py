@@ -62,6 +62,38 @@ def test_one_interval_for_every_operation_in_order(traced):
     assert traced.timeline.total_seconds == operations[-1].end_seconds
 
 
+def embedded(page):
+    """The data of a page."""
+    _, rest = page.split('<script type="application/json" id="hybridmem-data">')
+    return json.loads(rest.split('</script>')[0])
+
+
+def test_the_report_as_a_page(traced, tmp_path):
+    path = tmp_path / 'run.html'
+    text = traced.report(html=path)
+    assert text == traced.report()
+    data = embedded(path.read_text())
+    (shown,), statistics = data['runs'], traced.statistics()
+    figures = shown['figures']
+    assert data['report'] == text
+    assert figures['measured_seconds'] == statistics['iteration_seconds']
+    assert figures['measured_peak_bytes'] == statistics['guided_peak_bytes']
+    assert figures['predicted_seconds'] == statistics['predicted_seconds']
+    assert len(shown['measured']['lanes']['kind']) == len(traced.timeline.intervals)
+    cell = traced._repr_html_()
+    assert cell.startswith('<iframe') and 'hybridmem-data' in cell
+    with pytest.raises(FormatError, match='cannot be written'):
+        traced.report(html=tmp_path / 'missing' / 'run.html')
+
+
+def test_the_report_as_a_page_without_a_plan(tmp_path):
+    path = tmp_path / 'run.html'
+    session, _ = run(None, False, limit=50_000_000, iterations=2)
+    text = session.report(html=str(path))
+    assert 'nothing is planned' in text and text in path.read_text()
+    assert text in session._repr_html_()
+
+
 def test_every_action_of_the_plan_has_run(traced):
     timeline, plan = traced.timeline, traced.plan
     swapped = [m.storage for m in plan.maps if m.action is Action.SWAP]

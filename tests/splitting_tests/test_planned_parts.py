@@ -17,6 +17,7 @@ from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.splits import in_parts, part_of
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.iterations.observation import Detail
@@ -98,6 +99,22 @@ def test_a_plan_for_less_than_the_largest_function(recorded, planner):
     plan = make_plan(profile, TIGHT_LIMIT, planner, splitting=True)
     assert not all(part.exact for part in plan.parts)
     check_plan(profile, plan, TIGHT_LIMIT)
+
+
+def test_a_report_has_what_parts_need(recorded):
+    profile, _ = recorded
+    whole = make_plan(profile, 2 * LIMIT, 'swap-all', splitting=False)
+    plan = make_plan(profile, LIMIT, 'swap-all')
+    data = make_data(profile, [Run('parts', plan), Run('whole', whole)], 'p')
+    parts, larger = data['runs']
+    for run, planned in ((parts, plan), (larger, whole)):
+        loads = run['moments']['load_bytes']
+        assert loads == list(simulate(profile, planned).load_bytes)
+        columns = zip(*run['moments']['group_bytes'], strict=True)
+        assert [sum(column) for column in columns] == loads
+        rest = run['moments']['group_bytes'][data['groups'].index('rest')]
+        assert len(set(rest)) == 1  # all else has a name and its own size
+    assert parts['figures']['parts'] == len(plan.parts) > 0
 
 
 @pytest.mark.parametrize(

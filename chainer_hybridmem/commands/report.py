@@ -1,0 +1,190 @@
+"""``hybridmem report``: a planned iteration as a page to look at."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.commands import (
+    arguments,
+    base,
+    compare,
+    outputs,
+    planned_iteration,
+)
+from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.reporting.page import Run
+
+IN_CORE = 'in-core'
+
+
+class ReportCommand(base.Command):
+    """Writes one HTML file that needs no network: memory over time, what it is made of,
+    what it costs, and plans or runs side by side.
+    """
+
+    name = 'report'
+    help = 'write a page about planned iterations, for a browser'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See :class:`base.Command`."""
+        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+        parser.add_argument(
+            'plans',
+            nargs='*',
+            metavar='PLAN',
+            help='plans made for it; without one, plain Chainer is shown',
+        )
+        parser.add_argument(
+            '--measured',
+            action='append',
+            default=[],
+            metavar='FILE',
+            help='measured timeline of an iteration that followed the plan; may be '
+            'given several times: in the order of the plans, or all for one plan',
+        )
+        parser.add_argument(
+            '--sweep',
+            type=compare.several,
+            metavar='N',
+            help='also plan at N limits, from the least memory of any plan to the '
+            'in-core peak, and show overhead against limit',
+        )
+        parser.add_argument(
+            '--planner',
+            nargs='+',
+            metavar='NAME',
+            help='planners of --sweep; default those of the plans',
+        )
+        parser.add_argument(
+            '-o', '--output', metavar='FILE', required=True, help='page to write'
+        )
+        arguments.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """See :class:`base.Command`."""
+        from chainer_hybridmem.reporting.page import make_data, make_page
+
+        inputs = [args.profile, *args.plans, *args.measured]
+        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        if args.planner and not args.sweep:
+            raise OptionError(
+                f'--planner {" ".join(args.planner)} says what --sweep plans with; '
+                f'add --sweep 8.'
+            )
+        profile = library.load_profile(args.profile)
+        runs = read_runs(profile, args.profile, args.plans, args.measured)
+        rows = []
+        if args.sweep:
+            planners = args.planner or [run.plan.planner for run in runs]
+            rows = sweep(profile, args.profile, runs[0].plan, args.sweep, planners)
+        data = make_data(profile, runs, args.profile, rows)
+        library.write_text(args.output, make_page(data))
+        outputs.publish(f'{summary(data)}\n\n{args.output}', data, args.json)
+        return 0
+
+
+def read_runs(
+    profile: Profile, path: str, plans: list[str], measured: list[str]
+) -> list[Run]:
+    """Plans and measured timelines as runs.
+
+    Raises:
+        FormatError: If a file cannot be read, or does not belong to the profile.
+        OptionError: If it is not clear which plan a measured timeline followed.
+    """
+    from chainer_hybridmem.reporting.page import Run
+
+    if not plans and not measured:
+        return [Run(IN_CORE, make_in_core(profile))]
+    if len(measured) > len(plans) != 1:
+        raise OptionError(
+            f'Of measured timelines there are {len(measured)}, of plans {len(plans)}; '
+            f'name the plan that each timeline followed, in the same order.'
+        )
+    named = measured if len(measured) > len(plans) else plans
+    names = [os.path.basename(name) for name in named]
+    if len(set(names)) < len(names):
+        names = named
+    found = []
+    for number in range(max(len(plans), len(measured))):
+        plan_path = plans[min(number, len(plans) - 1)]
+        plan, timeline = library.load_plan(plan_path), None
+        planned_iteration.check_plan(profile, plan, plan_path, path)
+        if number < len(measured):
+            timeline = library.load_timeline(measured[number])
+            planned_iteration.check_measured(
+                timeline, measured[number], plan, plan_path
+            )
+        found.append(Run(names[number], plan, timeline))
+    return found
+
+
+def make_in_core(profile: Profile) -> Plan:
+    """Plain Chainer as a plan: everything stays."""
+    from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.simulation import make_problem
+
+    problem = make_problem(profile)
+    return make_plan(problem, problem.in_core_peak_bytes, IN_CORE)
+
+
+def sweep(
+    profile: Profile, path: str, plan: Plan, count: int, planners: list[str]
+) -> list[dict[str, Any]]:
+    """Figures of plans at several limits, with what the plan may move and where to."""
+    from chainer_hybridmem.commands import figures
+    from chainer_hybridmem.commands.progress import Progress
+    from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.simulation.crossing import decided_by
+
+    names = compare.choose_planners(planners)
+    problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)
+    figures.load_kernels(problem)
+    limits = compare.choose_limits(problem, None, count)
+    options = compare.budgets(names, None)
+    progress = Progress(len(limits) * len(names), sys.stderr)
+    cases = [compare.Case(path, problem, limit) for limit in limits]
+    return [
+        row
+        for case in cases
+        for row in compare.compare_all(case, names, options, progress)
+    ]
+
+
+def summary(data: dict[str, Any]) -> str:
+    """The runs of a page as a table for a terminal."""
+    headers = (
+        'run',
+        'predicted',
+        'measured',
+        'over in-core',
+        'gap',
+        'peak',
+        'limit',
+    )
+    rows = []
+    for run in data['runs']:
+        figures = run['figures']
+        measured = figures.get('measured_seconds')
+        rows.append(
+            (
+                run['name'],
+                format_seconds(figures['predicted_seconds']),
+                UNKNOWN if measured is None else format_seconds(measured),
+                f'{figures["overhead"]:+.1%}',
+                f'{figures["gap"]:.1%}',
+                format_bytes(figures['peak_bytes']),
+                format_bytes(figures['memory_limit_bytes']),
+            )
+        )
+    return table(headers, rows)

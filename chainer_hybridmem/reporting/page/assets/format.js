@@ -1,0 +1,93 @@
+'use strict';
+/* Numbers and names of the data as text. Every number in the page is made here: the
+   element says where in the data it comes from (data-path) and how it is written. */
+const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').textContent)};
+
+(function (h) {
+  // Rounds halves to even, as Python does: a half is exact only in these cases.
+  h.fixed = function (value, digits) {
+    const doubled = value * 2 ** (digits + 1);
+    if (Number.isInteger(doubled) && doubled % 2 !== 0 && Math.abs(value) < 1e9) {
+      const below = Math.floor(value * 10 ** digits);
+      return ((below % 2 === 0 ? below : below + 1) / 10 ** digits).toFixed(digits);
+    }
+    return value.toFixed(digits);
+  };
+
+  h.bytes = function (value) {
+    let size = value;
+    for (const unit of ['B', 'KiB', 'MiB', 'GiB']) {
+      if (Math.abs(size) < 1024) {
+        return h.fixed(size, unit === 'B' ? 0 : 1) + ' ' + unit;
+      }
+      size /= 1024;
+    }
+    return h.fixed(size, 2) + ' TiB';
+  };
+
+  h.seconds = function (value) {
+    if (Math.abs(value) >= 1 || value === 0) return h.fixed(value, 3) + ' s';
+    if (Math.abs(value) >= 1e-3) return h.fixed(value * 1e3, 1) + ' ms';
+    return h.fixed(value * 1e6, 1) + ' us';
+  };
+
+  h.share = function (value) {
+    return (value < 0 ? '-' : '+') + h.fixed(Math.abs(value * 100), 1) + '%';
+  };
+
+  const units = {
+    bytes: h.bytes,
+    seconds: h.seconds,
+    share: h.share,
+    count: String,
+    name: String,
+  };
+
+  h.look = function (path) {
+    return path.split('.').reduce((value, key) => value[key], h.data);
+  };
+
+  h.element = function (tag, attributes, ...children) {
+    const made = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (key.startsWith('on')) made.addEventListener(key.slice(2), value);
+      else if (value !== false && value !== null && value !== undefined) {
+        made.setAttribute(key, value === true ? '' : value);
+      }
+    }
+    made.append(...children.filter((child) => child !== null && child !== undefined));
+    return made;
+  };
+
+  // A number of the data, or nothing known.
+  h.number = function (path, unit) {
+    const value = h.look(path);
+    if (value === null || value === undefined) return h.element('span', {}, '–');
+    const made = h.element('span', {class: 'number', 'data-path': path, 'data-unit': unit});
+    made.textContent = units[unit](value);
+    return made;
+  };
+
+  h.name = function (path) {
+    const made = h.element('bdi', {class: 'name', 'data-path': path, 'data-unit': 'name'});
+    made.textContent = h.look(path);
+    return made;
+  };
+
+  h.swatch = function (colour) {
+    const made = h.element('span', {class: 'swatch', 'aria-hidden': 'true'});
+    made.style.background = colour;
+    return made;
+  };
+
+  // Rows are arrays of cells; cells are nodes, text or null.
+  h.table = function (label, headers, rows, left = 1) {
+    const cell = (tag) => (content, place) =>
+      h.element(tag, {class: place < left ? 'left' : null, scope: tag === 'th' ? 'col' : null},
+        ...[content].flat());
+    return h.element('div', {class: 'scroll'},
+      h.element('table', {'aria-label': label},
+        h.element('thead', {}, h.element('tr', {}, ...headers.map(cell('th')))),
+        h.element('tbody', {}, ...rows.map((row) => h.element('tr', {}, ...row.map(cell('td')))))));
+  };
+})(hybridmem);

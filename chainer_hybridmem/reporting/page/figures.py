@@ -1,0 +1,144 @@
+"""Figures of profiles, plans and limits on a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from chainer_hybridmem.records.measured_timeline import Measured
+from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.timeline import Timeline
+from chainer_hybridmem.reporting.page.prices import sweep_bound
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.terminal import printable
+
+MOST_LETTERS = 120  # of a name
+SWEEP_LIMITS = 9
+
+Figures = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A plan on a page, and what was measured with it.
+
+    Attributes:
+        name (str): What the page calls it.
+        plan (Plan): The plan.
+        measured (Measured or None): An iteration that followed it.
+        figures (dict): More figures of the run, such as a session's medians:
+            ``measured_seconds``, ``measured_peak_bytes``.
+        problem (Problem or None): What the plan was made for, with the bounds that are
+            known; None makes it anew.
+    """
+
+    name: str
+    plan: Plan
+    measured: Measured | None = None
+    figures: Figures = dataclasses.field(default_factory=dict)
+    problem: Problem | None = None
+
+
+def shown_name(text: str) -> str:
+    """A name as the page has it: no marks that turn text around, and not too long."""
+    text = printable(text)
+    return text if len(text) <= MOST_LETTERS else f'…{text[1 - MOST_LETTERS :]}'
+
+
+def profile_figures(problem: Problem, name: str) -> Figures:
+    """What a page says about a recorded iteration."""
+    profile = problem.profile
+    least, operation = least_memory(problem)
+    return {
+        'name': shown_name(name),
+        'fingerprint': profile.fingerprint(),
+        'device': {
+            shown_name(str(key)): shown_name(str(value))
+            for key, value in profile.device.items()
+        },
+        'operations': len(profile.operations),
+        'feature_maps': len(problem.maps),
+        'in_core_seconds': problem.in_core_seconds,
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'least_memory_bytes': least,
+        'least_memory_operation': shown_name(profile.operations[operation].label),
+    }
+
+
+def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
+    """What a plan is predicted to cost, and what was measured."""
+    plan, measured = run.plan, run.measured
+    actions = {
+        f'{action.value}_maps': plan.count(action)
+        for action in Action
+    } | {
+        f'{action.value}_bytes': plan.action_bytes(profile, action)
+        for action in Action
+    }  # fmt: skip
+    found: Figures = {
+        'planner': shown_name(plan.planner),
+        'memory_limit_bytes': plan.memory_limit_bytes,
+        'predicted_seconds': timeline.total_seconds,
+        'in_core_seconds': plan.in_core_seconds,
+        'overhead': plan.overhead,
+        'lower_bound_seconds': plan.lower_bound_seconds,
+        'gap': plan.gap,
+        'peak_bytes': timeline.peak_bytes,
+        'stall_seconds': timeline.stall_seconds,
+        'host_stall_seconds': timeline.host_stall_seconds,
+        'recompute_seconds': timeline.recompute_seconds,
+        'host_bytes': plan.tier_bytes(profile, Tier.RAM),
+        'disk_bytes': plan.tier_bytes(profile, Tier.DISK),
+        **actions,
+        'parts': len(plan.parts),
+        'planning_seconds': plan.planning_seconds,
+        'simulations': plan.simulations,
+    }
+    if measured is not None:
+        lasting = measured.timeline
+        found['measured_seconds'] = measured.total_seconds
+        found['measured_peak_bytes'] = lasting.peak_bytes
+        found['measured_stall_seconds'] = lasting.stall_seconds
+        found['measured_recompute_seconds'] = lasting.recompute_seconds
+    found.update(run.figures)
+    if found.get('measured_seconds') and plan.in_core_seconds > 0:
+        found['measured_overhead'] = (
+            found['measured_seconds'] / plan.in_core_seconds - 1
+        )
+    return found
+
+
+def sweep_figures(
+    problem: Problem, planned: Sequence[Figures], time_budget: float
+) -> Figures:
+    """The proven bound, and plans, against the limit.
+
+    Args:
+        problem: What is planned.
+        planned: As in :func:`.data.make_data`.
+        time_budget: Seconds for the bound.
+    """
+    in_core = problem.in_core_seconds
+    curve = sweep_bound(problem, SWEEP_LIMITS, time_budget)
+    return {
+        'bounds': [
+            {
+                'memory_limit_bytes': limit,
+                'lower_bound_seconds': seconds,
+                'overhead': seconds / in_core - 1 if in_core > 0 else 0.0,
+            }
+            for limit, seconds in curve
+        ],
+        'plans': [
+            {
+                'planner': shown_name(row['planner']),
+                'memory_limit_bytes': row['memory_limit_bytes'],
+                'fits': row['fits'],
+                'overhead': row['overhead'],
+            }
+            for row in planned
+        ],
+    }

@@ -1,0 +1,49 @@
+"""Names and storages of a page, each there once; columns hold their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from chainer_hybridmem.records.profile import Storage
+from chainer_hybridmem.reporting.page.figures import shown_name
+
+
+class Tables:
+    """What the columns of all runs refer to."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._name_places: dict[str, int] = {}
+        self._storages: list[Storage] = []
+        self._storage_places: dict[tuple[int, int], int] = {}
+
+    def place_name(self, text: str) -> int:
+        """The place of a name."""
+        text = shown_name(text)
+        place = self._name_places.setdefault(text, len(self.names))
+        if place == len(self.names):
+            self.names.append(text)
+        return place
+
+    def place_names(self, texts: Iterable[str]) -> list[int]:
+        """The place of each name."""
+        return [self.place_name(text) for text in texts]
+
+    def place_storage(self, storage: Storage) -> int:
+        """The place of a storage; one that is smaller in parts has two of them."""
+        key = storage.id, storage.nbytes
+        place = self._storage_places.setdefault(key, len(self._storages))
+        if place == len(self._storages):
+            self._storages.append(storage)
+        return place
+
+    def storage_columns(self) -> dict[str, list[Any]]:
+        """The table of storages, once all of them have a place."""
+        return {
+            'id': [storage.id for storage in self._storages],
+            'name': self.place_names(storage.label for storage in self._storages),
+            'producer': [storage.producer for storage in self._storages],
+            'bytes': [storage.nbytes for storage in self._storages],
+            'category': [storage.category.value for storage in self._storages],
+        }

@@ -1,0 +1,272 @@
+"""The page of a report in a real browser, at two widths, light and dark.
+
+Numbers are read from the page and compared with the data, as Python formats it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from support import toys
+from support.browser import find_chromium, open_browser
+from support.timelines import measured_like
+
+from chainer_hybridmem import make_plan, units
+from chainer_hybridmem.reporting.page import Run, make_data, make_frame, make_page
+from chainer_hybridmem.simulation import simulate
+
+pytestmark = pytest.mark.skipif(
+    find_chromium() is None,
+    reason='no Chromium is installed; on Debian: apt install chromium',
+)
+
+HOSTILE = '/<img src=x onerror="document.title=1">&amp;<b>1</b>/Layer'
+REVERSED = '\u202e</script>'
+FORMATS = {
+    'bytes': units.format_bytes,
+    'seconds': units.format_seconds,
+    'share': '{:+.1%}'.format,
+    'count': str,
+    'name': str,
+}
+SHOWN = """[...document.querySelectorAll('[data-path]')].map(
+    (e) => [e.dataset.path, e.dataset.unit, e.textContent])"""
+# Text with a digit that is no number or name of the data.
+OTHER_DIGITS = """(() => {
+    const found = [], main = document.getElementById('main');
+    const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode;
+        if (/[0-9]/.test(node.data) && !node.parentElement.closest('[data-path]'))
+            found.push(node.data);
+    }
+    return found;
+})()"""
+HEADING = "document.querySelector('.composition h3').textContent"
+PLACE = """(() => {{
+    const box = hybridmem.live.charts[{}].plot.over.getBoundingClientRect();
+    return [box.left, box.top, box.width, box.height];
+}})()"""
+FOCUS = """(() => {
+    const e = document.activeElement;
+    return e.getAttribute('aria-label') || e.textContent;
+})()"""
+
+
+@pytest.fixture(scope='module')
+def data():
+    """Two plans of a chain with hostile names; the first one was measured."""
+    profile = toys.chain(12, nbytes=[10 * toys.MIB + 1280 * k for k in range(12)])
+    names = {4: HOSTILE, 5: REVERSED}
+    profile = dataclasses.replace(
+        profile,
+        operations=tuple(
+            dataclasses.replace(op, label=names.get(op.index, op.label))
+            for op in profile.operations
+        ),
+        storages=tuple(
+            dataclasses.replace(s, label=names.get(s.id, s.label))
+            for s in profile.storages
+        ),
+        device={'name': HOSTILE},
+    )
+    plans = [make_plan(profile, '70MiB', name) for name in ('pooch', 'swap-all')]
+    measured = measured_like(simulate(profile, plans[0]), plans[0])
+    rows = [
+        {'planner': 'a', 'memory_limit_bytes': 80 << 20, 'fits': True, 'overhead': 0.5},
+        {'planner': 'b', 'memory_limit_bytes': 80, 'fits': False, 'overhead': None},
+    ]
+    return make_data(
+        profile,
+        [Run(HOSTILE, plans[0], measured), Run('second', plans[1])],
+        'a profile',
+        rows,
+        report='the report\n17 iterations',
+    )
+
+
+@pytest.fixture(scope='module')
+def path(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp('page') / 'page.html'
+    path.write_text(make_page(data))
+    return path
+
+
+@pytest.fixture(scope='module')
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+def check_numbers(browser, data):
+    """Every number and name in the page is that of the data."""
+    shown = browser.run(SHOWN)
+    for place, unit, text in shown:
+        value = data
+        for key in place.split('.'):
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        assert text == FORMATS[unit](value), place
+    assert browser.run(OTHER_DIGITS) == []
+    return {place for place, _, _ in shown}
+
+
+@pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
+@pytest.mark.parametrize('width', [1280, 400])
+def test_every_number_is_that_of_the_data(browser, path, data, width, dark):
+    browser.open(path, width, 800, dark)
+    browser.settle()
+    assert browser.problems() == []
+    assert browser.run('document.documentElement.scrollWidth') == width
+    background = browser.run(
+        'getComputedStyle(document.documentElement).backgroundColor'
+    )
+    light = sum(map(int, re.findall('[0-9]+', background)[:3]))
+    assert light < 200 if dark else light > 600
+    places = check_numbers(browser, data)
+    for key in data['runs'][0]['figures']:
+        if key != 'planner':
+            assert f'runs.0.figures.{key}' in places, key
+    for run in (0, 1):
+        load = max(data['runs'][run]['moments']['load_bytes'])
+        assert load == data['runs'][run]['figures']['peak_bytes']
+    embedded = browser.run("document.getElementById('hybridmem-data').textContent")
+    assert json.loads(embedded) == data
+
+
+def test_names_stay_text(browser, path):
+    browser.open(path, 1280, 800, False)
+    assert browser.run("document.querySelectorAll('main img, main b b').length") == 0
+    assert browser.run('document.title') == 'a profile – hybridmem report'
+    text = browser.run("document.getElementById('main').textContent")
+    assert HOSTILE in text and '\u202e' not in text
+    assert r'\u202e</script>' in text
+
+
+def test_the_picture_shows_the_parts(browser, path, data):
+    """A pixel in the middle of each part has its colour."""
+    browser.open(path, 1280, 800, False)
+    browser.settle()
+    for run in (0, 1):
+        moments = data['runs'][run]['moments']
+        starts = [*moments['start_seconds'], moments['end_seconds']]
+        k = len(starts) // 3
+        # Not where the line of the moment is that the page shows.
+        k += k == max(range(len(starts) - 1), key=moments['load_bytes'].__getitem__)
+        middle = (starts[k] + starts[k + 1]) / 2
+        below = 0
+        for place, group in enumerate(data['groups']):
+            nbytes = moments['group_bytes'][place][k]
+            height = below + nbytes / 2
+            below += nbytes
+            if nbytes < 5 * toys.MIB:
+                continue
+            red, green, blue = browser.run(f"""(() => {{
+                const plot = hybridmem.live.charts[{2 * run}].plot;
+                const x = plot.valToPos({middle}, 'x', true);
+                const y = plot.valToPos({height}, 'y', true);
+                return [...plot.ctx.getImageData(x, y, 1, 1).data].slice(0, 3);
+            }})()""")
+            colour = f'#{red:02x}{green:02x}{blue:02x}'
+            assert colour == data['colours']['groups'][group], group
+        assert below == moments['load_bytes'][k] > 30 * toys.MIB
+
+
+def test_the_keyboard_alone(browser, path, data):
+    browser.open(path, 1280, 800, False)
+    moments = data['runs'][0]['moments']
+    peak = moments['load_bytes'].index(max(moments['load_bytes']))
+    reached = []
+    while len(reached) < 300:
+        browser.press('Tab')
+        reached.append(browser.run(FOCUS))
+        if reached[-1] == 'moment of the iteration':
+            break
+    browser.press('ArrowRight')
+    assert browser.run('hybridmem.state.moment') == peak + 1
+    assert f'operation {moments["operation"][peak + 1]})' in browser.run(HEADING)
+    check_numbers(browser, data)
+    while not reached[-1].startswith('Memory over time') and len(reached) < 300:
+        browser.press('Tab')
+        reached.append(browser.run(FOCUS))
+    for label in ('show the highest moment', 'next operation', 'zoom in', 'zoom out'):
+        assert label in reached
+    browser.press('p')
+    assert browser.run('hybridmem.state.moment') == peak
+    browser.press('Home')
+    assert browser.run('hybridmem.state.moment') == 0
+    browser.press('+')
+    start, end = browser.run('hybridmem.state.window')
+    whole = browser.run('hybridmem.state.end')
+    assert start <= moments['start_seconds'][0] and end - start < 0.6 * whole
+    scale = browser.run('hybridmem.live.charts.map((c) => c.plot.scales.x.max)')
+    assert scale[:4] == [end] * 4
+    browser.press('0')
+    assert browser.run('hybridmem.state.window') is None
+    while browser.run("document.activeElement.id !== 'query'") and len(reached) < 300:
+        browser.press('Tab')
+        reached.append(browser.run(FOCUS))
+    for letter in 'onerror':
+        browser.press(letter)
+    browser.press('Tab')
+    assert browser.run(FOCUS) == HOSTILE
+    browser.press('Enter')
+    selected = browser.run('hybridmem.state.selected')
+    assert data['names'][data['storages']['name'][selected]] == HOSTILE
+    assert browser.run("document.activeElement.getAttribute('aria-pressed')") == 'true'
+    check_numbers(browser, data)
+    said = "document.querySelector('.composition p').textContent"
+    assert browser.run(said).startswith(f'Selected: {HOSTILE}, ')
+    browser.press('Enter')
+    assert browser.run('hybridmem.state.selected') == -1
+    assert browser.problems() == []
+
+
+def test_the_mouse(browser, path, data):
+    browser.open(path, 1280, 800, False)
+    browser.settle()
+    left, top, width, height = browser.run(PLACE.format(0))
+    browser.point(left + width / 2, top + height / 2)
+    browser.settle()
+    tip = "document.querySelector('.tip:not([hidden])')"
+    assert 'operation' in browser.run(f'{tip}.textContent')
+    check_numbers(browser, data)
+    browser.run('window.scrollTo(0, hybridmem.live.charts[4].box.offsetTop - 300)')
+    browser.settle()
+    x, y, wide, high = browser.run(PLACE.format(4))
+    browser.point(x + wide / 2, y + high / 2)
+    browser.settle()
+    assert browser.run(f'{tip}.textContent').startswith('limit ')
+    check_numbers(browser, data)
+    browser.run('window.scrollTo(0, 0)')
+    browser.point(left + width / 4, top + height / 2, click=True)
+    moment = browser.run('hybridmem.state.moment')
+    moments = data['runs'][0]['moments']
+    at = browser.run('hybridmem.state.end') / 4
+    assert moments['start_seconds'][moment] <= at + 1e-6
+    assert moments['start_seconds'][moment + 1] >= at - 0.01 * at
+    middle = top + height / 2
+    browser.drag((left + width / 4, middle), (left + width / 2, middle))
+    browser.settle()
+    start, end = browser.run('hybridmem.state.window')
+    assert start == pytest.approx(at, rel=0.02) and end == pytest.approx(
+        2 * at, rel=0.02
+    )
+    assert browser.problems() == []
+
+
+def test_a_cell_of_a_notebook(browser, data, tmp_path):
+    path = tmp_path / 'cell.html'
+    path.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8">{make_frame(make_page(data))}'
+    )
+    browser.open(path, 1280, 800, False)
+    browser.settle()
+    found = browser.run(
+        "document.querySelector('iframe').contentDocument"
+        ".querySelectorAll('.chart canvas').length"
+    )
+    assert found == 5
+    assert browser.problems() == []

@@ -1,0 +1,29 @@
+"""Measured timelines made of simulated ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sample
+
+
+def measured_like(timeline, plan, factor=1.1):
+    """A measured timeline that takes so many times as long as the simulated one."""
+    longer = [
+        dataclasses.replace(
+            i,
+            start_seconds=factor * i.start_seconds,
+            end_seconds=factor * i.end_seconds,
+        )
+        for i in timeline.intervals
+    ]
+    starts = [i.start_seconds for i in longer if i.kind in OPERATIONS]
+    samples = [
+        Sample(start, load, 0, 0, 0, load)
+        for start, load in zip(starts, timeline.load_bytes, strict=True)
+    ]
+    return Measured(
+        plan.planner, plan.profile_fingerprint, plan.memory_limit_bytes, {},
+        factor * timeline.total_seconds, timeline.load_bytes, tuple(longer), (),
+        tuple(samples), (),
+    )  # fmt: skip
