@@ -29,6 +29,7 @@ LINEAR_PERCENT = 1.0
 TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 PANEL_INCHES = (6.0, 4.6)
 LEGEND_INCHES = 2.2
+LINE_INCHES = 0.24  # of the legend
 MOST_COLUMNS = 3
 
 
@@ -55,7 +56,10 @@ def draw(
     lines = math.ceil(len(peaks) / MOST_COLUMNS)
     columns = math.ceil(len(peaks) / lines)
     width, height = PANEL_INCHES
-    figure = canvas.make(columns * width + LEGEND_INCHES, lines * height)
+    entries = len({row['planner'] for row in rows}) + 2  # bound and its range, too
+    figure = canvas.make(
+        columns * width + LEGEND_INCHES, max(lines * height, entries * LINE_INCHES)
+    )
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     styles = {name: _style(i, name == default) for i, name in enumerate(planners)}
     for panel, (profile, peak) in zip(panels, peaks.items(), strict=False):

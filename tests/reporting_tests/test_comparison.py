@@ -95,3 +95,19 @@ def test_a_panel_for_each_profile(panels):
     rows = [row('fast', 100, None, profile=name) for name in names]
     drawn = panels(rows, dict.fromkeys(names, 200))
     assert [panel.get_title() for panel in drawn] == names
+
+
+def test_a_legend_of_all_planners_fits(monkeypatch):
+    planners = [f'planner-{number}' for number in range(24)]
+    rows = [row(name, limit, 1.5) for name in planners for limit in (50, 100)]
+    figures = []
+
+    def measure(figure, path):
+        figure.draw_without_rendering()
+        legend = figure.legends[0].get_window_extent()
+        figures.append((legend.y0, legend.y1, figure.bbox.height))
+
+    monkeypatch.setattr(canvas, 'save', measure)
+    comparison_plot.draw(rows, 'c.png', {'p': 100}, planners, planners[0])
+    ((bottom, top, height),) = figures
+    assert bottom >= 0 and top <= height
