@@ -76,7 +76,7 @@ def main() -> int:
             print(f'SKIPPED: Python {version} is not on this machine')
         found = {v: python for v, python in pythons.items() if python is not None}
         if not found:
-            found = {'of this environment': sys.executable}
+            found = {'of-this-environment': sys.executable}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             tries = {
                 v: pool.submit(
