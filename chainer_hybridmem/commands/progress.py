@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from chainer_hybridmem.terminal import printable
 
 EVERY_SECONDS = 5.0
-_FORMAT = '{n_fmt} of {total_fmt} |{bar}| {elapsed}<{remaining} {desc}'
+_FORMAT = '{n_fmt} of {total_fmt} |{bar:20}| {elapsed}<{remaining} {desc}'
 
 
 class Progress:
@@ -44,7 +44,7 @@ class Progress:
         """
         self._done += 1
         if self._bar is not None:
-            self._bar.n = self._done - 1  # finished ones
+            self._bar.update(self._done > 1)  # the step before is finished
             self._bar.set_description_str(printable(what))  # draws the bar
             return
         now = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -47,16 +48,21 @@ class MeasuredPeak:
             return NotImplemented
         return self.nbytes == _bytes_of(other)
 
+    # pytest shows the line of the test, not these.
     def __lt__(self, other: str | float | MeasuredPeak) -> bool:
+        __tracebackhide__ = True
         return self.nbytes < _bytes_of(other)
 
     def __le__(self, other: str | float | MeasuredPeak) -> bool:
+        __tracebackhide__ = True
         return self.nbytes <= _bytes_of(other)
 
     def __gt__(self, other: str | float | MeasuredPeak) -> bool:
+        __tracebackhide__ = True
         return self.nbytes > _bytes_of(other)
 
     def __ge__(self, other: str | float | MeasuredPeak) -> bool:
+        __tracebackhide__ = True
         return self.nbytes >= _bytes_of(other)
 
 
@@ -66,6 +72,11 @@ def describe_bytes(nbytes: int) -> str:
 
 
 def _bytes_of(other: str | float | MeasuredPeak) -> int:
+    __tracebackhide__ = True
     if isinstance(other, MeasuredPeak):
         return other.nbytes
-    return parse_bytes(other, 'the size that the peak is compared with', least=0)
+    try:
+        return parse_bytes(other, 'the size that the peak is compared with', least=0)
+    except OptionError as error:
+        why = str(error)
+    raise OptionError(why)

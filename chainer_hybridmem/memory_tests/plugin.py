@@ -158,11 +158,13 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
     result: dict[str, Any] = {'peak_bytes': peak.nbytes}
     if marker is None:
         return result
+    from chainer_hybridmem.memory_tests import baselines
+
+    tolerance = _tolerance_of(marker)
+    baselines.allowed_growth(tolerance, peak.nbytes)  # or it cannot be used
     result['layers'] = peak.layers()
     if item.config.getoption(UPDATE):
         return result
-    from chainer_hybridmem.memory_tests import baselines
-
     path = item.config.getini(FILE)
     before = baselines.load(_path_of(item.config)).get(item.nodeid)
     if before is None:
@@ -171,14 +173,20 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
             f'{describe_bytes(peak.nbytes)}. Keep it with: pytest {UPDATE}',
             pytrace=False,
         )
-    tolerance = _tolerance(*marker.args, **marker.kwargs)
     _fail_if(baselines.describe_growth(peak, before, tolerance, path))
     result['saved_bytes'] = before.peak_bytes - peak.nbytes
     return result
 
 
-def _tolerance(tolerance: str | float = 0) -> str | float:
-    return tolerance
+def _tolerance_of(marker: pytest.Mark) -> str | float:
+    def read(tolerance: str | float = 0) -> str | float:
+        return tolerance
+
+    try:
+        return read(*marker.args, **marker.kwargs)
+    except TypeError:
+        why = f'The marker {BASELINE} takes one argument, tolerance.'
+    pytest.fail(why, pytrace=False)
 
 
 def _fail_if(why: str | None) -> None:

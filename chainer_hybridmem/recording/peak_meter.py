@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+import numpy as np
 
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.host import lending, numpy_memory
@@ -38,6 +39,8 @@ _KINDS = {
 
 class PeakMeter:
     """Measures while it is entered; NumPy's arrays of the thread that enters it.
+
+    A function that reads an array of a GPU raises :class:`SessionError`.
 
     Attributes:
         guest (Memory or None): Of a session in which training runs now; its own
@@ -99,6 +102,7 @@ class PeakMeter:
     def start_forward(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """A forward function begins."""
         self._settle()
+        _check_on_host(in_data)
         layer = self._links.path or OUTSIDE
         if self._in_backward and self._belongs_to_backward():
             layer = self._part[0]
@@ -172,6 +176,23 @@ class PeakMeter:
             if arrays.owns(array):
                 part = layer_name(root, path), _KINDS[kind]
                 self._load.rename(arrays.allocation_id(array), part)
+
+
+def _check_on_host(arrays: tuple[Any, ...]) -> None:
+    """A peak without what lies elsewhere would say that everything fits.
+
+    Raises:
+        SessionError: If an array is not NumPy's.
+    """
+    for array in arrays:
+        if array is not None and not isinstance(array, np.ndarray):
+            kind = type(array)
+            name = f'{kind.__module__.partition(".")[0]}.{kind.__name__}'
+            raise SessionError(
+                f'A function reads a {name}, and only the memory of NumPy is measured '
+                f'here. Measure with the model on the CPU, or watch a GPU with '
+                f'profile_memory().'
+            )
 
 
 class _Functions(chainer.FunctionHook):

@@ -170,6 +170,17 @@ def test_base_lines_fail_on_growth_and_name_the_layer(runner):
 
 
 @pytest.mark.parametrize(
+    ('tolerance', 'why'),
+    [("'lots'", "'lots' is not a size"), ("'x%'", 'percentage'), ('1, 2', 'takes one')],
+)
+def test_tolerances_that_make_no_sense(runner, tolerance, why):
+    runner.write(f'@pytest.mark.memory_baseline({tolerance})\ndef test_it(): pass\n')
+    result = runner.run('--hybridmem-update')
+    result.assert_outcomes(failed=1)
+    assert why in result.stdout.str()
+
+
+@pytest.mark.parametrize(
     ('text', 'why'),
     [
         ('nonsense', 'not JSON'),

@@ -149,6 +149,17 @@ def test_in_a_session_its_own_peak_counts():
     assert not numpy_memory.installed()
 
 
+def test_arrays_of_a_gpu_are_an_error_instead_of_a_small_peak():
+    class Ndarray:
+        """As far as a hook looks at CuPy's."""
+
+    Ndarray.__module__ = 'cupy._core.core'
+    function = F.relu(chainer.Variable(np.ones(3, 'f'))).creator_node
+    with PeakMeter() as meter:
+        with pytest.raises(SessionError, match=r'reads a cupy.Ndarray.*on the CPU'):
+            meter.start_forward(function, (np.ones(3, 'f'), Ndarray()))
+
+
 def test_meters_do_not_nest():
     with PeakMeter():
         with pytest.raises(SessionError, match='once'):

@@ -76,7 +76,7 @@ def main() -> int:
             print(f'SKIPPED: Python {version} is not on this machine')
         found = {v: python for v, python in pythons.items() if python is not None}
         if not found:
-            found = {'of this environment': sys.executable}
+            found = {'of-this-environment': sys.executable}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             tries = {
                 v: pool.submit(
@@ -154,7 +154,7 @@ def try_wheel(
     bin_ = folder / 'venv' / 'bin'
     environment = {'PIP_CONSTRAINT': CONSTRAINTS, 'PIP_BUILD_CONSTRAINT': CONSTRAINTS}
     pip = bin_ / 'python', '-m', 'pip', '--disable-pip-version-check', 'install'
-    run(*pip, '--quiet', wheel, 'pytest', environment=environment)
+    run(*pip, '--quiet', '--no-compile', wheel, 'pytest', environment=environment)
     run(*pip, '--quiet', '--dry-run', f'{wheel}[plot,progress,autoswap,examples]')
     said = run(bin_ / 'hybridmem', '--version', folder=work)
     if commit and f'({commit})' not in said:
