@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 import re
@@ -45,8 +46,8 @@ SAYINGS = (
     *(f'no {action.value}' for action in Action),
     *('at most 20MiB', 'at most 0'),
 )
+SLOW = ('exact', 'autoswap-bo')
 NETWORKS = {
-    'chain': toys.chain(),
     'slow link': toys.chain(7, bandwidth=2.0 * MIB),
     'residual': toys.graph(
         [[], [0], [1], [0, 2], [3], [4], [3, 5], [6]],
@@ -109,16 +110,24 @@ def limits(problem: Problem) -> list[int]:
     return [(3 * least + most) // 4, (least + 3 * most) // 4, most]
 
 
+@functools.cache
+def problem_of(network: str, number: int) -> tuple[Problem, list[int]]:
+    """Planners share a problem, which finds the bound once for each limit."""
+    rules = known(RULES[number], network)
+    problem = make_problem(NETWORKS[network], rules=rules)
+    return problem, limits(problem)
+
+
 @pytest.mark.parametrize('network', list(NETWORKS))
 @pytest.mark.parametrize('planner', list(PLANNERS))
 def test_a_planner_obeys_or_refuses(planner: str, network: str) -> None:
     profile = NETWORKS[network]
     can = find_planner(planner).actions
     plans = 0
-    for rules in RULES[:: 3 if planner == 'exact' else 1]:
-        rules = known(rules, network)
-        problem = make_problem(profile, rules=rules)
-        for limit in limits(problem)[:: 2 if planner == 'exact' else 1]:
+    for number in range(0, len(RULES), 3 if planner in SLOW else 1):
+        problem, some = problem_of(network, number)
+        rules = {rule.pattern: rule.says for rule in problem.rules}
+        for limit in some[:: 2 if planner in SLOW else 1]:
             try:
                 plan = make_plan(problem, limit, planner, **OPTIONS.get(planner, {}))
             except InfeasibleError as error:
@@ -175,7 +184,7 @@ def brute_force(problem: Problem, limit: int) -> float:
     return best
 
 
-@pytest.mark.parametrize('seed', range(16))
+@pytest.mark.parametrize('seed', range(14))
 def test_exact_is_the_best_obedient_assignment(seed: int) -> None:
     drawn = draw_problem(seed, 5)
     if drawn is None or not 1 <= len(drawn[0].maps) <= 6:
