@@ -84,6 +84,7 @@ def _section(name: str, text: str) -> list[str]:
         f'## {title}',
         f'{first[0].upper()}{first[1:]}',
         *(paragraph.replace('``', '`') for paragraph in others),
+        f'The program is [{name}.py](../../examples/gallery/{name}.py).',
         f'```sh slow\n{command}\n```',
         f'![{title}: memory of one iteration](../pictures/gallery/{name}.png)',
     ]

@@ -14,6 +14,7 @@ import hashlib
 import json
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ import chainer_hybridmem as hybridmem  # before chainer
 # isort: split
 import chainer
 import numpy as np
+from matplotlib.figure import Figure
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.units import format_bytes
@@ -118,17 +120,22 @@ def main(
         int: 0 if both runs end with the same bits within the limit, else 1.
     """
     options = parse(text or name, defaults, arguments)
-    found = compare(make, options)
+    folder = pathlib.Path(options.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = compare(make, options)
+    except (hybridmem.HybridMemoryError, OSError) as error:
+        print(f'{name}: {error}', file=sys.stderr)
+        return 1
     if writes:
         print(describe(found), flush=True)
-        print(f'The picture is {write(found, name, pathlib.Path(options.out))}.')
+        print(f'The picture is {write(found, name, folder)}.')
     within = found['limited_peak_bytes'] <= found['limit_bytes']
     return 0 if found['equal'] and within else 1
 
 
 def write(found: dict[str, Any], name: str, folder: pathlib.Path) -> pathlib.Path:
     """Writes figures and picture into a folder; returns the path of the picture."""
-    folder.mkdir(parents=True, exist_ok=True)
     picture = folder / f'{name}.png'
     draw(found, picture)
     figures = {key: value for key, value in found.items() if not key.endswith('curve')}
@@ -143,9 +150,15 @@ def parse(
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ('batchsize', 'width', 'iterations'):
+    for name, help in (
+        ('batchsize', 'training examples per iteration'),
+        ('width', 'channels or units of the smallest layer'),
+        ('iterations', 'in each of the three runs'),
+    ):
         value = getattr(defaults, name)
-        parser.add_argument(f'--{name}', type=int, default=value, help=f'{value}')
+        parser.add_argument(
+            f'--{name}', type=int, default=value, metavar='N', help=f'{help}: {value}'
+        )
     parser.add_argument(
         '--share',
         type=float,
@@ -288,8 +301,6 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> None:
         found: What :func:`compare` returns.
         path: Picture to write.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 3.4), layout='constrained')
     axes = figure.subplots()
     for key, colour in (('plain', '#8d8d8d'), ('limited', '#3b7dd8')):

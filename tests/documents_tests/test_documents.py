@@ -15,7 +15,10 @@ from chainer_hybridmem.session.setting.options import Options
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'chainer_hybridmem'
 DOCS = sorted((ROOT / 'docs').rglob('*.md'))
-PAGES = [ROOT / 'README.md', ROOT / 'benchmarks' / 'README.md', *DOCS]
+PAGES = [
+    *(ROOT / 'README.md', ROOT / 'CHANGELOG.md', ROOT / 'benchmarks' / 'README.md'),
+    *DOCS,
+]
 GENERATED = {
     'options.md',
     'commands.md',
@@ -29,6 +32,7 @@ COLUMNS = 100
 MOST_WORDS = 1000  # of the README
 CODE = re.compile(r'^```.*?^```', re.DOTALL | re.MULTILINE)
 LINK = re.compile(r'\[[^\]]*\]\(([^)\s]+)\)')
+ADDRESS = re.compile(r'https://(?:[a-z0-9-]+\.)+[a-z]{2,}(?:/[^\s<>]*)?')
 NAMES_OF_OTHERS = {
     *('EMU_SEED', 'PYTHON', 'SIGTERM'),  # of environments and systems
     *('RoundMultiple', 'RoundPower2'),  # of MXNet
@@ -57,7 +61,8 @@ def anchors(page: pathlib.Path) -> set[str]:
 def test_links_lead_somewhere(page):
     text = CODE.sub('', page.read_text())
     for target in LINK.findall(text.replace('\n', ' ')):
-        if target.startswith('http'):
+        if ':' in target:
+            assert ADDRESS.fullmatch(target), f'{target} is no address'
             continue
         path, _, anchor = target.partition('#')
         other = (page.parent / path).resolve() if path else page

@@ -91,6 +91,22 @@ def test_other_bits_are_told(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
+        (['--share', '0.05'], 'do not fit'),
+        (['--link-bandwidth', 'fast'], "'fast' is not a bandwidth"),
+        (['--out', '/dev/null/here'], 'Not a directory'),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(given, message, tmp_path, capsys):
+    vae = importlib.import_module('vae')
+    assert vae.main([*options('vae', tmp_path), *given]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith('vae: ') and message in printed
+    assert printed.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
         (['--share', '1.5'], '--share 1.5 is no limit; try 0.6'),
         (['--batchsize', '0'], '--batchsize 0 is too small; 1 or more'),
         (['--iterations', '3'], '--iterations 3 is too small; 8 or more'),

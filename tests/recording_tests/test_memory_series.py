@@ -6,6 +6,7 @@ import json
 import types
 
 import chainer
+import chainer.functions as F
 import numpy as np
 import pytest
 from support import networks, trace_format
@@ -88,6 +89,20 @@ def test_short_operations_are_sampled_as_time_allows():
 def test_capacities_that_make_no_sense(capacity):
     with pytest.raises(OptionError, match='capacity'):
         hybridmem.profile_memory(capacity=capacity)
+
+
+@pytest.mark.parametrize('share', [-0.1, 1.5, 'all'])
+def test_a_share_that_is_none(share):
+    with pytest.raises(OptionError, match='from 0 to 1'):
+        hybridmem.profile_memory(share=share)
+
+
+def test_with_share_zero_every_operation_is_sampled():
+    with hybridmem.profile_memory(share=0) as memory:
+        for _ in range(50):
+            F.relu(np.ones(4, np.float32))
+    assert memory.operations == 50
+    assert len(memory.samples) == 50 + 2  # start and end
 
 
 def test_other_bad_options():
