@@ -9,12 +9,19 @@ Note: [passive mode]
     as memory is free (prefetcher), and is the first to go again. What costs less to
     make again than to copy is dropped (cheap_replays). Rules are obeyed as far as
     memory allows (passive_rules).
+
+Note: [garbage]
+    Reference cycles keep arrays alive until Python collects them: those of the
+    program, or frames that an error inside a library has held on to. A plan leaves no
+    room for them. So before an allocation is refused, they are collected, once in each
+    operation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -86,6 +93,7 @@ class Evictor:
         self._planned = False  # whether a plan is followed
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
+        self._collected = False  # garbage, in this operation
         self.spare: dict[Any, Array] = {}
         self.busy: set[LiveMap] = set()
         self.shortage: Shortage | None = None
@@ -103,6 +111,7 @@ class Evictor:
         """What could not go in the operation before may go now."""
         self._stuck.clear()
         self._found_held.clear()
+        self._collected = False
 
     def hold(self, maps: Iterable[LiveMap]) -> None:
         """A backward function is about to read maps."""
@@ -143,6 +152,10 @@ class Evictor:
                 self._stuck.add(live)
         if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
+        if device.memory.used_bytes > goal and not self._collected:
+            self._collected = True
+            gc.collect()  # see [garbage]
+            self._maps.forget_dead()
         if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
             if failure is not None:

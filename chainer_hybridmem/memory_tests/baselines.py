@@ -12,6 +12,7 @@ from typing import Any
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.memory_tests.measured_peak import describe_bytes
+from chainer_hybridmem.records import library
 from chainer_hybridmem.records.peak import Peak
 from chainer_hybridmem.units import format_bytes, parse_bytes
 
@@ -61,14 +62,12 @@ def save(path: str, changed: Mapping[str, Baseline]) -> None:
     """Writes base lines over those of the same tests; others stay.
 
     Raises:
-        FormatError: If the file holds something else.
-        OSError: If it cannot be written.
+        FormatError: If the file holds something else, or cannot be written.
     """
     tests = {**load(path), **changed}
     entries = {test: dataclasses.asdict(tests[test]) for test in sorted(tests)}
     body = {'format': FORMAT, 'version': VERSION, 'tests': entries}
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(json.dumps(body, indent=1) + '\n')
+    library.write_text(path, json.dumps(body, indent=1) + '\n')
 
 
 def allowed_growth(tolerance: str | float, peak_bytes: int) -> int:

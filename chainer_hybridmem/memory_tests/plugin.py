@@ -240,7 +240,7 @@ class _Results:
 
             try:
                 baselines.save(_path_of(self._config), self._baselines())
-            except (HybridMemoryError, OSError) as error:
+            except HybridMemoryError as error:
                 raise pytest.UsageError(str(error)) from error
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

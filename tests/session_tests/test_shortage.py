@@ -1,5 +1,6 @@
 """Memory that runs short without a plan, or beside one."""
 
+import gc
 import io
 
 import chainer
@@ -193,3 +194,24 @@ def test_a_batch_that_was_held_in_the_update_leaves_for_the_next_one():
     expected = train_like_the_example()
     result = train_like_the_example(memory_limit=3_750_000)
     networks.assert_same(expected, result)
+
+
+@pytest.fixture
+def without_collections():
+    """Garbage stays until something asks for its collection."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+def test_garbage_goes_before_an_allocation_is_refused(without_collections):
+    def leave_garbage(i):
+        cycle = [np.zeros(100_000, np.float32)]
+        cycle.append(cycle)
+
+    result, session = train(20, leave_garbage, memory_limit=LIMIT, **TIGHT)
+    expected, _ = train(20)
+    networks.assert_same(expected, result)
+    assert session.state == 'guided'
