@@ -269,7 +269,8 @@ def main(options: argparse.Namespace) -> int:
     rows = saving.Rows('largest_batch', iterations=ITERATIONS)
     seeds = range(options.seed, options.seed + options.cases)
     with concurrent.futures.ProcessPoolExecutor(
-        options.jobs, multiprocessing.get_context('spawn'), max_tasks_per_child=20
+        options.jobs,
+        multiprocessing.get_context('spawn'),
     ) as pool:
         for row in pool.map(run, seeds):
             rows.add(row)

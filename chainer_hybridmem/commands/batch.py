@@ -53,6 +53,7 @@ class BatchCommand(base.Command):
         )
         arguments.add_cross_iteration(parser)
         arguments.add_splitting(parser)
+        arguments.add_rules(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', help='where to save the plan'
         )
@@ -78,6 +79,7 @@ class BatchCommand(base.Command):
                 estimator.profile(batchsize),
                 args.cross_iteration,
                 splitting=args.splitting,
+                rules=args.rules,
             )
 
         limit_bytes = args.memory_limit or estimating.device_bytes(estimator)

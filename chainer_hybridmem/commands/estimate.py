@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
@@ -14,7 +13,7 @@ from chainer_hybridmem.commands import (
     estimating,
     outputs,
 )
-from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.reporting.rule_rows import rule_rows
@@ -151,6 +150,7 @@ def summarise(
     """Everything that ``hybridmem estimate`` tells, as plain values."""
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.compare import compare_one
+    from chainer_hybridmem.simulation import make_problem
 
     figures.load_kernels(problem)
     batchsize = problem.profile.device['batchsize']
@@ -161,14 +161,16 @@ def summarise(
         row['images_per_second'] = batchsize / seconds if seconds else None
         rows.append(row)
     if largest:
-        found = largest_batches(
-            estimator,
-            limit_bytes,
-            methods,
-            problem.cross_iteration,
-            problem.splitting,
-            problem.rules,
-        )
+
+        def problem_of(batchsize: int) -> Problem:
+            return make_problem(
+                estimator.profile(batchsize),
+                problem.cross_iteration,
+                splitting=problem.splitting,
+                rules=problem.rules,
+            )
+
+        found = largest_batches(problem_of, limit_bytes, methods)
         for row in rows:
             row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
@@ -191,58 +193,16 @@ def summarise(
 
 
 def largest_batches(
-    estimator: Estimator,
-    limit_bytes: int,
-    methods: Sequence[str],
-    cross_iteration: bool | str = False,
-    splitting: bool | str = 'exact',
-    rules: Any = None,
+    problem_of: Callable[[int], Problem], limit_bytes: int, methods: Sequence[str]
 ) -> dict[str, int]:
-    """Largest batch size for which each planner finds a plan; 0 if there is none.
-
-    What in-core or single operations need is quick to see; a planner is asked
-    only about the batch size that this leaves, and smaller ones if it declines.
-    """
+    """Largest batch size for which each planner finds a plan; 0 if there is none."""
     from chainer_hybridmem.estimation import MOST_PICTURES
-    from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.search.candidates import least_memory
-    from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
-    from chainer_hybridmem.simulation import make_problem
-    from chainer_hybridmem.simulation.problem import with_rules
+    from chainer_hybridmem.planners.largest import find_largest_batch
 
-    def problem(batchsize: int) -> Problem:
-        return make_problem(
-            estimator.profile(batchsize),
-            cross_iteration,
-            splitting=splitting,
-            rules=rules,
-        )
-
-    def planned(planner: str, batchsize: int) -> bool:
-        try:
-            make_plan(problem(batchsize), limit_bytes, planner)
-        except InfeasibleError:
-            return False
-        except OptionError:  # it cannot obey the rules
-            if rules:
-                return False
-            raise
-        return True
-
-    most = largest_batchsize(
-        lambda b: least_memory(with_rules(problem(b), None))[0],
-        limit_bytes,
-        MOST_PICTURES,
-    )
-    result = {}
-    for name in methods:
-        if name == 'in-core' and not rules:
-            result[name] = largest_batchsize(
-                lambda b: problem(b).in_core_peak_bytes, limit_bytes, MOST_PICTURES
-            )
-        else:
-            result[name] = largest_planned(functools.partial(planned, name), most)
-    return result
+    return {
+        name: find_largest_batch(problem_of, limit_bytes, MOST_PICTURES, name).batchsize
+        for name in methods
+    }
 
 
 # -- text --------------------------------------------------------------------------

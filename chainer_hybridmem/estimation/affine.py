@@ -224,11 +224,8 @@ class _Matcher:
             [s for s in profile.storages if s.producer < 0]
             for profile in (self.small, self.large)
         )
-        keys = [
-            [(s.category, s.forward_uses, s.backward_uses) for s in side]
-            for side in (left, right)
-        ]
-        if keys[0] != keys[1]:
+        same = len(left) == len(right)
+        if not same or not all(map(_alike_before, left, right)):
             what = 'the number of arrays there before the iteration is'
             raise self._mismatch(what, len(left), len(right))
         self._accept(left, right)
@@ -301,6 +298,13 @@ def _alike(a: Storage, b: Storage) -> bool:
         return False
     left, right = ((s.category, s.slots, s.backward_uses) for s in (a, b))
     return left == right or a.nbytes < SMALL_BYTES
+
+
+def _alike_before(a: Storage, b: Storage) -> bool:
+    """Likewise, of arrays that are there before the iteration."""
+    if (a.category, a.forward_uses) != (b.category, b.forward_uses):
+        return False
+    return a.backward_uses == b.backward_uses or a.nbytes < SMALL_BYTES
 
 
 def _outline(storages: Sequence[Storage]) -> str:

@@ -11,13 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.make import make_plan
 from chainer_hybridmem.planners.registry import DEFAULT
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation.problem import with_rules
 from chainer_hybridmem.units import format_bytes
 
 
@@ -147,7 +148,9 @@ class _Search:
             lambda b: self.problem_of(b).in_core_peak_bytes, self.limit_bytes, most
         )
         possible = largest_batchsize(
-            lambda b: least_memory(self.problem_of(b))[0], self.limit_bytes, most
+            lambda b: least_memory(with_rules(self.problem_of(b), ()))[0],
+            self.limit_bytes,
+            most,
         )
         planned = largest_planned(self._accept, possible)
         if planned < most:
@@ -201,7 +204,7 @@ class _Search:
 
     def _look_at(self, batchsize: int) -> Refusal | None:
         problem = self.problem_of(batchsize)
-        least, worst = least_memory(problem)
+        least, worst = least_memory(with_rules(problem, ()))
         if least > self.limit_bytes:
             label = problem.profile.operations[worst].label
             reason = (
@@ -213,6 +216,10 @@ class _Search:
             plan = make_plan(problem, self.limit_bytes, self.planner, **self.options)
         except InfeasibleError as error:
             return Refusal(batchsize, f'planner {self.planner} finds no plan: {error}')
+        except OptionError as error:  # it cannot obey the rules
+            if not problem.rules:
+                raise
+            return Refusal(batchsize, str(error))
         share = _speed_share(plan)
         if self.min_speed is not None and share < self.min_speed:
             return Refusal(

@@ -26,6 +26,7 @@ RNG = np.random.RandomState(0)
 VECTORS = RNG.rand(600, 400).astype('f'), RNG.randint(0, 10, 600).astype('i')
 FEW = VECTORS[0][:32], VECTORS[1][:32]
 WORDS = (RNG.randint(0, 100, (40, 12)).astype('i'),)
+WIDTHS = (256, 128, 512, 256, 128, 256, 256)
 WHOLE = {'splitting': False, 'planner': 'hybrid'}  # recorded from the first on
 
 
@@ -243,3 +244,28 @@ def test_nothing_is_worked_out_where_the_limit_does(monkeypatch):
     began = time.perf_counter()
     assert train('MLP, Adam', 20_000_000, 3).iterations == 3
     assert time.perf_counter() - began < 60
+
+
+def test_what_makes_parameters_is_needed_once():
+    """Random numbers for a lazy parameter are no part of later iterations."""
+
+    rng = np.random.RandomState(0)
+    x = rng.rand(260, 256).astype(np.float32)
+    t = rng.randint(0, 10, 260).astype(np.int32)
+
+    def run(limit):
+        np.random.seed(0)
+        layers = [L.Linear(None, n) for n in WIDTHS]
+        model = L.Classifier(
+            chainer.Sequential(*[f for a in layers for f in (a, F.tanh)], L.Linear(10))
+        )
+        optimizer = chainer.optimizers.MomentumSGD().setup(model)
+        with hybridmem.optimize(model, limit, 'swap-all', splitting=False) as session:
+            for _ in range(6):
+                optimizer.update(model, x, t)
+        return session.statistics()['guided_peak_bytes']
+
+    peak = run('1GiB')
+    for _ in range(3):  # in less memory, maps leave sooner
+        peak = run(peak)
+    assert run(peak) <= peak

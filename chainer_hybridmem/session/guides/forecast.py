@@ -152,6 +152,7 @@ def repeated(profile: Profile) -> Profile:
     stays |= set(_first_gradients(profile, stays))
     if not stays:
         return profile
+    passed = set(_initial_values(profile, stays))
     moved = []  # where each event is then
     events: list[int] = []
     for event in profile.events:
@@ -170,7 +171,10 @@ def repeated(profile: Profile) -> Profile:
             for op in profile.operations
         ),
         storages=tuple(
-            _moved(s, s.id in stays, moved, len(profile.operations))
+            dataclasses.replace(
+                _moved(s, s.id in stays, moved, len(profile.operations)),
+                nbytes=0 if s.id in passed else s.nbytes,
+            )
             for s in profile.storages
         ),
     )
@@ -208,6 +212,25 @@ def _first_gradients(profile: Profile, stays: set[int]) -> Iterator[int]:
             if event > 0 and outlives and other.nbytes == parameter.nbytes:
                 yield other.id
                 break
+
+
+def _initial_values(profile: Profile, stays: set[int]) -> Iterator[int]:
+    """What only the making of parameters has used, such as random numbers.
+
+    Chainer makes a parameter, fills it, and makes its gradient.
+    """
+    made: dict[int, int] = {}  # by operation, where the last array to stay is made
+    for s in stays:
+        storage = profile.storages[s]
+        if storage.producer < len(profile.operations) - 1:  # the update makes states
+            last = made.get(storage.producer, -1)
+            made[storage.producer] = max(last, storage.allocated_at)
+    for operation, last in made.items():
+        begin, _ = profile.span_of(operation)
+        for event in profile.events[begin:last]:
+            storage = profile.storages[abs(event) - 1]
+            if event > 0 and begin <= storage.freed_at < last:
+                yield storage.id
 
 
 def _with_first_held(profile: Profile) -> Profile:
