@@ -78,6 +78,7 @@ UNLISTED = ('benchmarks/results/', 'examples/')  # other pages link to these
 SECTION = re.compile(r'^## (.+)$', re.MULTILINE)
 LINK = re.compile(r'^- \[([^\]]+)\]\(([^)#]+)\)', re.MULTILINE)
 PAGE = re.compile(r'\b(docs/\w+/\w+)\.md')
+UNIT = re.compile(r'(?<=\d) (?=(?:%|[MG]B|[KMG]iB|ms|s)(?!\w))')
 NOT_RUN = re.compile(
     r'^```(\w+) no-run: ([^\n]+)\n(.*?)^```$', re.DOTALL | re.MULTILINE
 )
@@ -109,13 +110,22 @@ def _toctree(caption: str, pages: list[tuple[str, str]]) -> str:
 
 
 def on_source_read(app: Any, name: str, content: list[str]) -> None:
-    """Adds the navigation to the first page; shows which blocks no test runs."""
+    """Adds what only the site shows.
+
+    That is the navigation on the first page, which blocks no test runs, and units that
+    stay beside their numbers in tables.
+    """
     if name == root_doc:
         index = ROOT / f'{INDEX}.md'
         app.env.note_dependency(str(index))
         content[0] += '\n' + navigation(index.read_text())
     if name.startswith(UNLISTED):
         content[0] = f'---\norphan: true\n---\n\n{content[0]}'
+    lines = content[0].split('\n')
+    content[0] = '\n'.join(
+        UNIT.sub('\N{NO-BREAK SPACE}', line) if line.startswith('|') else line
+        for line in lines
+    )
     content[0] = NOT_RUN.sub(
         r'```\1\n\3```\n\n*No test runs this block: \2.*', content[0]
     )

@@ -29,8 +29,10 @@ FIGURES = (
     'counts, too.'
 )
 DECISIONS = (
-    'The last column says what the last plan decides about feature maps. A copy on a '
-    'CPU is one from RAM to RAM, so plans swap rather than recompute. '
+    'The last column says what the plan that was followed last decides about feature '
+    'maps; a GAN and double backprop consist of two iterations, of which this is the '
+    'second. A copy on a CPU is one from RAM to RAM, so plans rather swap than '
+    'recompute. '
     '`--link-bandwidth 100MB/s` slows copies down to what a bus would do for a GPU, in '
     'proportion; plans then recompute as well.'
 )

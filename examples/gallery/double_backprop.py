@@ -1,8 +1,9 @@
 """Double backprop: a classifier whose gradient by the picture is kept small.
 
 The loss contains a gradient (``chainer.grad`` with ``enable_double_backprop``), so that
-backward runs through the graph of a backward. Feature maps of the first graph are read
-twice, and come back before each reading.
+backward runs through the graph of a backward. A session takes each of both for an
+iteration. Feature maps of the first graph, which the second backward reads again, leave
+and come back without a plan.
 """
 
 from __future__ import annotations

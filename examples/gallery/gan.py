@@ -2,7 +2,8 @@
 
 Both networks are in one session and in the iteration of one updater, which updates
 first the critic, then the generator, as Chainer's DCGAN does. Their graphs share the
-generated pictures.
+generated pictures. A session takes each update for an iteration and has a plan for
+each.
 """
 
 from __future__ import annotations
