@@ -126,6 +126,25 @@ def largest_batch(
     names = {field.name for field in dataclasses.fields(Question)} & options.keys()
     question = Question(**{name: options.pop(name) for name in names})
     check_options(check_name(planner), options)
+    estimator = _record(step, model, question, limit_bytes)
+
+    def problem_of(batchsize: int) -> Problem:
+        return make_problem(
+            estimator.profile(batchsize),
+            question.cross_iteration,
+            splitting=question.splitting,
+            rules=question.rules,
+        )
+
+    return find_largest_batch(
+        problem_of, limit_bytes, question.most, planner, question.min_speed, **options
+    )
+
+
+def _record(
+    step: Callable[[int], Any], model: Model, question: Question, limit_bytes: int
+) -> Estimator:
+    """What the iterations of other batch sizes are estimated from."""
     device = load_device_model(question.gpu) if question.gpu is not None else None
     if sessions.active_session() is not None:
         raise SessionError(
@@ -142,18 +161,7 @@ def largest_batch(
         larger = _larger_sizes(estimator, limit_bytes, question.most)
         if larger is not None:
             estimator = record(larger)
-
-    def problem_of(batchsize: int) -> Problem:
-        return make_problem(
-            estimator.profile(batchsize),
-            question.cross_iteration,
-            splitting=question.splitting,
-            rules=question.rules,
-        )
-
-    return find_largest_batch(
-        problem_of, limit_bytes, question.most, planner, question.min_speed, **options
-    )
+    return estimator
 
 
 def _larger_sizes(
