@@ -176,5 +176,5 @@ def _larger_sizes(
         largest_batchsize(in_core_bytes, limit_bytes, most) // 2,
         largest_batchsize(in_core_bytes, LARGER_BYTES, most),
     )
-    size -= size % 16  # halves, quarters and eighths of both are whole
+    size -= size % (64 if size >= 256 else 16)  # many numbers of parts are equal ones
     return (size // 2, size) if size > 2 * SMALL_IN_PARTS[1] else None
