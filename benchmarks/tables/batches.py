@@ -20,13 +20,15 @@ def largest(body: Body) -> str:
                 f'`{planner}`',
                 len(mine),
                 sum(row['right'] for row in mine),
+                sum(row.get('with', {}).get('state') == 'guided' for row in mine),
                 sum(row.get('answer') == 0 for row in mine),
                 ratio(statistics.median(gains)) if gains else None,
             ]
         )
     right = sum(row['right'] for row in rows)
-    lines.append(['all', len(rows), right, None, None])
-    head = ['planner', 'cases', 'right', 'nothing fits', 'answer / in-core, median']
+    lines.append(['all', len(rows), right, *[None] * 3])
+    head = ['planner', 'cases', 'right', 'with a plan', 'nothing fits']
+    head.append('answer / in-core, median')
     return table(head, lines)
 
 
@@ -58,8 +60,9 @@ SECTIONS = (
         'The largest batch',
         """Drawn networks, optimizers, limits and planners
         ([explained](guide/largest_batch.md)). *Right*: training with the answer of
-        `largest_batch()` follows a plan inside the limit, and training with one example
-        more ends in an error.""",
+        `largest_batch()` goes through inside the limit, and training with one example
+        more ends in an error. *With a plan*: the answer's iterations end up following
+        one.""",
         largest,
     ),
     Section(
