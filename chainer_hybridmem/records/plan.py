@@ -130,7 +130,7 @@ class Plan:
             made for; None is without a limit.
         parts (tuple of Part): Functions that run in parts.
         rules (tuple of pairs): Patterns and rules that it obeys; see
-            :mod:`chainer_hybridmem.records.rules`.
+            ``records/rules.py``.
     """
 
     planner: str
