@@ -124,7 +124,7 @@ docs: venv
 	$(MAKE) --no-print-directory site
 
 site: venv
-	$(BIN)/sphinx-build -W --keep-going -q -c docs . $(SITE)/html
+	$(BIN)/sphinx-build -W --keep-going -q -E -c docs . $(SITE)/html
 	@echo "$(SITE)/html/index.html"
 
 fuzz: venv

@@ -101,7 +101,7 @@ class BatchCommand(base.Command):
         }
         title = '{arch}, pictures of {insize}x{insize} on {device}'.format(**figures)
         outputs.publish(f'{title}\n\n{describe(found)}', figures, args.json)
-        return 0
+        return 0 if found.batchsize else 1
 
 
 def summarise(found: LargestBatch) -> dict[str, Any]:

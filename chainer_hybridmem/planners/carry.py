@@ -69,12 +69,14 @@ def carry(
         'profile_file': profile_file,
         'tolerance': tolerance,
     }
+    actions = None
+    if plan_file is not None or profile_file is not None:
+        actions = _actions(*_load(plan_file, profile_file))
     search = Search(problem, limit_bytes, barrier=False)
     if search.in_core_fits():
         return search.finish_in_core('carry', **options, searched=False)
     carried = None
-    if plan_file is not None or profile_file is not None:
-        actions = _actions(*_load(plan_file, profile_file))
+    if actions is not None:
         with search.uncounted():
             annealer = Annealer(search, Budget(search, 0, None))
             annealer.warm_up()

@@ -74,8 +74,8 @@ class LargestBatch:
         in_core (Batch or None): The largest one that plain Chainer trains; None if not
             even one example fits.
         in_core_refusal (Refusal or None): Of the next one; None if there is no end.
-        planned (Batch or None): The largest one with a plan.
-        refusal (Refusal or None): Of the next one.
+        planned (Batch or None): The largest one with a plan; None if nothing fits.
+        refusal (Refusal or None): Of the next one; None if there is no end.
         plan (Plan or None): For ``planned``.
         problem (Problem or None): What it is a plan for.
     """
@@ -87,8 +87,8 @@ class LargestBatch:
     in_core_refusal: Refusal | None
     planned: Batch | None
     refusal: Refusal | None
-    plan: Plan | None
-    problem: Problem | None
+    plan: Plan | None = dataclasses.field(repr=False)
+    problem: Problem | None = dataclasses.field(repr=False)
 
     @property
     def batchsize(self) -> int:

@@ -197,9 +197,10 @@ def check_names(rules: Rules, profile: Profile) -> None:
 def _near(pattern: str, operations: list[Operation]) -> str:
     labels = [op.label for op in operations]
     known = {name for label in labels for name in names_of(label, 0) if '@' not in name}
-    close = difflib.get_close_matches(pattern.strip('*'), sorted(known), 3, 0.4)
+    lower = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(pattern.strip('*').lower(), lower, 3, 0.4)
     if close:
-        return f'Nearest names: {", ".join(close)}.'
+        return f'Nearest names: {", ".join(lower[name] for name in close)}.'
     some = ', '.join(sorted(set(labels))[:3])
     return f'Some names there are: {some}.'
 

@@ -25,7 +25,8 @@ from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.units import parse_bytes
 
-SMALL, SMALL_IN_PARTS = (2, 4), (8, 16)
+SMALL = (2, 4)
+MIDDLE = 16
 # Temporaries of NumPy that are reused from 256 KiB on, and times, are those of a large
 # batch only in iterations that are not tiny.
 LARGER_BYTES = 2**30
@@ -36,9 +37,9 @@ class Question:
     """What :func:`largest_batch` may be told beside the planner's own options.
 
     Attributes:
-        batchsizes (tuple of int or None): What is recorded, ascending. None: 8 and 16,
-            then a quarter and half of what fits in-core, if that takes at most 1 GiB;
-            with ``gpu``, 2 and 4.
+        batchsizes (tuple of int or None): What is recorded, ascending. None: 2 and 4,
+            and without ``gpu`` then a quarter and half of what fits in-core, as far as
+            that takes at most 1 GiB, or up to 8 and 16 if that is small.
         min_speed (float or None): Least speed, as a share of that of the same batch
             without a limit.
         gpu (str or None): A device model to ask for instead of the model's device.
@@ -57,32 +58,31 @@ class Question:
     most: int = MOST_PICTURES
 
     def __post_init__(self) -> None:
-        if self.batchsizes is not None:
-            first, second = self.batchsizes
-            if not 0 < first < second:
-                raise OptionError(
-                    f'batchsizes are {first} and {second}; two ascending ones are '
-                    f'needed.'
-                )
-        check_rules(self.rules)
-        if self.min_speed is not None and not 0 < self.min_speed <= 1:
+        if self.batchsizes is not None and not _are_two(self.batchsizes):
             raise OptionError(
-                f'min_speed is {self.min_speed}; it is a share of the speed without a '
-                f'limit, such as 0.8.'
+                f'batchsizes is {self.batchsizes!r}; two ascending numbers such as '
+                f'(8, 16) are needed.'
             )
-        if self.most < 2:
+        check_rules(self.rules)
+        if self.min_speed is not None and not _is_share(self.min_speed):
             raise OptionError(
-                f'most is {self.most}; two batch sizes are recorded, so at least 2 is '
-                f'needed.'
+                f'min_speed is {self.min_speed!r}; it is a share of the speed without '
+                f'a limit, such as 0.8.'
+            )
+        if not isinstance(self.most, int) or self.most < 2:
+            raise OptionError(
+                f'most is {self.most!r}; two batch sizes are recorded, so at least 2 '
+                f'is needed.'
             )
 
-    @property
-    def first_sizes(self) -> tuple[int, int]:
-        """The batch sizes to begin with."""
-        if self.batchsizes is not None:
-            return self.batchsizes
-        small, large = SMALL_IN_PARTS if self.gpu is None else SMALL
-        return (small, large) if large <= self.most else (self.most // 2, self.most)
+
+def _are_two(sizes: Any) -> bool:
+    pair = isinstance(sizes, tuple | list) and len(sizes) == 2
+    return pair and all(isinstance(n, int) for n in sizes) and 0 < sizes[0] < sizes[1]
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 1
 
 
 def largest_batch(
@@ -110,7 +110,11 @@ def largest_batch(
         memory_limit: Bytes, or text such as ``'16GiB'``.
         model: What is trained; a list if several are.
         planner: Name of the planner.
-        options: Those of :class:`Question`; others are the planner's.
+        options: ``min_speed``, the least speed as a share of that of the same batch
+            without a limit, such as 0.8; ``gpu``, a device model to ask for instead of
+            the model's device; ``batchsizes``, the two to record; ``most``, where the
+            search ends; ``rules``, ``splitting`` and ``cross_iteration`` as in
+            :func:`chainer_hybridmem.optimize`. Others are the planner's.
 
     Returns:
         LargestBatch: The answer, its plan, and why one more example does not fit.
@@ -126,6 +130,8 @@ def largest_batch(
     names = {field.name for field in dataclasses.fields(Question)} & options.keys()
     question = Question(**{name: options.pop(name) for name in names})
     check_options(check_name(planner), options)
+    if not callable(step):
+        raise OptionError(f'step is {step!r}; a function of the number is needed.')
     estimator = _record(step, model, question, limit_bytes)
 
     def problem_of(batchsize: int) -> Problem:
@@ -152,29 +158,36 @@ def _record(
             'after its with statement.'
         )
 
-    def record(sizes: tuple[int, int]) -> Estimator:
-        small, large = (record_step(step, model, b, device is None) for b in sizes)
+    def record(sizes: tuple[int, int], parts: bool) -> Estimator:
+        small, large = (record_step(step, model, size, parts) for size in sizes)
+        if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
+            raise OptionError(
+                f'step({sizes[0]}) and step({sizes[1]}) need the same memory; it has '
+                f'to train with as many examples as it is told.'
+            )
         return Estimator.make(SamplePair.match(small, large, sizes), device)
 
-    estimator = record(question.first_sizes)
-    if device is None and question.batchsizes is None:
-        larger = _larger_sizes(estimator, limit_bytes, question.most)
-        if larger is not None:
-            estimator = record(larger)
-    return estimator
+    if question.batchsizes is not None:
+        return record(question.batchsizes, parts=device is None)
+    if question.most < SMALL[1]:
+        return record((question.most // 2, question.most), parts=device is None)
+    estimator = record(SMALL, parts=False)
+    if device is not None:
+        return estimator
+    return record(_larger_sizes(estimator, limit_bytes, question.most), parts=True)
 
 
-def _larger_sizes(
-    estimator: Estimator, limit_bytes: int, most: int
-) -> tuple[int, int] | None:
-    """Two batch sizes that plain Chainer trains easily; None if those are small."""
+def _larger_sizes(estimator: Estimator, limit_bytes: int, most: int) -> tuple[int, int]:
+    """Two batch sizes that plain Chainer trains easily, in many equal parts."""
 
     def in_core_bytes(batchsize: int) -> int:
         return make_problem(estimator.profile(batchsize)).in_core_peak_bytes
 
-    size = min(
-        largest_batchsize(in_core_bytes, limit_bytes, most) // 2,
-        largest_batchsize(in_core_bytes, LARGER_BYTES, most),
-    )
-    size -= size % (64 if size >= 256 else 16)  # many numbers of parts are equal ones
-    return (size // 2, size) if size > 2 * SMALL_IN_PARTS[1] else None
+    in_core = largest_batchsize(in_core_bytes, limit_bytes, most)
+    size = min(in_core // 2, largest_batchsize(in_core_bytes, LARGER_BYTES, most))
+    size -= size % (64 if size >= 256 else 16)
+    if size <= 2 * MIDDLE:
+        size = MIDDLE
+        while size > min(in_core, most) and size > SMALL[1]:
+            size //= 2
+    return size // 2, size

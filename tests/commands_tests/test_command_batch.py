@@ -52,6 +52,12 @@ def test_text_for_people(network, hybridmem):
     assert 'does not fit with hybrid: operation' in out
 
 
+def test_nothing_fits(network, hybridmem):
+    status, out, _ = hybridmem('batch', *network, *GPU, '--memory-limit', '100KiB')
+    assert status == 1
+    assert 'Batch size 1 does not fit with hybrid' in out
+
+
 def test_a_least_speed(batch):
     free = batch(*GPU, '--planner', 'swap-all')
     fast = batch(*GPU, '--min-speed', '99.9%')
@@ -67,7 +73,7 @@ def test_without_a_gpu_parts_count(batch):
 
 
 def test_wrong_questions(network, refused, hybridmem):
-    assert 'How much memory' in refused('batch', *network)
+    assert 'There is no device model' in refused('batch', *network, '--gpu', 'v1')
     status, _, err = hybridmem('batch', *network, *GPU, '--min-speed', '120%')
     assert status == 2
     assert "'120%' is not a share such as 80% or 0.8" in err

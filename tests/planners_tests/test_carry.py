@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from support.toys import networks
 
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.planners import carry, make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.validation import check_plan
@@ -124,6 +124,8 @@ def test_what_does_not_go_together_is_refused(made, tmp_path):
     limit = plan.memory_limit_bytes
     with pytest.raises(OptionError, match='both needed'):
         make_plan(profile, limit, 'carry', plan_file=files['plan_file'])
+    with pytest.raises(FormatError):
+        make_plan(profile, '1TB', 'carry', **{**files, 'plan_file': 'missing'})
     other = str(tmp_path / 'other')
     library.save(networks.random_network(SOURCE + 1), other)
     with pytest.raises(OptionError, match='was not made for'):

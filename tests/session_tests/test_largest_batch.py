@@ -46,7 +46,7 @@ def test_the_answer_trains_and_one_more_does_not():
     trained = Trained()
     found = hybridmem.largest_batch(trained.step, LIMIT, trained.model)
     assert found.batchsize > found.in_core.batchsize > 8
-    assert max(trained.sizes) < found.in_core.batchsize  # nothing is tried out
+    assert max(trained.sizes) <= found.in_core.batchsize  # nothing is tried out
     assert trains(found.batchsize, 'hybrid')
     assert not trains(found.batchsize + 1, 'hybrid')
     assert trains(found.in_core.batchsize, 'in-core')
@@ -95,9 +95,17 @@ def test_wrong_questions_are_refused():
     with pytest.raises(hybridmem.SessionError, match='before optimize'):
         with hybridmem.optimize(trained.model, '1GiB'):
             ask()
+    with pytest.raises(hybridmem.OptionError, match="min_speed is '80%'"):
+        ask(min_speed='80%')
+    with pytest.raises(hybridmem.OptionError, match='batchsizes is 4'):
+        ask(batchsizes=4)
+    with pytest.raises(hybridmem.OptionError, match='step is None'):
+        hybridmem.largest_batch(None, LIMIT, trained.model)
     with pytest.raises(hybridmem.SessionError, match='could be recorded'):
         hybridmem.largest_batch(lambda number: None, LIMIT, trained.model)
     assert not trained.sizes
+    with pytest.raises(hybridmem.OptionError, match='need the same memory'):
+        hybridmem.largest_batch(lambda number: trained.step(4), LIMIT, trained.model)
 
 
 def test_a_gpu_that_is_not_there():
@@ -106,6 +114,7 @@ def test_a_gpu_that_is_not_there():
         trained.step, '16GiB', trained.model, 'swap-all', gpu='v100-16gb-pcie3'
     )
     assert found.batchsize > 10_000
+    assert len(repr(found)) < 1000
     assert found.refusal.needed_bytes > 2**34
 
 
