@@ -99,7 +99,7 @@ class SamplePair:
             events_by_operation(large),
             storages,
             self._recipes(batchsize),
-            self._bytes(self.small.initial_bytes, large.initial_bytes, batchsize),
+            self._initial_bytes(batchsize),
         )
         operations = tuple(
             self._operation(a, b, batchsize)
@@ -110,6 +110,11 @@ class SamplePair:
             operations=operations,
             splits=tuple(self._part_sizes.at(batchsize, profile.splits)),
         )
+
+    def _initial_bytes(self, batchsize: int) -> int:
+        """More with the smaller batch was something else, such as garbage."""
+        before = min(self.small.initial_bytes, self.large.initial_bytes)
+        return self._bytes(before, self.large.initial_bytes, batchsize)
 
     def _bytes(self, n1: int | Fraction, n2: int, batchsize: int) -> int:
         if n1 == n2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,7 @@ def record_step(
     Raises:
         SessionError: If nothing could be recorded.
     """
+    gc.collect()  # or what goes meanwhile counts at the beginning
     session = RecordingSession(model, recording_options(AMPLE_BYTES), parts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept(one_model(model)))

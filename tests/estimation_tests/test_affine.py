@@ -135,6 +135,26 @@ def test_networks_that_differ(other, expected):
     assert 'batch size 2' in message and 'hybridmem profile' in message
 
 
+def test_garbage_of_the_smaller_sample_does_not_shrink(profiles):
+    small = dataclasses.replace(
+        profiles[4], initial_bytes=2 * profiles[6].initial_bytes
+    )
+    garbage = SamplePair.match(small, profiles[6], (4, 6))
+    assert garbage.at(100).initial_bytes == profiles[6].initial_bytes
+
+
+def test_words_that_are_small_in_one_sample_only(profiles):
+    """Arrays that are there before: the recorder takes small ones for no maps."""
+    small, large = profiles[4], profiles[6]
+    index = next(s.id for s in large.storages if s.producer < 0 and not s.persistent)
+    storages = list(small.storages)
+    storages[index] = dataclasses.replace(
+        storages[index], nbytes=1000, backward_uses=(), slots=()
+    )
+    changed = dataclasses.replace(small, storages=tuple(storages))
+    assert SamplePair.match(changed, large, (4, 6)).smaller_bytes[index] == 1000
+
+
 def test_any_toy_network_matches_itself():
     for seed in range(20):
         profile = toys.random_network(seed)
