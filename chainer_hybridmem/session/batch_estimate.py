@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model
-from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_model
-from chainer_hybridmem.session import session as sessions
-from chainer_hybridmem.session.recording_session import record_step
+from chainer_hybridmem.estimation import Estimator, load_device_model
+from chainer_hybridmem.session.recording_session import record_pair
 from chainer_hybridmem.simulation import Problem, make_problem
 
 
@@ -35,17 +33,12 @@ def estimate_batch(
 
     Raises:
         UnknownNameError: If there is no such device model.
+        OptionError: If the iterations do not depend on the batch size.
         ProfileMismatchError: If the iterations of both batch sizes differ in more than
             sizes.
         SessionError: If a session is active, or nothing could be recorded.
     """
     device = load_device_model(gpu) if gpu is not None else None
-    if sessions.active_session() is not None:
-        raise SessionError(
-            'An estimate records in sessions of its own; ask for it before optimize() '
-            'or after its with statement.'
-        )
-    parts = device is None
-    small, large = (record_step(step, model, size, parts) for size in batchsizes)
-    estimator = Estimator.make(SamplePair.match(small, large, batchsizes), device)
+    pair = record_pair(step, model, batchsizes, parts=device is None)
+    estimator = Estimator.make(pair, device)
     return make_problem(estimator.profile(batchsize))

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model
-from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
     MOST_PICTURES,
     Estimator,
-    SamplePair,
     load_device_model,
 )
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
@@ -19,8 +18,7 @@ from chainer_hybridmem.planners.largest import LargestBatch, find_largest_batch
 from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.largest import largest_batchsize
-from chainer_hybridmem.session import session as sessions
-from chainer_hybridmem.session.recording_session import record_step
+from chainer_hybridmem.session.recording_session import record_pair
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.units import parse_bytes
@@ -152,20 +150,9 @@ def _record(
 ) -> Estimator:
     """What the iterations of other batch sizes are estimated from."""
     device = load_device_model(question.gpu) if question.gpu is not None else None
-    if sessions.active_session() is not None:
-        raise SessionError(
-            'largest_batch records in sessions of its own; ask it before optimize() or '
-            'after its with statement.'
-        )
 
     def record(sizes: tuple[int, int], parts: bool) -> Estimator:
-        small, large = (record_step(step, model, size, parts) for size in sizes)
-        if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
-            raise OptionError(
-                f'step({sizes[0]}) and step({sizes[1]}) need the same memory; it has '
-                f'to train with as many examples as it is told.'
-            )
-        return Estimator.make(SamplePair.match(small, large, sizes), device)
+        return Estimator.make(record_pair(step, model, sizes, parts), device)
 
     if question.batchsizes is not None:
         return record(question.batchsizes, parts=device is None)

@@ -9,10 +9,11 @@ from typing import Any
 
 from chainer_hybridmem.chainer_access.kept_state import kept
 from chainer_hybridmem.chainer_access.models import Model, one_model
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.iterations.observation import Detail
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
 
@@ -79,3 +80,37 @@ def record_step(
         f'steps: each of them must run forward, backward and update of one batch, and '
         f'the same computation each time.'
     )
+
+
+def record_pair(
+    step: Callable[[int], Any],
+    model: Model,
+    batchsizes: tuple[int, int],
+    parts: bool,
+) -> SamplePair:
+    """Records one iteration of each of two batch sizes; the model is put back.
+
+    Args:
+        step: Trains one iteration with as many examples as it is told.
+        model: What is trained.
+        batchsizes: Ascending.
+        parts: As for :class:`RecordingSession`.
+
+    Raises:
+        OptionError: If the iterations do not depend on the batch size.
+        ProfileMismatchError: If they differ in more than sizes.
+        SessionError: If a session is active, or nothing could be recorded.
+    """
+    if active_session() is not None:
+        raise SessionError(
+            'An estimate records in sessions of its own; ask for it before optimize() '
+            'or after its with statement.'
+        )
+    small, large = (record_step(step, model, size, parts) for size in batchsizes)
+    if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
+        first, second = batchsizes
+        raise OptionError(
+            f'step({first}) and step({second}) need the same memory; it has to train '
+            f'with as many examples as it is told.'
+        )
+    return SamplePair.match(small, large, batchsizes)
