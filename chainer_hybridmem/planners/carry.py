@@ -2,9 +2,9 @@
 
 Feature maps are found again by their label and their number among those of the same
 label. The plan's actions are simulated on the new problem. Where they need too much
-memory, maps that are kept leave, the largest first; a few thousand cold steps of local
-search then mend what the new times make worse. If the result is proven to be within
-``tolerance`` of the best possible, nothing is searched; else the default planner
+memory, maps leave in the order of the bound's fractions; a few thousand cold steps of
+local search then mend what the new times make worse. If the result is proven to be
+within ``tolerance`` of the best possible, nothing is searched; else the default planner
 searches, and the faster plan counts.
 """
 
@@ -31,11 +31,10 @@ from chainer_hybridmem.search.candidates import (
     NUMBERS,
     RECOMPUTE,
     SWAP,
-    Candidate,
     Search,
-    kept_load,
 )
 from chainer_hybridmem.search.planner_options import SHARE
+from chainer_hybridmem.search.repairs import free_memory
 from chainer_hybridmem.simulation.problem import Problem
 
 COLD_STEPS = 4_000
@@ -80,9 +79,9 @@ def carry(
         with search.uncounted():
             annealer = Annealer(search, Budget(search, 0, None))
             annealer.warm_up()
-            best = lower_bound(problem, limit_bytes).seconds
-        goal = best * (1 + tolerance)
-        carried = _mend(search, _transfer(problem, actions))
+            bound = lower_bound(problem, limit_bytes)
+        goal = bound.seconds * (1 + tolerance)
+        carried = free_memory(search, _transfer(problem, actions), bound)
         if carried.fits and carried.seconds > goal:
             carried = annealer.run_round(carried, COLD_STEPS, 0.0, goal, 0)
         if carried.seconds <= goal:
@@ -136,30 +135,6 @@ def _transfer(problem: Problem, actions: dict[str, list[int]]) -> np.ndarray:
         seen[label] += 1
     result[(result == RECOMPUTE) & ~problem.recomputable] = SWAP
     return result
-
-
-def _mend(search: Search, action: np.ndarray) -> Candidate:
-    """Lets kept maps leave until the plan fits, the largest first."""
-    problem = search.problem
-    candidate = search.evaluate(action)
-    if candidate.fits:
-        return candidate
-    size = problem.arrays.size[: len(problem.maps)]
-    kept = [m for m in np.argsort(-size, kind='stable') if action[m] == KEEP]
-    over = int(max(kept_load(problem).max() - search.limit_bytes, 1))
-    # So many leave at a time that about ten simulations do.
-    while kept and not candidate.fits:
-        leaving, total = 0, 0
-        while leaving < len(kept) and total < over // 10:
-            total += int(size[kept[leaving]])
-            leaving += 1
-        for m in kept[: max(leaving, 1)]:
-            action[m] = SWAP
-        kept = kept[max(leaving, 1) :]
-        candidate = search.evaluate(action)
-    if not candidate.fits:
-        candidate = search.evaluate(search.fill(SWAP))
-    return candidate
 
 
 class _File:
