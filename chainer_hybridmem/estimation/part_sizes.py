@@ -21,6 +21,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,25 @@ CHANNELS = 'channels'
 WINDOWS = 'windows'
 
 
+class _Range(NamedTuple):
+    """Where one formula holds in each stage.
+
+    Attributes:
+        first (int): Smallest r; of channels, the number of parts.
+        last (float): Largest one.
+        formulas (list): One for each stage.
+    """
+
+    first: int
+    last: float
+    formulas: list[_Formula]
+
+    def peak_bytes(self, batchsize: int, r: int) -> int:
+        """Highest load with a batch size, rounded up."""
+        peak = max(c + a * batchsize + b * r for c, a, b in self.formulas)
+        return max(0, math.ceil(peak))
+
+
 class PartSizes:
     """Splits that two samples tell about.
 
@@ -48,9 +68,21 @@ class PartSizes:
     def __init__(
         self, small: Profile, large: Profile, batchsizes: tuple[int, int]
     ) -> None:
-        self._batchsizes = batchsizes
-        self._small = _grouped(small.splits)
-        self._large = _grouped(large.splits)
+        samples = [_grouped(profile.splits) for profile in (small, large)]
+        self._points: dict[_Group, list[_Points]] = {
+            group: [
+                (b, split.parts if group[3] == CHANNELS else b // split.parts, stages)
+                for b, sample in zip(batchsizes, samples, strict=True)
+                for split in sample.get(group, ())
+                if group[3] == CHANNELS or b % split.parts == 0
+                for stages in [split.stages or (split.peak_bytes,)]
+            ]
+            for group in samples[1]
+        }
+        self._ranges = {
+            group: list(_find_ranges(group[3], points))
+            for group, points in self._points.items()
+        }
 
     def at(self, batchsize: int, splits: Sequence[Split]) -> Iterator[Split]:
         """Splits with a batch size, those of a function by their number.
@@ -60,63 +92,28 @@ class PartSizes:
             splits: Those of the larger sample, with the storages of the profile that
                 the result is for.
         """
-        for group, splits_there in _grouped(splits).items():
-            template = splits_there[0]
-            small, large = self._small.get(group, []), self._large[group]
-            if group[3] == CHANNELS:
-                found = self._in_channels(small, large, batchsize)
-            else:
-                found = self._in_samples(small, large, batchsize)
-            for parts, peak in found:
-                yield dataclasses.replace(
-                    template, parts=parts, peak_bytes=max(0, math.ceil(peak))
-                )
+        for group, there in _grouped(splits).items():
+            for parts, r in self._numbers(group, batchsize):
+                for found in self._ranges[group]:
+                    if found.first <= r <= found.last:
+                        peak_bytes = found.peak_bytes(batchsize, r)
+                        yield dataclasses.replace(
+                            there[0], parts=parts, peak_bytes=peak_bytes
+                        )
 
-    def _in_channels(
-        self, small: Sequence[Split], large: Sequence[Split], batchsize: int
-    ) -> Iterator[tuple[int, Fraction]]:
-        b1, b2 = self._batchsizes
-        before = {split.parts: _stages(split) for split in small}
-        for split in large:
-            pairs = list(zip(before.get(split.parts, ()), _stages(split), strict=False))
-            if pairs:
-                yield (
-                    split.parts,
-                    max(
-                        n2 + Fraction(n2 - n1, b2 - b1) * (batchsize - b2)
-                        for n1, n2 in pairs
-                    ),
-                )
-
-    def _in_samples(
-        self, small: Sequence[Split], large: Sequence[Split], batchsize: int
-    ) -> Iterator[tuple[int, Fraction]]:
-        points = [
-            (b, b // split.parts, _stages(split))
-            for b, splits in zip(self._batchsizes, (small, large), strict=True)
-            for split in splits
-            if b % split.parts == 0
-        ]
-        if len({len(stages) for _, _, stages in points}) != 1:
-            return
-        if large[0].cut == WINDOWS:  # one sample at a time
-            formulas = _fit_stages(points, _line)
-            if formulas is not None and batchsize > 1:
-                yield batchsize, max(c + a * batchsize for c, a, _ in formulas)
-            return
-        ranges = list(_ranges(points)) or list(_near_range(points))
-        least = min(2, min(r for _, r, _ in points))
-        parts = 2
-        while parts * least <= batchsize:  # as many as a session tries
-            r = -(-batchsize // parts)
-            for first, last, formulas in ranges:
-                if first <= r <= last:
-                    yield parts, max(c + a * batchsize + b * r for c, a, b in formulas)
-            parts *= 2
-
-
-def _stages(split: Split) -> tuple[int, ...]:
-    return split.stages or (split.peak_bytes,)
+    def _numbers(self, group: _Group, batchsize: int) -> Iterator[tuple[int, int]]:
+        """Numbers of parts that a session tries, and r; of channels the number."""
+        if group[3] == CHANNELS:
+            yield from ((found.first, found.first) for found in self._ranges[group])
+        elif group[3] == WINDOWS:
+            if batchsize > 1:
+                yield batchsize, 1
+        elif self._ranges[group]:
+            least = min(2, min(r for _, r, _ in self._points[group]))
+            parts = 2
+            while parts * least <= batchsize:
+                yield parts, -(-batchsize // parts)
+                parts *= 2
 
 
 def _grouped(splits: Sequence[Split]) -> dict[_Group, list[Split]]:
@@ -127,8 +124,24 @@ def _grouped(splits: Sequence[Split]) -> dict[_Group, list[Split]]:
     return groups
 
 
-def _ranges(points: Sequence[_Points]) -> Iterator[tuple[int, float, list[_Formula]]]:
-    """Ranges of r with one formula: the first r, the last one, the formulas."""
+def _find_ranges(cut: str, points: Sequence[_Points]) -> Iterator[_Range]:
+    if len({len(stages) for _, _, stages in points}) != 1:
+        return
+    if cut in (CHANNELS, WINDOWS):  # a line for each r
+        for r in sorted({r for _, r, _ in points}):
+            formulas = _fit_stages([p for p in points if p[1] == r], _line)
+            if formulas is not None:
+                yield _Range(r, r, formulas)
+        return
+    ranges = list(_planes(points))
+    formulas = None if ranges else _fit_stages(points, _near_plane)
+    yield from ranges
+    if formulas is not None:
+        yield _Range(1, math.inf, formulas)
+
+
+def _planes(points: Sequence[_Points]) -> Iterator[_Range]:
+    """Ranges of r whose points are all in one plane, the longest from each r on."""
     sizes = sorted({r for _, r, _ in points})
     begin = 0
     while begin < len(sizes):
@@ -141,18 +154,9 @@ def _ranges(points: Sequence[_Points]) -> Iterator[tuple[int, float, list[_Formu
             if formulas is not None:
                 first = 1 if begin == 0 else sizes[begin]
                 last = math.inf if end == len(sizes) else sizes[end - 1]
-                yield first, last, formulas
+                yield _Range(first, last, formulas)
                 break
         begin = end if formulas is not None else begin + 1
-
-
-def _near_range(
-    points: Sequence[_Points],
-) -> Iterator[tuple[int, float, list[_Formula]]]:
-    """One range for all r, if a plane is near all points of each stage."""
-    formulas = _fit_stages(points, _near_plane)
-    if formulas is not None:
-        yield 1, math.inf, formulas
 
 
 def _fit_stages(
@@ -193,7 +197,8 @@ def _near_plane(points: Sequence[_Point]) -> _Formula | None:
     peaks = np.array([float(peak) for _, _, peak in points])
     plane, _, rank, _ = np.linalg.lstsq(factors, peaks, rcond=None)
     missing = peaks - factors @ plane
-    if rank < 3 or len(points) <= TESTED_SIZES or abs(missing / peaks).max() > NEAR:
+    near = (abs(missing) <= NEAR * peaks).all()
+    if rank < 3 or len(points) <= TESTED_SIZES or not near:
         return None
     c, a, b = (Fraction(float(value)) for value in plane)
     return c + Fraction(float(missing.max())), a, b
