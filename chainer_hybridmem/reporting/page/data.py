@@ -85,13 +85,18 @@ def make_data(
         PlanError: If a plan is not one for the profile.
     """
     problems = [_problem_of(profile, run) for run in runs]
+    timelines = [
+        simulate(problem, run.plan) for run, problem in zip(runs, problems, strict=True)
+    ]
     tables = Tables()
     shown = [
-        _RunColumns(tables, problem, len(runs)).collect(run)
-        for run, problem in zip(runs, problems, strict=True)
+        _RunColumns(tables, problem, len(runs)).collect(run, timeline)
+        for run, problem, timeline in zip(runs, problems, timelines, strict=True)
     ]
-    one, *others = zip(runs, problems, strict=True)
-    differences = [find_differences(tables, one, other) for other in others]
+    one, *others = zip(runs, timelines, strict=True)
+    differences = [
+        find_differences(tables, problems[0].profile, one, other) for other in others
+    ]
     return {
         'format': FORMAT,
         'version': VERSION,
@@ -142,9 +147,14 @@ class _RunColumns:
             return -1
         return self._tables.place_storage(self._profile.storages[storage])
 
-    def collect(self, run: Run) -> Figures:
-        """All columns and figures."""
-        plan, timeline = run.plan, simulate(self._problem, run.plan)
+    def collect(self, run: Run, timeline: Timeline) -> Figures:
+        """All columns and figures.
+
+        Args:
+            run: The run.
+            timeline: Its plan as simulated.
+        """
+        plan = run.plan
         composition = compose(self._profile, plan)
         prices = find_prices(self._problem, plan.memory_limit_bytes)
         costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))

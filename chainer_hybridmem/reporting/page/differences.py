@@ -9,10 +9,9 @@ import numpy as np
 
 from chainer_hybridmem.records.measured_timeline import OPERATIONS
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.timeline import Interval
+from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.figures import Run
 from chainer_hybridmem.reporting.page.tables import Tables
-from chainer_hybridmem.simulation import Problem, simulate
 
 MOST_MAPS = 200
 MOST_OPERATIONS = 20
@@ -20,21 +19,24 @@ LEAST_SECONDS = 1e-9  # of a difference
 
 
 def find_differences(
-    tables: Tables, one: tuple[Run, Problem], other: tuple[Run, Problem]
+    tables: Tables,
+    profile: Profile,
+    one: tuple[Run, Timeline],
+    other: tuple[Run, Timeline],
 ) -> dict[str, Any]:
     """Maps that are treated otherwise, and operations that take another time.
 
     Args:
         tables: Of the page.
-        one: A run, and what its plan was made for.
+        profile: The recorded iteration.
+        one: A run, and its plan as simulated.
         other: Another run of the same profile, likewise.
 
     Returns:
         dict: Numbers over all maps, and the largest ones with both actions; operations
         with both times, measured ones where both runs were measured.
     """
-    (run, problem), (other_run, other_problem) = one, other
-    profile = problem.profile
+    (run, timeline), (other_run, other_timeline) = one, other
     first = {entry.storage: entry.action for entry in run.plan.maps}
     maps = [
         (profile.storages[entry.storage], first[entry.storage], entry.action)
@@ -54,16 +56,16 @@ def find_differences(
         'operations': differing_operations(
             tables,
             profile,
-            _intervals(problem, run, measured),
-            _intervals(other_problem, other_run, measured),
+            _intervals(timeline, run, measured),
+            _intervals(other_timeline, other_run, measured),
         ),
     }
 
 
-def _intervals(problem: Problem, run: Run, measured: bool) -> Sequence[Interval]:
+def _intervals(timeline: Timeline, run: Run, measured: bool) -> Sequence[Interval]:
     if measured and run.measured is not None:
         return run.measured.intervals
-    return simulate(problem, run.plan).intervals
+    return timeline.intervals
 
 
 def differing_operations(
