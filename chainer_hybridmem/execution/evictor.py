@@ -14,7 +14,7 @@ Note: [garbage]
     Reference cycles keep arrays alive until Python collects them: those of the
     program, or frames that an error inside a library has held on to. A plan leaves no
     room for them. So before an allocation is refused, they are collected, once in each
-    operation.
+    operation. That takes a tenth of a second, so nothing is collected on the way there.
 """
 
 from __future__ import annotations
@@ -152,16 +152,20 @@ class Evictor:
                 self._stuck.add(live)
         if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
-        if device.memory.used_bytes > goal and not self._collected:
-            self._collected = True
-            gc.collect()  # see [garbage]
-            self._maps.forget_dead()
         if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
             if failure is not None:
                 raise failure
         elif not self._planned:
             self._begin_next(candidates, missing_bytes)
+
+    def collect_garbage(self, missing_bytes: int) -> None:
+        """Nothing else can go, and an allocation would be refused; see [garbage]."""
+        if self._collected:
+            return
+        self._collected = True
+        gc.collect()
+        self.reclaim(missing_bytes)
 
     def _find_candidates(self) -> Iterator[LiveMap]:
         """Yields what can go; the map that is needed last comes first."""

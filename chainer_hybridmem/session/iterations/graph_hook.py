@@ -56,6 +56,7 @@ class GraphHook(chainer.FunctionHook):
         guard: ThreadGuard,
     ) -> None:
         self.iteration = Iteration()
+        self._memory = runtime.device.memory
         self._executor = runtime.executor
         self._rules = runtime.executor.evictor.rules
         self._splitter = runtime.splitter
@@ -349,14 +350,17 @@ class GraphHook(chainer.FunctionHook):
         self._executor.counters.lose(lambda: self._make_room(missing_bytes))
 
     def _make_room(self, missing_bytes: int) -> None:
-        iteration = self.iteration
+        iteration, evictor = self.iteration, self._executor.evictor
+        goal_bytes = self._memory.used_bytes - missing_bytes
         iteration.fall_short()
         self._replays.fall_short()
         if iteration.quiet:
             self._quiet.reclaim(iteration, missing_bytes)
         else:
             self._executor.idle.know_all()
-            self._executor.evictor.reclaim(missing_bytes)
+            evictor.reclaim(missing_bytes)
+        if self._memory.used_bytes > goal_bytes:
+            evictor.collect_garbage(self._memory.used_bytes - goal_bytes)
 
     # -- what is told ---------------------------------------------------------
     def name_state(self) -> str:
