@@ -13,6 +13,7 @@
    ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
+5. What leaves without making the plan faster stays (:mod:`.trimming`).
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
@@ -44,6 +45,7 @@ from chainer_hybridmem.search.candidates import Candidate, Search
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.search.rounding import even_out, round_bound
+from chainer_hybridmem.search.trimming import keep_more
 from chainer_hybridmem.simulation.problem import Problem
 
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
@@ -118,7 +120,7 @@ def hybrid(
             planning_seconds=time.perf_counter() - search.started,
             simulations=search.simulations + rival.simulations,
         )
-    return search.finish('hybrid', best, **options)
+    return search.finish('hybrid', keep_more(search, best), **options)
 
 
 def _find_start(search: Search) -> Candidate:

@@ -19,6 +19,7 @@ from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import with_rules
+from chainer_hybridmem.simulation.trials import with_room_for_trials
 from chainer_hybridmem.units import format_bytes
 
 
@@ -135,7 +136,9 @@ class _Search:
         min_speed: float | None,
         options: dict[str, Any],
     ) -> None:
-        self.problem_of = functools.lru_cache(maxsize=4)(problem_of)
+        self.problem_of = functools.lru_cache(maxsize=4)(
+            lambda batchsize: with_room_for_trials(problem_of(batchsize), limit_bytes)
+        )
         self.limit_bytes = limit_bytes
         self.planner = planner
         self.min_speed = min_speed

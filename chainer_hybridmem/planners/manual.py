@@ -22,6 +22,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, NUMBERS, Search
+from chainer_hybridmem.simulation.obedience import has_no_choice
 from chainer_hybridmem.simulation.problem import Problem
 
 
@@ -96,7 +97,7 @@ def check_actions(actions: Any) -> dict[str, Action]:
 
 
 def _named(problem: Problem, pattern: str) -> np.ndarray:
-    """(M,) whether the pattern names each map."""
+    """(M,) whether the pattern names each map, of those that it can decide about."""
     labels = [storage.label for storage in problem.maps]
     named = [
         fnmatch.fnmatchcase(storage.label, pattern)
@@ -110,7 +111,7 @@ def _named(problem: Problem, pattern: str) -> np.ndarray:
             f'No feature map of {len(labels)} is called {pattern!r}.{hint} '
             f'`hybridmem plan PROFILE --memory-limit 100% --maps` lists all.'
         )
-    return np.array(named, bool)
+    return np.array(named, bool) & ~has_no_choice(problem.arrays)
 
 
 def _check_recomputable(problem: Problem, pattern: str, named: np.ndarray) -> None:

@@ -130,7 +130,7 @@ class ProfileBuilder:
             freed_at=free,
             forward_uses=tuple(reads),
             backward_uses=tuple(recording.allocations.uses.get(allocation, ())),
-            releasable_from=self._find_releasable(producer, reads, free),
+            releasable_from=self._find_releasable(allocation, producer, reads, free),
             slots=slots,
         )
 
@@ -165,13 +165,19 @@ class ProfileBuilder:
             return Category.GRADIENT
         return Category.WORKSPACE
 
-    def _find_releasable(self, producer: int, reads: list[int], free: int) -> int:
+    def _find_releasable(
+        self, allocation: int, producer: int, reads: list[int], free: int
+    ) -> int:
         last_use = max([producer, *reads]) + 1
         if self._recording.draft:
             return last_use
         if free < 0:
             return -1
-        return max(last_use, self._find_operation(free) + 1)
+        freed = self._find_operation(free)
+        uses = self._recording.allocations.uses.get(allocation, ())
+        if uses and uses[0] == last_use and freed <= uses[-1] + 1:
+            return uses[-1] + 1  # it has died when it was dropped
+        return max(last_use, freed + 1)
 
     # -- operations -------------------------------------------------------------
     def _make_operation(self, k: int) -> Operation:

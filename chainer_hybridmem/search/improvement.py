@@ -25,6 +25,7 @@ from chainer_hybridmem.search.annealing import (
 )
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import Candidate, Search
+from chainer_hybridmem.search.trimming import keep_more
 from chainer_hybridmem.simulation.problem import Problem
 
 STEPS = 4_000  # of a round; the thread ends between rounds
@@ -127,7 +128,10 @@ class Improvement:
             if number % 5 == 4:  # now and then from far away
                 warm = WARMEST * self.problem.in_core_seconds
             found = annealer.run_round(best, STEPS, warm, goal, FIRST_SEED + number)
-            stuck = 0 if found.seconds < best.seconds else stuck + 1
+            if found.seconds < best.seconds:
+                found, stuck = keep_more(search, found), 0
+            else:
+                stuck += 1
             self._simulations = search.simulations
             self._best = best = found
             number += 1

@@ -65,7 +65,7 @@ class Arrays(NamedTuple):
     disk_out_seconds: np.ndarray  # (M,) float64, copies to the disk
     disk_in_seconds: np.ndarray  # (M,) float64, copies from there
     beyond_seconds: float  # for the byte too much, if there is no disk; see kernel
-    ruled: bool  # whether rules leave less than every choice
+    ruled: bool  # whether rules, or no choice at all, leave less than every one
     allowed: np.ndarray  # (M, 3) bool, whether a map may be kept, swapped, recomputed
     kept_pointers: np.ndarray  # (G+1,) int64, first member of each limited group
     kept_members: np.ndarray  # maps by group, int64

@@ -1,4 +1,10 @@
-"""Rules as flat arrays: which actions each map may have, and what the kernel checks."""
+"""Which actions each map may have, and what the kernel checks: rules as flat arrays.
+
+Note: [no choice]
+    What Chainer holds when backward begins cannot leave before: the inputs of the first
+    backward function. A plan keeps it, drops it after its last use, and no rule is
+    about it.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +32,7 @@ from chainer_hybridmem.units import format_bytes
 NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
 # What stands for an action that a map may not have.
 _INSTEAD = np.array([[SWAP, RECOMPUTE], [RECOMPUTE, KEEP], [SWAP, KEEP]])
+_KEPT = np.array([action == KEEP for action in range(3)])
 
 
 class Limits(NamedTuple):
@@ -49,11 +56,18 @@ def named(rule: Rule, maps: tuple[Storage, ...]) -> np.ndarray:
     )
 
 
-def free_choice(recomputable: np.ndarray) -> np.ndarray:
-    """(M, 3) what maps may do that no rule names."""
+def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
+    """The arrays with what maps may do that no rule names."""
+    stays = has_no_choice(a)
     allowed = np.ones((len(recomputable), 3), bool)
     allowed[:, RECOMPUTE] = recomputable
-    return allowed
+    allowed[stays] = _KEPT
+    return a._replace(allowed=allowed, ruled=bool(stays.any()))
+
+
+def has_no_choice(a: Arrays) -> np.ndarray:
+    """(M,) which maps cannot leave before backward begins; see [no choice]."""
+    return a.release_from > a.first_backward
 
 
 def rule_arrays(
@@ -71,10 +85,11 @@ def rule_arrays(
         if runs_any(recipe, silent):
             seconds[recipe.operation] = -1.0
     a = a._replace(recipe_seconds=seconds)
-    limits = _limits_of(rules, maps)
+    a = with_free_choice(a, find_recomputable(a, len(maps)))
+    limits = _limits_of(rules, maps, ~has_no_choice(a))
     a = a._replace(
         ruled=True,
-        allowed=_choice_under(rules, maps, find_recomputable(a, len(maps))),
+        allowed=_choice_under(rules, maps, a),
         kept_pointers=limits.pointers,
         kept_members=limits.members,
         kept_most=limits.most_bytes,
@@ -83,23 +98,24 @@ def rule_arrays(
     return a
 
 
-def _choice_under(
-    rules: Rules, maps: tuple[Storage, ...], recomputable: np.ndarray
-) -> np.ndarray:
-    """(M, 3) which actions the rules leave to each map.
+def _choice_under(rules: Rules, maps: tuple[Storage, ...], a: Arrays) -> np.ndarray:
+    """(M, 3) which actions the rules leave to each map, of those that it has.
 
     Raises:
         OptionError: If they leave none to a map.
     """
-    allowed = free_choice(recomputable)
+    allowed, stays = a.allowed.copy(), has_no_choice(a)
     for rule in rules:
-        forbidden = [number for a, number in NUMBERS.items() if a not in rule.actions]
-        for action in forbidden:
-            allowed[named(rule, maps), action] = False
+        about = named(rule, maps) & ~stays
+        for action, number in NUMBERS.items():
+            if action not in rule.actions:
+                allowed[about, number] = False
     for m in np.flatnonzero(~allowed.any(axis=1)):
         storage = maps[m]
         says = '; '.join(str(r) for r in rules if named(r, (storage,))[0])
-        cannot = '' if recomputable[m] else ', and it cannot be made again exactly'
+        cannot = (
+            '' if a.allowed[m, RECOMPUTE] else ', and it cannot be made again exactly'
+        )
         raise OptionError(
             f'The rules leave nothing to do with {storage.label} ({storage.nbytes} '
             f'bytes, made by operation {storage.producer}){cannot}: {says}.'
@@ -107,10 +123,12 @@ def _choice_under(
     return allowed
 
 
-def _limits_of(rules: Rules, maps: tuple[Storage, ...]) -> Limits:
-    """The groups of all rules that limit what is kept."""
+def _limits_of(rules: Rules, maps: tuple[Storage, ...], chosen: np.ndarray) -> Limits:
+    """The groups of all rules that limit what is kept, of what has a choice."""
     members = [
-        np.flatnonzero(named(r, maps)) for r in rules if r.most_bytes is not None
+        np.flatnonzero(named(r, maps) & chosen)
+        for r in rules
+        if r.most_bytes is not None
     ]
     lengths = [len(group) for group in members]
     return Limits(

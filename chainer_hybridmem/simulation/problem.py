@@ -25,8 +25,8 @@ from chainer_hybridmem.simulation.in_core import (
 )
 from chainer_hybridmem.simulation.obedience import (
     NUMBERS,
-    free_choice,
     rule_arrays,
+    with_free_choice,
 )
 from chainer_hybridmem.simulation.recipes import find_recomputable, list_recipes
 
@@ -214,7 +214,8 @@ def make_problem(
     arrays = _make_arrays(profile, items)
     link, maps = profile.link, items.maps
     recomputable = find_recomputable(arrays, len(maps))
-    arrays = arrays._replace(allowed=free_choice(recomputable))
+    arrays = with_free_choice(arrays, recomputable)
+    recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
     problem = Problem(
         profile=profile,
         maps=maps,
@@ -258,7 +259,7 @@ def _choose_items(profile: Profile, crossing: frozenset[Category]) -> _Items:
         for s in profile.storages
         if (s.plannable or (s.persistent and s.category in crossing))
         and between_phases(s, b0)
-        and s.releasable_from <= b0
+        and (s.releasable_from <= b0 or s.releasable_from == max(s.backward_uses) + 1)
     )
     planned = {s.id for s in maps}
     transients = _transients(profile, planned)

@@ -11,6 +11,8 @@ from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.planners.largest import find_largest_batch
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.simulation.in_core import last_forward
+from chainer_hybridmem.simulation.trials import with_room_for_trials
 
 PROFILE = networks.random_network(7, nodes=10)
 MOST = 100
@@ -74,6 +76,25 @@ def test_there_is_no_end():
     found = find_largest_batch(problem_of, 2**60, MOST, 'hybrid')
     assert found.batchsize == found.in_core.batchsize == MOST
     assert found.refusal is None and found.in_core_refusal is None
+
+
+def test_what_has_no_room_to_be_tried_is_never_made_again():
+    problem = problem_of(12)
+    least = least_memory(problem)[0]
+    assert with_room_for_trials(problem, 2**40) is problem
+    tight = with_room_for_trials(problem, least)
+    left = {recipe.operation for recipe in tight.profile.recipes}
+    gone = [r for r in problem.profile.recipes if r.operation not in left]
+    assert left and gone
+    needed = []
+    for recipe in gone:
+        k = recipe.operation
+        there = [s for s in problem.maps if s.producer <= k <= last_forward(s)]
+        load = int(problem.arrays.fixed_start[k + 1]) + sum(s.nbytes for s in there)
+        needed.append(load + recipe.peak_bytes)
+    assert min(needed) > least
+    enough = with_room_for_trials(problem, max(needed))
+    assert len(enough.profile.recipes) == len(problem.profile.recipes)
 
 
 def test_wrong_names_are_refused():

@@ -7,6 +7,8 @@ are always there, gradients are 10 MiB each, two of them alive at a time.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support import toys
@@ -291,15 +293,38 @@ def test_a_mask_is_a_source_of_its_own_recipe_and_not_made_again() -> None:
     assert all(mask not in (*r.keeps, *r.frees) for r in plan.replays)
 
 
-def test_a_map_that_is_held_into_backward_counts_until_the_graph_dies() -> None:
-    """The program lets go of it in backward, the graph does not: no plan gains it."""
+def test_what_is_held_until_its_last_use_is_kept_and_dropped_then() -> None:
+    """Chainer has the inputs of the first backward function before a plan can act."""
     nodes = [toys.Node((), reads_outputs=True, held=3), toys.Node(((0, 0),))]
+    profile = toys.network(nodes)
+    output = profile.storages[1]
+    assert output.releasable_from == max(output.backward_uses) + 1
+    problem = make_problem(profile)
+    assert [m.id for m in problem.maps] == [1]
+    assert problem.arrays.allowed.tolist() == [[True, False, False]]
+    search = Search(problem, 80 * MIB)
+    assert search.fill(SWAP).tolist() == search.fill(RECOMPUTE).tolist() == [KEEP]
+    plan = search.finish('test', search.evaluate(np.array([SWAP], np.int64)))
+    assert plan.maps[0].action is Action.KEEP
+    assert plan.maps[0].drop_before == output.releasable_from
+    kept = dataclasses.replace(plan.maps[0], drop_before=-1)
+    left = simulate(profile, dataclasses.replace(plan, maps=(kept,)))
+    dropped = simulate(profile, plan)
+    assert dropped.load_bytes[4] == left.load_bytes[4] - 10 * MIB  # in the update
+    forced = make_problem(profile, rules={'*': 'swap'})  # no rule is about it
+    assert forced.arrays.allowed.tolist() == [[True, False, False]]
+    assert make_problem(profile, rules={'*': 'at most 0'}).rules
+
+
+def test_a_map_that_is_held_into_backward_counts_until_the_graph_dies() -> None:
+    """The program lets go of it in the update, the graph does not: no plan gains it."""
+    nodes = [toys.Node((), reads_outputs=True, held=4), toys.Node(((0, 0),))]
     profile = toys.network(nodes)
     problem = make_problem(profile)
     assert [m.id for m in problem.maps] == []
     assert problem.in_core_peak_bytes == problem.arrays.fixed_peak.max()
     free = profile.storages[1].freed_at
-    assert profile.operations[3].first_event <= free < profile.operations[4].first_event
+    assert free >= profile.operations[4].first_event
     # Not freed by its own event: present during the update as well.
     assert problem.arrays.fixed_start[4] == (5 + 10 + 10) * MIB
 

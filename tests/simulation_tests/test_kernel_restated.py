@@ -118,7 +118,7 @@ def test_a_ceiling_hides_only_what_is_above_it(seed: int) -> None:
     least = Search(problem, 0).evaluate(np.full(len(problem.maps), SWAP)).peak_bytes
     most = max(least, problem.in_core_peak_bytes)
     search = Search(problem, rng.randint(least, most), barrier=rng.random() < 0.5)
-    action = some_actions(rng, problem)
+    action = search.obeyed(some_actions(rng, problem))
     exact = search.evaluate(action).seconds
     base = exact if np.isfinite(exact) else problem.in_core_seconds
     for share in (0.5, 0.9, 0.99, 1.0, 1.01, 2.0):

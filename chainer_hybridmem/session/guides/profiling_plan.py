@@ -33,6 +33,10 @@ def swap_everything(profile: Profile) -> Plan:
         need = storage.backward_uses[0]
         if out > b0 or need < b0:
             continue
+        drop_before = storage.backward_uses[-1] + 1
+        if out == need:  # there is no time to leave: obedience, [no choice]
+            maps.append(MapPlan(storage.id, Action.KEEP, drop_before=drop_before))
+            continue
         maps.append(
             MapPlan(
                 storage=storage.id,
@@ -41,7 +45,7 @@ def swap_everything(profile: Profile) -> Plan:
                 release_before=out,
                 swap_in_before=need,
                 needed_before=need,
-                drop_before=storage.backward_uses[-1] + 1,
+                drop_before=drop_before,
             )
         )
     return Plan(
