@@ -84,6 +84,12 @@ TORN = """(() => {
     }
     return torn;
 })()"""
+REPORT_LINES = """(() => {
+    const range = document.createRange();
+    range.selectNodeContents(document.querySelector('pre'));
+    const tops = [...range.getClientRects()].map((r) => Math.round(r.top / 5));
+    return new Set(tops).size;
+})()"""
 FOCUS = """(() => {
     const e = document.activeElement;
     return e.getAttribute('aria-label') || e.textContent;
@@ -121,7 +127,7 @@ def data():
         [Run(HOSTILE, plans[0], measured), Run('second', plans[1])],
         'a profile',
         rows,
-        report='the report\n17 iterations',
+        report=f'the report\n17 iterations\n{"a/long_line " * 20}',
     )
 
 
@@ -174,13 +180,29 @@ def test_every_number_is_that_of_the_data(browser, path, data, width, dark):
 
 
 @pytest.mark.parametrize('width', [1280, 400, 360])
-def test_nothing_is_cut(browser, path, width):
+def test_nothing_is_cut(browser, path, data, width):
     browser.open(path, width, 800, False)
     browser.settle()
     assert max(browser.run(CUT_LABELS)) <= 0
     assert browser.run(TORN) == []
-    lines = "document.querySelector('pre').getClientRects().length"
-    assert browser.run(lines) == 1
+    assert browser.run(REPORT_LINES) == data['report'].count('\n') + 1
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('/a/Convolution2DFunction', '/ a/ Convolution 2D Function'),
+        ('run_50.json', 'run_ 50. json'),
+        ('x' * 20, f'{"x" * 18} xx'),
+    ],
+)
+def test_names_break_between_words(browser, path, name, words):
+    browser.open(path, 400, 800, False)
+    found = browser.run(f"""(() => {{
+        hybridmem.data.names[0] = '{name}';
+        return [...hybridmem.name('names.0').childNodes].map((n) => n.data);
+    }})()""")
+    assert ' '.join(filter(None, found)) == words
 
 
 def test_pictures_side_by_side_have_one_scale(browser, path, data):

@@ -77,18 +77,25 @@ const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').te
   }
 
   // A name may break after its marks and between its words, and inside of long ones only.
-  const BREAKS = /[/_:.-](?=.)|[a-z](?=[A-Z0-9])|[A-Z0-9](?=[A-Z][a-z])|[^/_:.-]{18}(?=.)/g;
+  const BREAKS = /[/_:.-](?=.)|[a-z](?=[A-Z0-9])|[A-Z0-9](?=[A-Z][a-z])/g;
+  const LONG = 18; // letters of a word
 
   h.name = function (path) {
     const text = h.look(path), pieces = [];
+    const add = (word) => {
+      for (let i = 0; i < word.length; i += LONG) {
+        pieces.push(...(pieces.length ? [h.element('wbr')] : []), word.slice(i, i + LONG));
+      }
+    };
     if (text === null || text === undefined) return h.element('span', {}, '–');
     let from = 0;
-    for (const {index, 0: found} of text.matchAll(BREAKS)) {
-      pieces.push(text.slice(from, index + found.length), h.element('wbr'));
-      from = index + found.length;
+    for (const {index} of text.matchAll(BREAKS)) {
+      add(text.slice(from, index + 1));
+      from = index + 1;
     }
+    add(text.slice(from));
     return h.element('bdi', {class: 'name', 'data-path': path, 'data-unit': 'name'},
-      ...pieces, text.slice(from));
+      ...pieces);
   };
 
   // A number or name, where the data says which of them.
