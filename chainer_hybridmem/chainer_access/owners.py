@@ -237,6 +237,18 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
 
 
+def named_arrays(model: chainer.Link) -> Iterator[tuple[str, Array]]:
+    """Gradients and persistent arrays by path; a gradient's name ends in ``:grad``."""
+    kinds = chainer.get_array_types()
+    for path, parameter in model.namedparams(include_uninit=False):
+        if isinstance(parameter._grad, kinds):
+            yield f'{path}:grad', parameter._grad
+    for owner in persistents_of(model):
+        array = owner.get()
+        if array is not None:
+            yield owner.label, array
+
+
 def arrays_by_link(model: chainer.Link) -> Iterator[tuple[str, Category, Any]]:
     """Path of the link, kind and array of all that a model keeps.
 

@@ -16,6 +16,7 @@ from chainer_hybridmem.commands import (
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -241,7 +242,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     speed = f['in_core_images_per_second']
     return [
         ('memory limit', format_bytes(f['memory_limit_bytes'])),
-        ('in-core peak', format_bytes(f['in_core_peak_bytes'])),
+        in_core_row(f['in_core_peak_bytes'], f['in_core_peak_in_parts_bytes']),
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),
         ('feature maps', format_bytes(f['feature_map_bytes'])),
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),

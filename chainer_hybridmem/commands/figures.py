@@ -39,7 +39,8 @@ def profile_figures(problem: Problem) -> dict[str, Any]:
         'feature_map_bytes': sum(s.nbytes for s in problem.maps),
         'bytes_by_category': _bytes_by_category(profile),
         'initial_bytes': profile.initial_bytes,
-        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_peak_bytes': problem.in_core.plain_peak_bytes,
+        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes,
         'least_memory_bytes': least_bytes,
         'least_memory_operation': profile.operations[least_operation].label,
         'link': {

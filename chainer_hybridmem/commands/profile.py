@@ -9,6 +9,7 @@ from typing import Any
 
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -92,7 +93,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             for category, nbytes in f['bytes_by_category'].items()
             if nbytes
         ),
-        ('in-core peak', format_bytes(f['in_core_peak_bytes'])),
+        in_core_row(f['in_core_peak_bytes'], f['in_core_peak_in_parts_bytes']),
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),
         ('swap-out', _rate(link['d2h_bytes_per_second'])),
         ('swap-in', _rate(link['h2d_bytes_per_second'])),

@@ -124,7 +124,7 @@ class ProfileBuilder:
             id=self._numbered.index[allocation],
             nbytes=self._numbered.sizes.get(allocation, 0),
             category=kind,
-            label=self._steps[producer].label if producer >= 0 else 'input',
+            label=self._find_label(allocation, producer),
             producer=producer,
             allocated_at=malloc,
             freed_at=free,
@@ -151,6 +151,11 @@ class ProfileBuilder:
             backward_uses=tuple(sorted({*uses, len(self._steps) - 1})),
             releasable_from=-1 if pinned else max([-1, *storage.forward_uses]) + 1,
         )
+
+    def _find_label(self, allocation: int, producer: int) -> str:
+        if producer >= 0:
+            return self._steps[producer].label
+        return self._recording.model.labels.get(allocation, Category.INPUT.value)
 
     def _find_category(
         self, producer: int, slots: tuple[Slot, ...], free: int

@@ -9,7 +9,7 @@ before the next one: what Chainer and the user do in between belongs to it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -225,6 +225,7 @@ class Recorder:
         description: dict[str, Any],
         kinds: dict[int, Category],
         owners: dict[int, Owner] | None = None,
+        labels: Mapping[int, str] | None = None,
     ) -> Profile:
         """The profile; to be called at the start of the next iteration.
 
@@ -233,6 +234,7 @@ class Recorder:
             description: Name, kind and versions of the device.
             kinds: What the model's own allocations hold.
             owners: Who holds its parameters and optimizer states, by allocation id.
+            labels: Names of gradients and persistent arrays that it began with.
         """
         graph_end = self._graph_life.finish()
         if self._trials is not None:
@@ -249,7 +251,9 @@ class Recorder:
                 -1, 2
             ),
             allocations=self._allocations,
-            model=ModelMemory(kinds, owners or {}, maps.pinned, maps.parked),
+            model=ModelMemory(
+                kinds, owners or {}, maps.pinned, maps.parked, labels or {}
+            ),
             spans=self._spans,
             initial_bytes=self._initial_bytes,
             graph_end=graph_end,

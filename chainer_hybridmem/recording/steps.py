@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -75,12 +75,14 @@ class ModelMemory:
         owners (dict): Who holds parameters and optimizer states.
         pinned (set of int): Parameters that the graph refers to itself.
         parked (set of int): Those before and after they were away.
+        labels (dict): Names of gradients and persistent arrays that it began with.
     """
 
     kinds: dict[int, Category]
     owners: dict[int, Owner]
     pinned: set[int]
     parked: set[int]
+    labels: Mapping[int, str]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -300,6 +300,9 @@ class Profile:
             is one.
         splits (tuple of Split): Functions that could run in parts; those of one
             function in the order in which they are tried.
+        functions_in_parts (tuple of pairs): Functions whose sizes are those in parts:
+            their operation, and which of its functions with a rule they are. What they
+            need as a whole is not recorded.
     """
 
     operations: tuple[Operation, ...]
@@ -312,6 +315,7 @@ class Profile:
     device: dict[str, Any] = dataclasses.field(default_factory=dict)
     disk_link: Link | None = None
     splits: tuple[Split, ...] = ()
+    functions_in_parts: tuple[tuple[int, int], ...] = ()
 
     @property
     def first_backward(self) -> int:

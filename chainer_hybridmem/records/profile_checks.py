@@ -29,6 +29,7 @@ def check_profile(profile: Profile) -> None:
     _check_events(profile)
     _check_recipes(profile)
     _check_splits(profile)
+    _check_functions_in_parts(profile)
     _check_link(profile.link)
     if profile.disk_link is not None:
         _check_link(profile.disk_link)
@@ -164,6 +165,12 @@ def _check_splits(profile: Profile) -> None:
                     f'storage {s} lives from event {storage.allocated_at} to '
                     f'{storage.freed_at}, but {split} is about events {begin} to {end}',
                 )
+
+
+def _check_functions_in_parts(profile: Profile) -> None:
+    for operation, function in profile.functions_in_parts:
+        if not 0 <= operation < len(profile.operations) or function < 0:
+            raise _broken(f'function {function} of operation {operation} is missing')
 
 
 def _check_link(link: Link) -> None:

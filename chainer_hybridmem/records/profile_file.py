@@ -34,6 +34,7 @@ def serialise_profile(profile: Profile) -> str:
         'storages': [files.row(s) for s in profile.storages],
         'recipes': [files.row(r) for r in profile.recipes],
         'splits': [files.row(split) for split in profile.splits],
+        'functions_in_parts': [list(place) for place in profile.functions_in_parts],
         'events': list(profile.events),
     }
     return json.dumps({'format': FORMAT, 'version': VERSION, **body})
@@ -59,6 +60,11 @@ def parse_profile(text: str) -> Profile:
             device=dict(body['device']),
             disk_link=None if disk is None else _read_link(disk),
             splits=tuple(files.unrow(Split, row) for row in body['splits']),
+            # Files from before it existed lack it.
+            functions_in_parts=tuple(
+                (int(operation), int(function))
+                for operation, function in body.get('functions_in_parts', ())
+            ),
         )
     check_profile(profile)
     return profile

@@ -91,8 +91,13 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
         _with_workspace(profile, storages, op) if op.index in cut else op
         for op in profile.operations
     )
+    places = {(part.operation, part.function) for part in parts}
     return dataclasses.replace(
-        profile, operations=operations, storages=tuple(storages), recipes=recipes
+        profile,
+        operations=operations,
+        storages=tuple(storages),
+        recipes=recipes,
+        functions_in_parts=tuple(sorted({*profile.functions_in_parts, *places})),
     )
 
 

@@ -83,12 +83,13 @@ def _run(
         timeline.profile_fingerprint == plan.profile_fingerprint
         and timeline.planner == plan.planner
     )
-    figures = {}
+    figures = {'planning_seconds': statistics['planning_seconds']}
     if statistics['guided_iterations'] and statistics['iteration_seconds']:
-        figures = {
+        figures |= {
             'measured_seconds': statistics['iteration_seconds'],
             'measured_peak_bytes': statistics['guided_peak_bytes'],
             'measured_stall_seconds': statistics['stall_seconds'],
+            'measured_parts': statistics['split'],
         }
     known = {name: value for name, value in figures.items() if value is not None}
     return Run(plan.planner, plan, timeline if followed else None, known, problem)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -131,7 +132,7 @@ def _peaks(s: dict[str, Any]) -> list[tuple[str, str]]:
             ('plan', 'none: everything fits below the limit, and nothing is planned'),
         ]
     return [
-        ('in-core peak', _bytes(s['in_core_peak_bytes'])),
+        in_core_row(s['in_core_peak_bytes'], s['in_core_peak_in_parts_bytes']),
         (
             'peak, predicted / measured',
             f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',

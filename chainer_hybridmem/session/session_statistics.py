@@ -94,7 +94,8 @@ def _device_memory(
     return {
         'peak_bytes': _most(maxima, 'peak_bytes'),
         'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
-        'in_core_peak_bytes': problem.in_core_peak_bytes if problem else None,
+        'in_core_peak_bytes': problem.in_core.plain_peak_bytes if problem else None,
+        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes if problem else None,
         'footprint_bytes': _most(maxima, 'footprint_bytes'),
     }
 

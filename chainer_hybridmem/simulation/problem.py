@@ -33,6 +33,22 @@ from chainer_hybridmem.simulation.recipes import find_recomputable, list_recipes
 BEYOND = 10.0  # what host copies without a place cost, of all else there is to do
 
 
+class InCore(NamedTuple):
+    """The iteration in which every map stays.
+
+    Attributes:
+        peak_bytes (int): Highest load, with functions in parts as the profile and the
+            problem's ``parts`` have them.
+        plain_peak_bytes (int or None): Highest load of plain Chainer, which runs every
+            function as a whole; None if the recording ran some in parts.
+        seconds (float): Time without any swap or recompute.
+    """
+
+    peak_bytes: int
+    plain_peak_bytes: int | None
+    seconds: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """Everything a planner needs to know, derived once from a profile.
@@ -49,8 +65,7 @@ class Problem:
             rules allow it.
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
         swap_in_seconds (ndarray): Seconds of each map's copy back.
-        in_core_peak_bytes (int): Highest load of plain Chainer.
-        in_core_seconds (float): Time of one iteration without any swap or recompute.
+        in_core (InCore): The iteration in which every map stays.
         host_limit_bytes (int or None): Most bytes of host copies in RAM; None is
             without a limit.
         splitting (bool or str): Which functions plans may take in parts; as in
@@ -68,8 +83,7 @@ class Problem:
     recomputable: np.ndarray
     swap_out_seconds: np.ndarray
     swap_in_seconds: np.ndarray
-    in_core_peak_bytes: int
-    in_core_seconds: float
+    in_core: InCore
     host_limit_bytes: int | None = None
     splitting: Splitting = EXACT
     parts: tuple[Part, ...] = ()
@@ -77,6 +91,16 @@ class Problem:
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
+
+    @property
+    def in_core_peak_bytes(self) -> int:
+        """See :class:`InCore`."""
+        return self.in_core.peak_bytes
+
+    @property
+    def in_core_seconds(self) -> float:
+        """See :class:`InCore`."""
+        return self.in_core.seconds
 
     @property
     def compute_seconds(self) -> float:
@@ -118,7 +142,7 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         return problem
     places = {(part.operation, part.function) for part in parts}
     others = (p for p in problem.parts if (p.operation, p.function) not in places)
-    return make_problem(
+    made = make_problem(
         problem.profile,
         problem.cross_iteration,
         problem.host_limit_bytes,
@@ -126,11 +150,23 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function))),
         problem.rules,
     )
+    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
+
+
+def with_plain_peak(problem: Problem, plain_peak_bytes: int | None) -> Problem:
+    """The same problem with plain Chainer's peak, which its profile cannot tell.
+
+    Args:
+        problem: Its profile has functions in parts.
+        plain_peak_bytes: Of the profile with whole functions; None if there is none.
+    """
+    in_core = problem.in_core._replace(plain_peak_bytes=plain_peak_bytes)
+    return dataclasses.replace(problem, in_core=in_core)
 
 
 def with_profile(problem: Problem, profile: Profile) -> Problem:
     """The same problem with other times: everything else is as it was."""
-    return make_problem(
+    made = make_problem(
         profile,
         problem.cross_iteration,
         problem.host_limit_bytes,
@@ -138,6 +174,7 @@ def with_profile(problem: Problem, profile: Profile) -> Problem:
         problem.parts,
         problem.rules,
     )
+    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
 
 def with_rules(problem: Problem, rules: Any) -> Problem:
@@ -209,13 +246,14 @@ def make_problem(
     crossing = crossing_of(cross_iteration)
     check_splitting(splitting)
     check_profile(profile)
-    profile = in_parts(profile, parts)
+    recorded, profile = profile, in_parts(profile, parts)
     items = _choose_items(profile, crossing)
     arrays = _make_arrays(profile, items)
     link, maps = profile.link, items.maps
     recomputable = find_recomputable(arrays, len(maps))
     arrays = with_free_choice(arrays, recomputable)
     recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
+    in_core = _find_in_core(recorded, profile)
     problem = Problem(
         profile=profile,
         maps=maps,
@@ -225,12 +263,20 @@ def make_problem(
         recomputable=recomputable,
         swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
         swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
-        in_core_peak_bytes=in_core_peak_bytes(profile),
-        in_core_seconds=in_core_seconds(profile),
+        in_core=in_core,
         splitting=splitting,
         parts=parts,
     )
     return with_rules(with_host_limit(problem, host_limit_bytes), rules)
+
+
+def _find_in_core(recorded: Profile, profile: Profile) -> InCore:
+    """The iteration in which every map stays; the profile may have more parts."""
+    peak = recorded_peak = in_core_peak_bytes(recorded)
+    if profile is not recorded:
+        peak = in_core_peak_bytes(profile)
+    plain = None if recorded.functions_in_parts else recorded_peak
+    return InCore(peak, plain, in_core_seconds(profile))
 
 
 class _Items(NamedTuple):

@@ -31,7 +31,9 @@ def test_nothing_is_slower_and_less_leaves(seed, share):
     kept = keep_more(search, start)
     assert kept.fits and kept.seconds <= start.seconds
     assert not np.any((kept.action != KEEP) & (start.action == KEEP))
-    fewer = np.count_nonzero(kept.action != KEEP) < np.count_nonzero(start.action != KEEP)
+    fewer = np.count_nonzero(kept.action != KEEP) < np.count_nonzero(
+        start.action != KEEP
+    )
     assert fewer or share < 0.9
 
 

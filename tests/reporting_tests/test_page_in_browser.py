@@ -50,6 +50,46 @@ PLACE = """(() => {{
     const box = hybridmem.live.charts[{}].plot.over.getBoundingClientRect();
     return [box.left, box.top, box.width, box.height];
 }})()"""
+# How far labels below an axis reach beyond their picture, in pixels.
+CUT_LABELS = """hybridmem.live.charts.map(({plot}) => {
+    const ctx = plot.ctx, [axis] = plot.axes, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = axis.font[0];
+    const found = axis._values.map((text, i) => {
+        const half = ctx.measureText(text).width / 2;
+        const middle = plot.valToPos(axis._splits[i], 'x', true);
+        return text ? Math.max(middle + half - ctx.canvas.width, half - middle) : -1;
+    });
+    ctx.restore();
+    return Math.max(...found) / ratio;
+})"""
+# Words of names that a line break cuts inside, and swatches alone on a line.
+TORN = """(() => {
+    const torn = [];
+    for (const name of document.querySelectorAll('td .name, th .name, h3 .name')) {
+        for (const node of name.childNodes) {
+            if (node.nodeType !== 3 || !node.data) continue;
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            const tops = [...range.getClientRects()].map((r) => Math.round(r.top));
+            const word = /^[A-Za-z0-9]{1,17}$/.test(node.data);
+            if (new Set(tops).size > 1 && word) torn.push(node.data);
+        }
+    }
+    for (const kind of document.querySelectorAll('td .kind')) {
+        const swatch = kind.querySelector('.swatch').getBoundingClientRect();
+        const range = document.createRange();
+        range.selectNodeContents(kind.lastChild);
+        if (range.getClientRects()[0].left < swatch.right) torn.push(kind.textContent);
+    }
+    return torn;
+})()"""
+REPORT_LINES = """(() => {
+    const range = document.createRange();
+    range.selectNodeContents(document.querySelector('pre'));
+    const tops = [...range.getClientRects()].map((r) => Math.round(r.top / 5));
+    return new Set(tops).size;
+})()"""
 FOCUS = """(() => {
     const e = document.activeElement;
     return e.getAttribute('aria-label') || e.textContent;
@@ -73,18 +113,21 @@ def data():
         ),
         device={'name': HOSTILE},
     )
-    plans = [make_plan(profile, '70MiB', name) for name in ('pooch', 'swap-all')]
+    limits = {'pooch': '70MiB', 'swap-all': '100MiB'}
+    plans = [make_plan(profile, limit, name) for name, limit in limits.items()]
     measured = measured_like(simulate(profile, plans[0]), plans[0])
     rows = [
         {'planner': 'a', 'memory_limit_bytes': 80 << 20, 'fits': True, 'overhead': 0.5},
         {'planner': 'b', 'memory_limit_bytes': 80, 'fits': False, 'overhead': None},
+        # A round number at the end of the axis: its label is wide.
+        {'planner': 'a', 'memory_limit_bytes': 3000 << 20, 'fits': True, 'overhead': 0},
     ]
     return make_data(
         profile,
         [Run(HOSTILE, plans[0], measured), Run('second', plans[1])],
         'a profile',
         rows,
-        report='the report\n17 iterations',
+        report=f'the report\n17 iterations\n{"a/long_line " * 20}',
     )
 
 
@@ -134,6 +177,63 @@ def test_every_number_is_that_of_the_data(browser, path, data, width, dark):
         assert load == data['runs'][run]['figures']['peak_bytes']
     embedded = browser.run("document.getElementById('hybridmem-data').textContent")
     assert json.loads(embedded) == data
+
+
+@pytest.mark.parametrize('width', [1280, 400, 360])
+def test_nothing_is_cut(browser, path, data, width):
+    browser.open(path, width, 800, False)
+    browser.settle()
+    assert max(browser.run(CUT_LABELS)) <= 0
+    assert browser.run(TORN) == []
+    assert browser.run(REPORT_LINES) == data['report'].count('\n') + 1
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('/a/Convolution2DFunction', '/ a/ Convolution 2D Function'),
+        ('run_50.json', 'run_ 50. json'),
+        ('x' * 20, f'{"x" * 18} xx'),
+    ],
+)
+def test_names_break_between_words(browser, path, name, words):
+    browser.open(path, 400, 800, False)
+    found = browser.run(f"""(() => {{
+        hybridmem.data.names[0] = '{name}';
+        return [...hybridmem.name('names.0').childNodes].map((n) => n.data);
+    }})()""")
+    assert ' '.join(filter(None, found)) == words
+
+
+def test_pictures_side_by_side_have_one_scale(browser, path, data):
+    browser.open(path, 1280, 800, False)
+    tops = browser.run('[0, 2].map((i) => hybridmem.live.charts[i].plot.scales.y.max)')
+    runs = [run['figures'] for run in data['runs']]
+    peaks = [run['peak_bytes'] for run in runs]
+    assert peaks[0] != peaks[1] and tops[0] == tops[1] > max(peaks)
+
+
+def test_the_page_says_why_plans_differ(browser, path, data):
+    browser.open(path, 1280, 800, False)
+    text = browser.run("document.querySelector('.differences').textContent")
+    for words in (
+        'feature maps are treated otherwise',
+        'What the plans were made with',
+        'Why peaks differ: at the peak of ',
+    ):
+        assert words in text
+    names = [row['name'] for row in data['differences'][0]['reasons']['settings']]
+    assert names and all(name in text for name in names)
+
+
+def test_the_bar_tells_the_moment(browser, path, data):
+    browser.open(path, 1280, 800, False)
+    before = browser.run("document.querySelector('.bar .moment').textContent")
+    browser.run("document.querySelector('.bar button').focus()")
+    browser.press('Tab')
+    browser.press('Enter')
+    after = browser.run("document.querySelector('.bar .moment').textContent")
+    assert 'operation' in before and 'operation' in after and before != after
 
 
 def test_names_stay_text(browser, path):

@@ -36,7 +36,8 @@ from chainer_hybridmem.reporting.page.figures import (
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
-from chainer_hybridmem.reporting.page.tables import Tables
+from chainer_hybridmem.reporting.page.reasons import Side
+from chainer_hybridmem.reporting.page.tables import Tables, storage_name
 from chainer_hybridmem.reporting.page.thinning import (
     thin_intervals,
     thin_operations,
@@ -89,14 +90,16 @@ def make_data(
         simulate(problem, run.plan) for run, problem in zip(runs, problems, strict=True)
     ]
     tables = Tables()
+    sides = [
+        Side(run, problem.profile, compose(problem.profile, run.plan))
+        for run, problem in zip(runs, problems, strict=True)
+    ]
     shown = [
-        _RunColumns(tables, problem, len(runs)).collect(run, timeline)
-        for run, problem, timeline in zip(runs, problems, timelines, strict=True)
+        _RunColumns(tables, problem, len(runs)).collect(side, timeline)
+        for side, problem, timeline in zip(sides, problems, timelines, strict=True)
     ]
-    one, *others = zip(runs, timelines, strict=True)
-    differences = [
-        find_differences(tables, problems[0].profile, one, other) for other in others
-    ]
+    one, *others = zip(sides, timelines, strict=True)
+    differences = [find_differences(tables, one, other) for other in others]
     return {
         'format': FORMAT,
         'version': VERSION,
@@ -147,15 +150,15 @@ class _RunColumns:
             return -1
         return self._tables.place_storage(self._profile.storages[storage])
 
-    def collect(self, run: Run, timeline: Timeline) -> Figures:
+    def collect(self, side: Side, timeline: Timeline) -> Figures:
         """All columns and figures.
 
         Args:
-            run: The run.
+            side: The run and its moments.
             timeline: Its plan as simulated.
         """
+        run, composition = side.run, side.composition
         plan = run.plan
-        composition = compose(self._profile, plan)
         prices = find_prices(self._problem, plan.memory_limit_bytes)
         costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))
         shown = self._choose(composition.presences)
@@ -168,6 +171,7 @@ class _RunColumns:
             'lanes': self._lane_columns(timeline.intervals),
             'measured': self._measured(run.measured, timeline),
             'prices': {
+                'fits': plan.memory_limit_bytes >= self._problem.in_core_peak_bytes,
                 'bound_seconds': prices.bound_seconds,
                 'more_bytes': prices.more_bytes,
                 'bound_with_more_seconds': prices.bound_with_more_seconds,
@@ -209,7 +213,7 @@ class _RunColumns:
         """Links, with the costs of all that their functions hold, the dearest first."""
         seconds: dict[str, float] = defaultdict(float)
         for presence in presences:
-            label = self._profile.storages[presence.storage].label
+            label = storage_name(self._profile.storages[presence.storage])
             layer = label.rpartition('/')[0] or label
             seconds[layer] += self._cost(presence, costs)
         dearest = sorted(seconds.items(), key=lambda item: -item[1])

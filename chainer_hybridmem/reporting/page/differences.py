@@ -11,6 +11,7 @@ from chainer_hybridmem.records.measured_timeline import OPERATIONS
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.figures import Run
+from chainer_hybridmem.reporting.page.reasons import Side, find_reasons
 from chainer_hybridmem.reporting.page.tables import Tables
 
 MOST_MAPS = 200
@@ -20,23 +21,23 @@ LEAST_SECONDS = 1e-9  # of a difference
 
 def find_differences(
     tables: Tables,
-    profile: Profile,
-    one: tuple[Run, Timeline],
-    other: tuple[Run, Timeline],
+    one: tuple[Side, Timeline],
+    other: tuple[Side, Timeline],
 ) -> dict[str, Any]:
-    """Maps that are treated otherwise, and operations that take another time.
+    """Maps that are treated otherwise, operations that take another time, and why.
 
     Args:
         tables: Of the page.
-        profile: The recorded iteration.
         one: A run, and its plan as simulated.
         other: Another run of the same profile, likewise.
 
     Returns:
         dict: Numbers over all maps, and the largest ones with both actions; operations
-        with both times, measured ones where both runs were measured.
+        with both times, measured ones where both runs were measured; ``reasons`` of
+        :func:`.reasons.find_reasons`.
     """
-    (run, timeline), (other_run, other_timeline) = one, other
+    (side, timeline), (other_side, other_timeline) = one, other
+    run, other_run, profile = side.run, other_side.run, side.profile
     first = {entry.storage: entry.action for entry in run.plan.maps}
     maps = [
         (profile.storages[entry.storage], first[entry.storage], entry.action)
@@ -53,6 +54,7 @@ def find_differences(
             for storage, before, after in maps[:MOST_MAPS]
         ],
         'measured': measured,
+        'reasons': find_reasons(tables, side, other_side),
         'operations': differing_operations(
             tables,
             profile,

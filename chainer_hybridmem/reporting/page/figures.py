@@ -30,7 +30,7 @@ class Run:
         plan (Plan): The plan.
         measured (Measured or None): An iteration that followed it.
         figures (dict): More figures of the run, such as a session's medians:
-            ``measured_seconds``, ``measured_peak_bytes``.
+            ``measured_seconds``, ``measured_peak_bytes``, ``measured_parts``.
         problem (Problem or None): What the plan was made for, with the bounds that are
             known; None makes it anew.
     """
@@ -62,14 +62,21 @@ def profile_figures(problem: Problem, name: str) -> Figures:
         'operations': len(profile.operations),
         'feature_maps': len(problem.maps),
         'in_core_seconds': problem.in_core_seconds,
-        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_peak_bytes': problem.in_core.plain_peak_bytes,
+        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes,
         'least_memory_bytes': least,
         'least_memory_operation': shown_name(profile.operations[operation].label),
     }
 
 
 def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
-    """What a plan is predicted to cost, and what was measured."""
+    """What a plan is predicted to cost, and what was measured.
+
+    Args:
+        profile: With the functions in parts that the plan takes so.
+        run: The run.
+        timeline: Its plan as simulated.
+    """
     plan, measured = run.plan, run.measured
     actions = {
         f'{action.value}_maps': plan.count(action)
@@ -93,7 +100,7 @@ def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
         'host_bytes': plan.tier_bytes(profile, Tier.RAM),
         'disk_bytes': plan.tier_bytes(profile, Tier.DISK),
         **actions,
-        'parts': len(plan.parts),
+        'parts': len(profile.functions_in_parts),
         'planning_seconds': plan.planning_seconds,
         'simulations': plan.simulations,
     }

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chainer_hybridmem.records.profile import Storage
+from chainer_hybridmem.records.profile import Category, Storage
 from chainer_hybridmem.reporting.page.figures import shown_name
+
+
+def storage_name(storage: Storage) -> str:
+    """The name of a storage; what is no input and has no name gets that of its kind."""
+    unnamed = storage.producer < 0 and storage.label == Category.INPUT.value
+    return storage.category.value if unnamed else storage.label
 
 
 class Tables:
@@ -42,7 +48,7 @@ class Tables:
         """The table of storages, once all of them have a place."""
         return {
             'id': [storage.id for storage in self._storages],
-            'name': self.place_names(storage.label for storage in self._storages),
+            'name': self.place_names(map(storage_name, self._storages)),
             'producer': [storage.producer for storage in self._storages],
             'bytes': [storage.nbytes for storage in self._storages],
             'category': [storage.category.value for storage in self._storages],

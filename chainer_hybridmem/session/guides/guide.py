@@ -32,7 +32,12 @@ from chainer_hybridmem.session.guides.profiling_plan import (
 from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.simulation.crossing import CrossIteration
-from chainer_hybridmem.simulation.problem import Problem, with_parts, with_rules
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    with_parts,
+    with_plain_peak,
+    with_rules,
+)
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
 
@@ -178,7 +183,7 @@ class Guide:
         """The problem with the median times of the guided iterations."""
         assert self.problem is not None and self.plan is not None
         before = self.problem
-        self.problem = make_undisturbed_problem(
+        timed = make_undisturbed_problem(
             with_median_times(before.profile, self.pace.timings),
             self.plan,
             before.cross_iteration,
@@ -186,6 +191,7 @@ class Guide:
             before.splitting,
             before.parts,
         )
+        self.problem = with_plain_peak(timed, before.in_core.plain_peak_bytes)
         return self.obey(before.rules)
 
     def obey(self, rules: Rules) -> Problem:

@@ -16,6 +16,7 @@ from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
     make_problem,
+    with_plain_peak,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 
@@ -147,4 +148,5 @@ def make_undisturbed_problem(
     if operations == profile.operations and crossed == cross_iteration:
         return problem
     profile = dataclasses.replace(profile, operations=operations)
-    return make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)
+    made = make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)
+    return with_plain_peak(made, problem.in_core.plain_peak_bytes)

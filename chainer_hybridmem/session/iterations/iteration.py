@@ -75,14 +75,16 @@ class Iteration:
             when its guide was recorded.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
+        labels (dict): Names of the model's gradients and persistent arrays when it
+            began, by allocation id; only of an iteration that is recorded.
         fingerprint (int or None): Of its forward functions, if they are looked at.
         first_serial (int): Of its functions, once a quiet one knows some; else -1.
     """
 
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
-        'first_serial', 'following', 'foreign_bytes', 'label', 'last', 'position',
-        'quiet', 'short', 'started',
+        'first_serial', 'following', 'foreign_bytes', 'label', 'labels', 'last',
+        'position', 'quiet', 'short', 'started',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -96,6 +98,7 @@ class Iteration:
         self.short = False
         self.foreign_bytes = 0
         self.categories: Mapping[int, Category] = {}
+        self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
         self.first_serial = -1
         self._start_seconds = 0.0
@@ -115,6 +118,10 @@ class Iteration:
             first_serial: Of its functions, if some of a quiet iteration are known.
         """
         self.categories, self.first_serial = categories, first_serial
+
+    def note_labels(self, labels: Mapping[int, str]) -> None:
+        """Names of gradients and persistent arrays, by allocation id."""
+        self.labels = labels
 
     def note_foreign(self, nbytes: int) -> None:
         """The program holds so much more than its guide's profile knows."""

@@ -106,6 +106,8 @@ class IterationStart:
         self._observation.begin(iteration.following, key)
         planned = guide is not None and guide.table is not None
         recorded = self._instruments.recorder is not None
+        if recorded:
+            iteration.note_labels(self._arrays.find_labels())
         self._replays.begin(passive=not (planned or recorded))
         self._device.memory.reset_peak()
         iteration.start(fingerprint=self._first_fingerprint())

@@ -246,9 +246,13 @@ class Learning:
             self._device.describe(),
             categories,
             arrays.find_owners(),
+            iteration.labels,
         )
         self._history.distrust(recorder.untrusted)
-        return dataclasses.replace(profile, disk_link=links.disk)
+        places = sorted((k, function) for k, function, _ in self._splitter.used)
+        return dataclasses.replace(
+            profile, disk_link=links.disk, functions_in_parts=tuple(places)
+        )
 
     def _make_guide(
         self, iteration: Iteration, draft: Profile, spent: PlanningTime

@@ -8,6 +8,7 @@ from chainer_hybridmem.chainer_access.owners import (
     Owner,
     StateOwner,
     model_arrays,
+    named_arrays,
     owners_of,
     permanent_arrays,
 )
@@ -57,6 +58,15 @@ class ModelArrays:
             )
             found.setdefault(allocation, []).append(owner)
         return {a: owners[0] for a, owners in found.items() if a and len(owners) == 1}
+
+    def find_labels(self) -> dict[int, str]:
+        """Names of gradients and persistent arrays, by allocation id."""
+        identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
+        return {
+            identify(array): label
+            for label, array in named_arrays(self._model)
+            if owns(array)
+        }
 
     def find_states(self) -> list[Owner]:
         """The owners of optimizer states."""

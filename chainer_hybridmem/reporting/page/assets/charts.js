@@ -9,9 +9,10 @@
   const charts = [];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const axisPixels = (box) => (box.clientWidth < 480 ? 64 : 78);
+  const axisPixels = (box) => (box.clientWidth < 480 ? 72 : 78);
 
   h.live = {charts};
+  h.LAST_LABEL_PIXELS = 36; // half of the widest label below the right end of an axis
 
   h.clearCharts = function () {
     for (const chart of charts.splice(0)) chart.plot.destroy();
@@ -81,7 +82,7 @@
       width: Math.max(box.clientWidth, 200),
       height,
       legend: {show: false},
-      padding: [10, 12, 0, 0],
+      padding: [10, h.LAST_LABEL_PIXELS, 0, 0],
       ...options,
       hooks: {
         ...options.hooks,
@@ -168,9 +169,15 @@
     });
   }
 
+  // Of all runs that are shown: their pictures have one scale.
+  function highest() {
+    return Math.max(...h.state.runs.map((number) => h.data.runs[number].figures).flatMap(
+      (found) => [found.peak_bytes, found.memory_limit_bytes, found.measured_peak_bytes || 0]));
+  }
+
   h.memoryChart = function (box, number) {
     const run = h.data.runs[number], moments = run.moments;
-    const groups = h.data.groups, limit = run.figures.memory_limit_bytes;
+    const groups = h.data.groups;
     const xs = [...moments.start_seconds, moments.end_seconds];
     const sums = new Array(xs.length).fill(0);
     const stacks = groups.map((group, place) => {
@@ -184,8 +191,7 @@
       fill: h.data.colours.groups[group], stroke: h.data.colours.groups[group],
     })).reverse(); // the tallest first: the others are painted over it
     const options = timeOptions(box, h.state.end);
-    const highest = Math.max(run.figures.peak_bytes, limit, run.figures.measured_peak_bytes || 0);
-    options.scales.y = {range: () => [0, 1.08 * highest]};
+    options.scales.y = {range: () => [0, 1.08 * highest()]};
     options.axes = [
       axis({values: secondLabels, space: 70, size: 30}),
       axis({values: byteLabels, incrs: byteSteps(), size: axisPixels(box)}),

@@ -63,16 +63,43 @@ const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').te
   h.number = function (path, unit) {
     const value = h.look(path);
     if (value === null || value === undefined) return h.element('span', {}, '–');
-    const made = h.element('span', {class: 'number', 'data-path': path, 'data-unit': unit});
+    const made = h.element('span', {
+      class: 'number', 'data-path': path, 'data-unit': unit, title: exactly(value, unit),
+    });
     made.textContent = units[unit](value);
     return made;
   };
 
+  // All digits of what is shown rounded.
+  function exactly(value, unit) {
+    if (unit !== 'bytes' && unit !== 'seconds') return null;
+    return `${value.toLocaleString('en', {maximumFractionDigits: 9})} ${unit}`;
+  }
+
+  // A name may break after its marks and between its words, and inside of long ones only.
+  const BREAKS = /[/_:.-](?=.)|[a-z](?=[A-Z0-9])|[A-Z0-9](?=[A-Z][a-z])/g;
+  const LONG = 18; // letters of a word
+
   h.name = function (path) {
-    const made = h.element('bdi', {class: 'name', 'data-path': path, 'data-unit': 'name'});
-    made.textContent = h.look(path);
-    return made;
+    const text = h.look(path), pieces = [];
+    const add = (word) => {
+      for (let i = 0; i < word.length; i += LONG) {
+        pieces.push(...(pieces.length ? [h.element('wbr')] : []), word.slice(i, i + LONG));
+      }
+    };
+    if (text === null || text === undefined) return h.element('span', {}, '–');
+    let from = 0;
+    for (const {index} of text.matchAll(BREAKS)) {
+      add(text.slice(from, index + 1));
+      from = index + 1;
+    }
+    add(text.slice(from));
+    return h.element('bdi', {class: 'name', 'data-path': path, 'data-unit': 'name'},
+      ...pieces);
   };
+
+  // A number or name, where the data says which of them.
+  h.value = (path, unit) => (unit === 'name' ? h.name(path) : h.number(path, unit));
 
   h.swatch = function (colour) {
     const made = h.element('span', {class: 'swatch', 'aria-hidden': 'true'});
@@ -80,14 +107,19 @@ const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').te
     return made;
   };
 
-  // Rows are arrays of cells; cells are nodes, text or null.
+  // Rows are arrays of cells; cells are nodes, text or null. On a narrow screen the first
+  // cell of many takes a line of its own; roles say that it is a table all the same.
   h.table = function (label, headers, rows, left = 1) {
-    const cell = (tag) => (content, place) =>
-      h.element(tag, {class: place < left ? 'left' : null, scope: tag === 'th' ? 'col' : null},
+    const cell = (tag, role) => (content, place) =>
+      h.element(tag, {class: place < left ? 'left' : null, role, scope: tag === 'th' ? 'col' : null},
         ...[content].flat());
-    return h.element('div', {class: 'scroll'},
-      h.element('table', {'aria-label': label},
-        h.element('thead', {}, h.element('tr', {}, ...headers.map(cell('th')))),
-        h.element('tbody', {}, ...rows.map((row) => h.element('tr', {}, ...row.map(cell('td')))))));
+    const row = (...cells) => h.element('tr', {role: 'row'}, ...cells);
+    const table = h.element('table', {
+      'aria-label': label, role: 'table', class: headers.length > 3 ? 'many' : null,
+    },
+    h.element('thead', {role: 'rowgroup'}, row(...headers.map(cell('th', 'columnheader')))),
+    h.element('tbody', {role: 'rowgroup'}, ...rows.map((cells) => row(...cells.map(cell('td', 'cell'))))));
+    table.style.setProperty('--others', headers.length - 1);
+    return h.element('div', {class: 'scroll'}, table);
   };
 })(hybridmem);

@@ -95,7 +95,8 @@
       button('▶', 'next operation', () => h.show(h.state.moment + 1)),
       button('+', 'zoom in', () => zoomBy(0.5)),
       button('−', 'zoom out', () => zoomBy(2)),
-      button('All', 'show the whole iteration', () => h.zoom(null)));
+      button('All', 'show the whole iteration', () => h.zoom(null)),
+      parts.live);
   }
 
   function chooser() {
@@ -198,7 +199,7 @@
   function build() {
     parts.runs = e('div', {});
     parts.sweep = e('div', {class: 'chart'});
-    parts.live = e('p', {class: 'visually-hidden', 'aria-live': 'polite'});
+    parts.live = e('p', {class: 'moment soft', 'aria-live': 'polite'});
     parts.found = e('div', {class: 'found'});
     parts.query = e('input', {type: 'search', placeholder: 'part of a name', id: 'query',
       'aria-label': 'search storages and operations', oninput: search});
@@ -208,7 +209,7 @@
       e('p', {class: 'soft'}, number('profile.operations', 'count'), ' operations, ',
         number('profile.feature_maps', 'count'), ' feature maps'),
       e('details', {}, e('summary', {}, 'Device and recording'), e('p', {}, ...device())),
-      chooser(), bar(), parts.live, parts.runs,
+      chooser(), bar(), parts.runs,
       ...(runs.length > 1 ? [e('h2', {}, 'What differs'),
         ...runs.slice(1).map((run, i) => h.differences(i + 1))] : []),
       e('h2', {}, 'Overhead against limit'),
@@ -223,7 +224,7 @@
       e('details', {}, e('summary', {}, 'As a table'), h.sweepTable()),
       e('h2', {}, 'Figures'), h.figureTable(),
       ...(h.data.report ? [e('h2', {}, 'Report of the session'),
-        e('div', {class: 'scroll'}, e('pre', {}, name('report')))] : []),
+        e('div', {class: 'scroll'}, e('pre', {}, number('report', 'name')))] : []),
       e('h2', {}, e('label', {for: 'query'}, 'Search')), parts.query, parts.found,
     ];
     main.replaceChildren(...blocks.filter((block) => block !== null));

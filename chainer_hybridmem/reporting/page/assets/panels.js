@@ -13,7 +13,7 @@
 
   const groupCell = (place) => {
     const group = h.data.groups[place];
-    return [h.swatch(h.data.colours.groups[group]), h.groupTitle(group)];
+    return [e('span', {class: 'kind'}, h.swatch(h.data.colours.groups[group]), h.groupTitle(group))];
   };
 
   h.storageButton = function (place) {
@@ -46,9 +46,9 @@
   // -- figures ----------------------------------------------------------------
   h.tiles = function (run) {
     const base = `runs.${run}.figures`, figures = h.data.runs[run].figures;
-    const tile = (title, ...content) => e('div', {class: 'tile'}, title, e('b', {}, ...content));
+    const tile = (title, content, ...more) => e('div', {class: 'tile'}, title, e('b', {}, content), ...more);
     const measured = (key, unit) => (figures[key] === undefined ? []
-      : [' / ', number(`${base}.${key}`, unit), e('span', {class: 'soft'}, ' measured')]);
+      : [e('span', {class: 'soft'}, 'measured ', number(`${base}.${key}`, unit))]);
     return e('div', {class: 'tiles'},
       tile('an iteration', number(`${base}.predicted_seconds`, 'seconds'),
         ...measured('measured_seconds', 'seconds')),
@@ -58,7 +58,10 @@
       tile('peak', number(`${base}.peak_bytes`, 'bytes'),
         ...measured('measured_peak_bytes', 'bytes')),
       tile('limit', number(`${base}.memory_limit_bytes`, 'bytes')),
-      tile('in-core peak', number('profile.in_core_peak_bytes', 'bytes')));
+      h.data.profile.in_core_peak_bytes === null
+        ? tile('in-core peak, functions in parts',
+          number('profile.in_core_peak_in_parts_bytes', 'bytes'))
+        : tile('in-core peak', number('profile.in_core_peak_bytes', 'bytes')));
   };
 
   h.figureTable = function () {
@@ -78,7 +81,7 @@
       ['maps kept', 'count', 'keep_maps'], ['kept', 'bytes', 'keep_bytes'],
       ['maps swapped', 'count', 'swap_maps'], ['swapped', 'bytes', 'swap_bytes'],
       ['maps recomputed', 'count', 'recompute_maps'], ['recomputed', 'bytes', 'recompute_bytes'],
-      ['functions in parts', 'count', 'parts'],
+      ['functions in parts', 'count', 'parts', 'measured_parts'],
       ['planning', 'seconds', 'planning_seconds'], ['plans simulated', 'count', 'simulations'],
     ];
     const runs = h.data.runs.map((run, i) => i);
@@ -147,9 +150,8 @@
 
   // -- prices -------------------------------------------------------------------
   h.prices = function (run) {
-    const base = `runs.${run}.prices`, {prices, presences, figures} = h.data.runs[run];
-    const fits = figures.memory_limit_bytes >= h.data.profile.in_core_peak_bytes;
-    if (fits) return e('p', {}, 'Everything fits below the limit: more memory saves nothing.');
+    const base = `runs.${run}.prices`, {prices, presences} = h.data.runs[run];
+    if (prices.fits) return e('p', {}, 'Everything fits below the limit: more memory saves nothing.');
     const bound = e('p', {}, 'With ', number(`${base}.more_bytes`, 'bytes'), ' more, the proven ' +
       'bound of any plan falls by ', number(`${base}.saved_seconds`, 'seconds'), ', from ',
       number(`${base}.bound_seconds`, 'seconds'), ' to ',
@@ -203,14 +205,77 @@
       h.storageButton(storage), number(`${base}.largest.${i}.1`, 'name'),
       number(`${base}.largest.${i}.2`, 'name'), number(`storages.bytes.${storage}`, 'bytes'),
     ]);
-    return e('div', {},
-      e('p', {}, number(`${base}.maps`, 'count'), ' feature maps are treated otherwise, ',
-        number(`${base}.bytes`, 'bytes'), ' in all', rows.length ? '; the largest ones:' : '.'),
+    const titles = () => [name('runs.0.name'), name(`runs.${other}.name`)];
+    return e('details', {class: 'differences', open: other === 1},
+      e('summary', {}, name('runs.0.name'), ' beside ', name(`runs.${other}.name`)),
+      e('p', {}, ...(found.maps
+        ? [number(`${base}.maps`, 'count'), ' feature maps are treated otherwise, ',
+          number(`${base}.bytes`, 'bytes'), ' in all; the largest ones:']
+        : ['Both plans keep, swap and recompute the same feature maps.'])),
       e('div', {class: 'columns'},
         rows.length ? h.table('feature maps treated otherwise',
-          ['feature map', name('runs.0.name'), name(`runs.${other}.name`), 'bytes'], rows) : null,
-        paceTable(0, base, [name('runs.0.name'), name(`runs.${other}.name`)])));
+          ['feature map', ...titles(), 'bytes'], rows) : null,
+        found.operations.length ? paceTable(0, base, titles()) : null),
+      ...reasons(`${base}.reasons`, found, titles));
   };
+
+  // What differs besides the decisions: settings, positions, replays, parts and peaks.
+  function reasons(base, found, titles) {
+    const {settings, moved, replays, parts, peaks} = found.reasons;
+    const plain = !found.maps && !settings.length && !moved.maps && !parts.length && replays.same;
+    if (plain) {
+      return [e('p', {}, 'The plans do the same at the same operations', found.measured
+        ? ': what differs was measured.' : '.')];
+    }
+    const tables = [
+      ...(settings.length ? [e('div', {}, e('h4', {}, 'What the plans were made with'),
+        h.table('settings that differ', ['', ...titles()], settings.map((row, i) => [
+          name(`${base}.settings.${i}.name`),
+          ...[0, 1].map((side) => h.value(`${base}.settings.${i}.values.${side}`, row.unit)),
+        ])))] : []),
+      ...(parts.length ? [e('div', {}, e('h4', {}, 'Functions in parts'),
+        h.table('functions in other parts', ['function', ...titles()], parts.map((row, i) => [
+          name(`names.${row.name}`),
+          ...[0, 1].map((side) => name(`${base}.parts.${i}.ways.${side}`)),
+        ])))] : []),
+      ...(replays.same ? [] : [e('div', {}, e('h4', {}, 'What is run again'),
+        h.table('replays', ['', ...titles()], [
+          ['replays', 'count'], ['of these only in this plan', 'alone'],
+        ].map(([title, key]) => [title,
+          ...[0, 1].map((side) => number(`${base}.replays.${key}.${side}`, 'count'))])),
+        replays.alone[0] + replays.alone[1] ? null
+          : e('p', {}, 'They run in another order, or keep and free other storages.'))]),
+      ...(moved.maps ? [e('div', {}, e('h4', {}, 'When maps leave and return'),
+        e('p', {}, number(`${base}.moved.maps`, 'count'), ' feature maps that both plans treat ' +
+          'alike move at other operations, ', number(`${base}.moved.bytes`, 'bytes'),
+        ' in all; the largest ones, each before the operation with this number:'),
+        h.table('feature maps that move at other operations', ['feature map', 'what', ...titles()],
+          moved.largest.slice(0, DIFFERING).map(([storage, , unit], i) => [
+            h.storageButton(storage), name(`${base}.moved.largest.${i}.1`),
+            ...[3, 4].map((place) => h.value(`${base}.moved.largest.${i}.${place}`, unit)),
+          ]), 2))] : []),
+    ];
+    return [e('div', {class: 'columns'}, ...tables),
+      e('div', {class: 'columns'}, ...peaks.map((peak, i) => peakTable(`${base}.peaks.${i}`, peak, titles)))];
+  }
+
+  // What both runs have in memory at the peak of one of them, where that differs.
+  function peakTable(base, peak, titles) {
+    const both = (path) => [0, 1].map((side) => number(`${base}.${path}.${side}`, 'bytes'));
+    const rows = peak.largest.slice(0, DIFFERING).map(([storage, ...sizes], i) => [
+      h.storageButton(storage),
+      ...[1, 2].map((place) => (sizes[place - 1] ? number(`${base}.largest.${i}.${place}`, 'bytes') : '–')),
+    ]);
+    return e('div', {}, e('h4', {}, 'Why peaks differ: at the peak of ', titles()[peak.run], ', ',
+      momentButton(nearest(h.data.runs[0].moments, peak.operation), `names.${peak.name}`)),
+    h.table('memory at the peak', ['there', ...titles()], [
+      ['all', ...both('load_bytes')],
+      ...(peak.replay_bytes[0] + peak.replay_bytes[1] ? [['replay under way', ...both('replay_bytes')]] : []),
+      ...rows,
+    ]),
+    peak.storages > rows.length ? e('p', {class: 'soft'}, 'The largest of ',
+      number(`${base}.storages`, 'count'), ' storages that only one of them has there.') : null);
+  }
 
   // Operations whose times differ most, with what they wait for and replay.
   function paceTable(run, base, titles) {

@@ -1,0 +1,102 @@
+"""What reports say about sessions whose recording ran functions in parts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from support import networks  # imports chainer_hybridmem before chainer
+
+# isort: split
+import pytest
+
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.reporting.page import Run, make_data
+from chainer_hybridmem.session.iterations.observation import Detail
+from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.simulation.problem import with_parts
+from chainer_hybridmem.units import format_bytes
+
+ITERATIONS = 8
+LIMIT = 2_300_000  # the largest function needs 3.6 MB as a whole
+PLENTY = 10**9
+
+
+@pytest.fixture(scope='module')
+def limited(data):
+    """A session that finds out while it trains what has to run in parts."""
+    _, session = networks.train(
+        networks.Everything, data, memory_limit=LIMIT, planner='pooch'
+    )
+    assert session.statistics()['split'] == 8
+    return session
+
+
+def test_a_peak_in_parts_is_not_called_plain_chainers(limited, peak):
+    figures = limited.statistics()
+    assert figures['in_core_peak_bytes'] is None
+    in_parts = figures['in_core_peak_in_parts_bytes']
+    assert LIMIT < in_parts < peak
+    report = limited.report()
+    named = f'in-core peak, functions in parts +{format_bytes(in_parts)}\n'
+    assert re.search(named, report) and 'in-core peak  ' not in report
+
+
+def test_without_parts_it_is_plain_chainers(data, peak):
+    _, session = networks.train(
+        networks.Everything, data, memory_limit=3_800_000, planner='pooch'
+    )
+    figures = session.statistics()
+    assert figures['split'] == 0
+    assert figures['in_core_peak_bytes'] == peak
+    assert figures['in_core_peak_in_parts_bytes'] == peak
+    assert re.search(f'\nin-core peak +{format_bytes(peak)}\n', session.report())
+
+
+def test_the_page_counts_the_parts_of_the_table(limited, tmp_path):
+    path = tmp_path / 'run.html'
+    limited.report(html=path)
+    _, rest = path.read_text().split(
+        '<script type="application/json" id="hybridmem-data">'
+    )
+    data = json.loads(rest.split('</script>')[0])
+    figures, statistics = data['runs'][0]['figures'], limited.statistics()
+    assert figures['parts'] == figures['measured_parts'] == statistics['split'] == 8
+    assert figures['planning_seconds'] == statistics['planning_seconds']
+    assert data['profile']['in_core_peak_bytes'] is None
+    in_parts = statistics['in_core_peak_in_parts_bytes']
+    assert data['profile']['in_core_peak_in_parts_bytes'] == in_parts
+
+
+def test_a_saved_profile_knows_what_ran_in_parts(limited):
+    profile = parse_profile(serialise_profile(limited.profile))
+    assert len(profile.functions_in_parts) == 8
+    assert profile == limited.profile
+    assert make_problem(profile).in_core.plain_peak_bytes is None
+    body = json.loads(serialise_profile(profile))
+    del body['functions_in_parts']
+    assert parse_profile(json.dumps(body)).functions_in_parts == ()
+
+
+def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+    _, session = networks.train(
+        networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
+    )
+    profile = session.profile
+    plan = make_plan(profile, LIMIT, 'pooch')
+    problem = with_parts(make_problem(profile), plan.parts)
+    assert (
+        plan.parts
+        and problem.in_core_peak_bytes < problem.in_core.plain_peak_bytes == peak
+    )
+    shown = make_data(profile, [Run('plan', plan)], 'p', sweep_seconds=0)
+    assert shown['profile']['in_core_peak_bytes'] == peak
+    places = {(part.operation, part.function) for part in plan.parts}
+    assert shown['runs'][0]['figures']['parts'] == len(places)
+    other = make_plan(profile, 3_800_000, 'pooch')
+    both = make_data(profile, [Run('a', plan), Run('b', other)], 'p', sweep_seconds=0)
+    rows = both['differences'][0]['reasons']['parts']
+    assert rows and all(row['ways'][0] != row['ways'][1] for row in rows)
