@@ -115,7 +115,7 @@ def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
         args.arch,
         args.insize,
         args.n_class,
-        samples.Sampling(tuple(batchsizes), device, parts=model is None),
+        samples.Sampling(tuple(batchsizes), device, model is None, model is None),
         args.samples,
         sys.stderr,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
 from typing import Any, NamedTuple, TextIO
@@ -20,6 +21,7 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.recording import inference
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.recording_session import (
+    RecordedError,
     RecordingSession,
     recording_options,
 )
@@ -112,8 +114,9 @@ def open_session(
     memory: Memory,
     progress: TextIO | None = None,
     parts: bool = True,
+    timed: bool = True,
 ) -> RecordingSession:
-    """Makes the session to record with; ``parts`` as there."""
+    """Makes the session to record with; ``parts`` and ``timed`` as there."""
     options = recording_options(
         memory.limit_bytes,
         swap_dir=memory.swap_dir,
@@ -122,7 +125,7 @@ def open_session(
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
     )
-    return RecordingSession(model, options, parts)
+    return RecordingSession(model, options, parts, timed)
 
 
 def record(
@@ -131,6 +134,7 @@ def record(
     iterations: int,
     progress: TextIO,
     parts: bool = True,
+    timed: bool = True,
 ) -> Recorded:
     """Trains until an iteration has been recorded.
 
@@ -140,6 +144,7 @@ def record(
         iterations: Give up after these many.
         progress: Where to tell what happens.
         parts: As for :class:`RecordingSession`.
+        timed: Likewise.
 
     Raises:
         UnknownNameError: If there is no such architecture.
@@ -152,7 +157,8 @@ def record(
         training = prepare(network, device)
         insize = training.examples[0].shape[-1]
         network = dataclasses.replace(network, insize=insize)
-        session = open_session(training.model, memory, progress, parts)
+        session = open_session(training.model, memory, progress, parts, timed)
+        session.stops = not timed
         return _run(network, training, session, iterations)
     except (HybridMemoryError, MemoryError):
         raise
@@ -222,11 +228,13 @@ def _run(
     iterations: int,
 ) -> Recorded:
     try:
-        with session:
+        with session, contextlib.suppress(RecordedError):
             for _ in range(iterations):
                 training.step()
                 if session.problem is not None:
-                    return Recorded(network, session.problem)
+                    break
+        if session.problem is not None:
+            return Recorded(network, session.problem)
     except OutOfMemoryError as error:
         if session.problem is None:
             raise

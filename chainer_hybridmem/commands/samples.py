@@ -50,11 +50,13 @@ class Sampling:
         device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
         parts (bool): Whether to find out what functions need in parts, which takes most
             of the time; what is written to a file always tells it.
+        timed (bool): Whether to measure times, which takes half of it; likewise.
     """
 
     batchsizes: tuple[int, int]
     device: str = 'cpu'
     parts: bool = True
+    timed: bool = True
 
 
 def obtain(
@@ -87,7 +89,7 @@ def obtain(
         _check(samples, arch, insize, n_class, path)
         return samples
     if path is not None:
-        sampling = dataclasses.replace(sampling, parts=True)
+        sampling = dataclasses.replace(sampling, parts=True, timed=True)
     samples = record(arch, insize, n_class, sampling, progress)
     if path is not None:
         save(samples, path)
@@ -125,7 +127,12 @@ def record(
         # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
             recorded = recording.record(
-                network, memory, ITERATIONS, io.StringIO(), sampling.parts
+                network,
+                memory,
+                ITERATIONS,
+                io.StringIO(),
+                sampling.parts,
+                sampling.timed,
             )
         profiles.append(recorded.problem.profile)
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)

@@ -62,12 +62,18 @@ class Walker:
 
     Args:
         device (Device): Where replays run; on CUDA there is nothing to do.
+        timed (bool): Whether it matters how long replays take.
+
+    Attributes:
+        runs (int): How often a replay is timed; a GPU's clock needs no second one.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, timed: bool = True) -> None:
         nbytes = 1
-        if device.kind == 'host':
+        self.runs = int(timed)
+        if timed and device.kind == 'host':
             nbytes += min(WALKED_BYTES, device.memory.limit_bytes // 8)
+            self.runs = TIMED_RUNS
         # Not the program's memory, and all of it goes back to the system.
         self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
@@ -117,7 +123,7 @@ def try_replay(
     result = None
     for attributes in trials:
         spans: list[tuple[Mark, Mark]] = []
-        for _ in range(_runs(device)):
+        for _ in range(max(walker.runs, 1)):
             walker.walk(touched_bytes)
             begin = time.perf_counter()
             try:
@@ -173,7 +179,7 @@ def _try_formula(
     names: tuple[str, ...] = ()
     exact, peak_bytes = True, 0
     with random_guard(device) as drawn:
-        for _ in range(1 + _runs(device)):  # the first one may compile
+        for _ in range(1 + walker.runs):  # the first one may compile
             walker.walk(peak_bytes)
             device.memory.reset_window()
             load, start = device.memory.used_bytes, device.clock.mark()
@@ -199,11 +205,6 @@ def _try_formula(
     return TrialResult(
         exact and not drawn, (), tuple(spans[1:]), peak_bytes, names, formula
     )
-
-
-def _runs(device: Device) -> int:
-    """How often a replay is timed; a GPU's clock needs no second one."""
-    return TIMED_RUNS if device.kind == 'host' else 1
 
 
 def _is_random(function: Any) -> bool:

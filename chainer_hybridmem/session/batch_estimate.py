@@ -39,6 +39,7 @@ def estimate_batch(
         SessionError: If a session is active, or nothing could be recorded.
     """
     device = load_device_model(gpu) if gpu is not None else None
-    pair = record_pair(step, model, batchsizes, parts=device is None)
+    here = device is None
+    pair = record_pair(step, model, batchsizes, parts=here, timed=here)
     estimator = Estimator.make(pair, device)
     return make_problem(estimator.profile(batchsize))

@@ -152,7 +152,8 @@ def _record(
     device = load_device_model(question.gpu) if question.gpu is not None else None
 
     def record(sizes: tuple[int, int], parts: bool) -> Estimator:
-        return Estimator.make(record_pair(step, model, sizes, parts), device)
+        pair = record_pair(step, model, sizes, parts, timed=device is None)
+        return Estimator.make(pair, device)
 
     if question.batchsizes is not None:
         return record(question.batchsizes, parts=device is None)

@@ -23,6 +23,10 @@ ITERATIONS = 10
 AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
+class RecordedError(Exception):
+    """Ends a training step that would add nothing to what has been recorded."""
+
+
 class RecordingSession(Session):
     """A session that keeps the problem it plans, whether a plan is found or not.
 
@@ -31,20 +35,32 @@ class RecordingSession(Session):
         options (Options): Of :func:`recording_options`.
         parts (bool): Whether the profile tells what functions need in parts. Finding
             that out takes most of the time.
+        timed (bool): Whether it tells times; it is made in half the time without.
 
     Attributes:
         problem (Problem or None): The last one.
+        stops (bool): Whether the step that begins then ends with
+            :class:`RecordedError`.
     """
 
     problem: Problem | None = None
+    stops = False
 
-    def __init__(self, model: Model, options: Options, parts: bool = True) -> None:
-        self.detail = Detail(parts, apart=True)
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        parts: bool = True,
+        timed: bool = True,
+    ) -> None:
+        self.detail = Detail(parts, apart=True, timed=timed)
         super().__init__(model, options)
 
     def observe_problem(self, problem: Problem) -> None:
         """See :class:`Session`."""
         self.problem = problem
+        if self.stops:
+            raise RecordedError
 
 
 def recording_options(limit_bytes: int, **others: Any) -> Options:
@@ -53,7 +69,11 @@ def recording_options(limit_bytes: int, **others: Any) -> Options:
 
 
 def record_step(
-    step: Callable[[int], Any], model: Model, batchsize: int, parts: bool
+    step: Callable[[int], Any],
+    model: Model,
+    batchsize: int,
+    parts: bool,
+    timed: bool = True,
 ) -> Profile:
     """Records one iteration of a batch size; the model is put back.
 
@@ -62,12 +82,13 @@ def record_step(
         model: What is trained.
         batchsize: Examples.
         parts: As for :class:`RecordingSession`.
+        timed: Likewise.
 
     Raises:
         SessionError: If nothing could be recorded.
     """
     gc.collect()  # or what goes meanwhile counts at the beginning
-    session = RecordingSession(model, recording_options(AMPLE_BYTES), parts)
+    session = RecordingSession(model, recording_options(AMPLE_BYTES), parts, timed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept(one_model(model)))
         stack.enter_context(session)
@@ -87,6 +108,7 @@ def record_pair(
     model: Model,
     batchsizes: tuple[int, int],
     parts: bool,
+    timed: bool = True,
 ) -> SamplePair:
     """Records one iteration of each of two batch sizes; the model is put back.
 
@@ -95,6 +117,7 @@ def record_pair(
         model: What is trained.
         batchsizes: Ascending.
         parts: As for :class:`RecordingSession`.
+        timed: Likewise.
 
     Raises:
         OptionError: If the iterations do not depend on the batch size.
@@ -106,7 +129,7 @@ def record_pair(
             'An estimate records in sessions of its own; ask for it before optimize() '
             'or after its with statement.'
         )
-    small, large = (record_step(step, model, size, parts) for size in batchsizes)
+    small, large = (record_step(step, model, size, parts, timed) for size in batchsizes)
     if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
         first, second = batchsizes
         raise OptionError(

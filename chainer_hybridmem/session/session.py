@@ -116,6 +116,8 @@ class Session:
         learning = Learning(
             runtime, options, arrays, planning, signatures, history, links
         )
+        if not self.detail.timed:
+            learning.plan_after(1)
         return GraphHook(runtime, quiet, start, switching, learning, path, guard)
 
     # -- with -----------------------------------------------------------------

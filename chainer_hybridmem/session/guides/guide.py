@@ -42,7 +42,6 @@ from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
 
 TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
-PROFILING_RUNS = 2
 
 
 class Stage(enum.Enum):
@@ -133,11 +132,6 @@ class Guide:
     def trial(self) -> bool:
         """Whether the next iteration replays every function to verify it."""
         return self.stage is Stage.PROFILING and not self.recordings
-
-    @property
-    def profiled(self) -> bool:
-        """Whether enough has been recorded for a plan."""
-        return len(self.recordings) >= PROFILING_RUNS
 
     # -- profiles -------------------------------------------------------------
     def learn(self, profile: Profile, disturbed: bool = False) -> None:

@@ -21,10 +21,12 @@ class Detail(NamedTuple):
     Attributes:
         parts (bool): What functions need in parts; trying that takes most of the time.
         apart (bool): Each allocation, small ones too.
+        timed (bool): Times; else one recording is enough, and replays run once.
     """
 
     parts: bool = False
     apart: bool = False
+    timed: bool = True
 
 
 class Observation:
@@ -101,6 +103,8 @@ class Observation:
             draft=not tried,
             together=not self._detail.apart,
         )
+        if not self._detail.timed:
+            recorder.skip_times()
         if self._detail.parts and recorder.trial:
             self._runtime.splitter.try_parts(recorder)
         if profiled and self._options.cross_iteration:
