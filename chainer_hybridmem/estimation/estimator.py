@@ -36,9 +36,11 @@ def check_batchsize(batchsize: int) -> None:
     Raises:
         OptionError: If the batch size is out of range.
     """
-    if not 0 < batchsize <= MOST_PICTURES:
+    whole = isinstance(batchsize, int) and not isinstance(batchsize, bool)
+    if not whole or not 0 < batchsize <= MOST_PICTURES:
         raise OptionError(
-            f'Batch size {batchsize} is out of range: 1 to {MOST_PICTURES}.'
+            f'Batch size {batchsize!r} is out of range: a whole number from 1 to '
+            f'{MOST_PICTURES} is needed.'
         )
 
 
