@@ -112,13 +112,14 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
         ProfileMismatchError: If the two passes differ.
         HybridMemoryError: If the network cannot be run.
     """
-    arguments.check_ascending(args.sample_batches)
+    from chainer_hybridmem.estimation import SamplePair, check_ascending
+
+    check_ascending(args.sample_batches)
     base.import_chainer()
     import numpy as np
 
     from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
-    from chainer_hybridmem.estimation import SamplePair
 
     insize = args.insize or architectures.insize(args.arch)
     device = recording.choose_device(args.record_on)

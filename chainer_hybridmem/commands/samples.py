@@ -9,10 +9,9 @@ import os
 from typing import Any, TextIO
 
 from chainer_hybridmem import files
-from chainer_hybridmem.commands.arguments import check_ascending
 from chainer_hybridmem.commands.base import import_chainer
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import SamplePair
+from chainer_hybridmem.estimation import SamplePair, check_ascending
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
