@@ -114,7 +114,7 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
     """
     from chainer_hybridmem.estimation import SamplePair, check_ascending
 
-    check_ascending(args.sample_batches)
+    check_ascending(args.sample_batches, '--sample-batches')
     base.import_chainer()
     import numpy as np
 

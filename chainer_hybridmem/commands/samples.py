@@ -108,7 +108,7 @@ def record(
         HybridMemoryError: If the network cannot be trained.
     """
     batchsizes = sampling.batchsizes
-    check_ascending(batchsizes)
+    check_ascending(batchsizes, '--sample-batches')
     import_chainer()
     import numpy as np
 

@@ -40,26 +40,24 @@ SMALL_BYTES = 4096
 """Below this the recorder takes a feature map for noise."""
 
 
-def check_ascending(batchsizes: Any) -> tuple[int, int]:
+def check_ascending(batchsizes: Any, name: str = 'batchsizes') -> tuple[int, int]:
     """Returns the two batch sizes of a pair of recordings.
 
     Args:
         batchsizes: Whole numbers above zero, the second above the first.
+        name: What they are, for the error message.
 
     Raises:
         OptionError: If they are something else.
     """
-    usable = isinstance(batchsizes, tuple | list) and all(
+    whole = isinstance(batchsizes, tuple | list) and all(
         isinstance(size, int) and not isinstance(size, bool) for size in batchsizes
     )
-    if usable and len(batchsizes) == 2 and 0 < batchsizes[0] < batchsizes[1]:
+    if whole and len(batchsizes) == 2 and 0 < batchsizes[0] < batchsizes[1]:
         return batchsizes[0], batchsizes[1]
-    found = repr(batchsizes)
-    if usable and len(batchsizes) == 2:
-        found = f'{batchsizes[0]} and {batchsizes[1]}'
     raise OptionError(
-        f'The batch sizes to record are {found}; name two ascending numbers above '
-        f'zero, such as 8 and 16.'
+        f'{name} is {batchsizes!r}; two ascending numbers above zero are needed, such '
+        f'as 8 and 16.'
     )
 
 

@@ -239,9 +239,12 @@ def test_one(model, request):
         ("'16GiB', gpu=3, batchsize=64", 'gpu is 3; the name of a device model'),
         ("'16GiB', batchsize='64'", "Batch size '64' is out of range"),
         ("'16GiB', batchsize=0", 'Batch size 0 is out of range'),
-        ("'16GiB', batchsize=64, batchsizes=(4, 2)", '4 and 2; name two ascending'),
-        ("'16GiB', batchsize=64, batchsizes=4", 'record are 4; name two ascending'),
-        ("'16GiB', batchsize=64, batchsizes=()", 'record are (); name two ascending'),
+        (
+            "'16GiB', batchsize=64, batchsizes=(4, 2)",
+            'batchsizes is (4, 2); two ascending',
+        ),
+        ("'16GiB', batchsize=64, batchsizes=4", 'batchsizes is 4; two ascending'),
+        ("'16GiB', batchsize=64, batchsizes=()", 'batchsizes is (); two ascending'),
         ("'16GiB', batchsizes=(2, 4)", 'needs a batchsize'),
     ],
 )
