@@ -101,10 +101,18 @@ class Training(NamedTuple):
         """
         batch = [self.model.xp.array(array) for array in self.examples]
         loss = self.model(*batch)
+        _check_loss(loss)
         self.model.cleargrads()
         loss.backward()
         self.optimizer.update()
         return loss.array
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, chainer.Variable):
+        raise TypeError(f'a loss is needed, and a {type(loss).__name__} was returned')
+    if loss.size != 1:
+        raise ValueError(f'a scalar loss is needed, and its shape is {loss.shape}')
 
 
 def open_session(
@@ -243,7 +251,15 @@ def explained(
     """What Chainer, NumPy or the user's own class raised, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     size = f' of {network.insize}x{network.insize}' if network.insize else ''
+    contract = ''
+    if ':' in network.arch:
+        contract = (
+            f' {network.arch} is called with pictures and labels from 0 to '
+            f'{network.n_class - 1} and returns the loss; another number of classes is '
+            f'named with --n-class, another size of pictures with --insize.'
+        )
     return HybridMemoryError(
         f'{network.arch} cannot be {done} on {network.batchsize} pictures{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'
+        f'{contract}'
     )
