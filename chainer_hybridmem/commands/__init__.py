@@ -31,6 +31,7 @@ from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
+from chainer_hybridmem.commands.progress import print_line
 from chainer_hybridmem.commands.report import ReportCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
@@ -142,7 +143,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _tell(message: str) -> None:
-    print(f'{PROGRAM}: {message}', file=sys.stderr, flush=True)
+    print_line(f'{PROGRAM}: {message}', sys.stderr)
 
 
 def _fail(message: str, status: int = 1) -> int:

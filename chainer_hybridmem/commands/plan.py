@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.commands import arguments, base, maps, outputs
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
@@ -91,11 +93,15 @@ class PlanCommand(base.Command):
         )
         figures.load_kernels(problem)
         limit_bytes = args.memory_limit.bytes_for(problem)
-        plan = make_plan(problem, limit_bytes, planner, **options)
-        if args.output is not None:
-            library.save(plan, args.output)
-        summary = summarise(problem, plan)
-        costs = figures.rule_costs(problem, limit_bytes, summary, **options)
+        with Progress(1 + bool(args.rules), sys.stderr) as progress:
+            progress.step(f'planning with {planner}')
+            plan = make_plan(problem, limit_bytes, planner, **options)
+            if args.output is not None:
+                library.save(plan, args.output)
+            summary = summarise(problem, plan)
+            if args.rules:
+                progress.step('planning without each of the rules')
+            costs = figures.rule_costs(problem, limit_bytes, summary, **options)
         if costs:
             summary['rules'] = costs
         title = f'{planner}: {args.memory_limit.describe(problem)}'

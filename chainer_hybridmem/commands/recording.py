@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
 import chainer
@@ -139,6 +140,7 @@ def record(
     iterations: int,
     progress: TextIO,
     parts: bool = True,
+    began: Callable[[int], None] | None = None,
 ) -> Recorded:
     """Trains until an iteration has been recorded.
 
@@ -148,6 +150,7 @@ def record(
         iterations: Give up after these many.
         progress: Where to tell what happens.
         parts: As for :class:`RecordingSession`.
+        began: Takes the number of each iteration before it, from 1 on.
 
     Raises:
         UnknownNameError: If there is no such architecture.
@@ -161,7 +164,7 @@ def record(
         insize = training.examples[0].shape[-1]
         network = dataclasses.replace(network, insize=insize)
         session = open_session(training.model, memory, progress, parts)
-        return _run(network, training, session, iterations)
+        return _run(network, training, session, iterations, began)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
@@ -228,10 +231,13 @@ def _run(
     training: Training,
     session: RecordingSession,
     iterations: int,
+    began: Callable[[int], None] | None,
 ) -> Recorded:
     try:
         with session:
-            for _ in range(iterations):
+            for number in range(1, iterations + 1):
+                if began is not None:
+                    began(number)
                 training.step()
                 if session.problem is not None:
                     return Recorded(network, session.problem)
