@@ -92,8 +92,8 @@ def largest_batch(
     generator are put back; ``optimizer.t`` goes on.
 
     >>> step = lambda size: optimizer.update(model, x[:size], t[:size])
-    >>> found = hybridmem.largest_batch(step, '8GiB', model)
-    >>> found.batchsize, found.refusal.reason
+    >>> found = hybridmem.largest_batch(step, '8GiB', model, most=len(x))
+    >>> found.batchsize, found.refusal
 
     Args:
         step: Trains one iteration with as many examples as it is told: forward,
