@@ -176,9 +176,12 @@ def _import_own(name: str, module_name: str) -> Any:
         missing = error.name or ''
         if module_name != missing and not module_name.startswith(f'{missing}.'):
             raise  # the module exists, something that it imports does not
+        advice = "it is looked for in the current directory and in Python's path."
+        if module_name.endswith('.py'):
+            attribute = name.partition(':')[2]
+            advice = f'leave out .py: {module_name.removesuffix(".py")}:{attribute}.'
         raise UnknownNameError(
-            f'Architecture {name!r}: there is no module {missing!r}; it is looked for '
-            f"in the current directory and in Python's path."
+            f'Architecture {name!r}: there is no module {missing!r}; {advice}'
         ) from error
 
 

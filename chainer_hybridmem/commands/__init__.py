@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -136,7 +137,15 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes arguments, which may be names of files, as they can be printed."""
+    """Quotes arguments, which may be names of files, as they can be printed.
+
+    What begins with a minus and a digit is a value, such as -1GB: its option says what
+    is wrong with it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r'-\.?\d')
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

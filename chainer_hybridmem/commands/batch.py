@@ -69,9 +69,11 @@ class BatchCommand(base.Command):
         from chainer_hybridmem.planners.largest import find_largest_batch
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or DEFAULT)
-        for other in (args.output, args.json, args.samples):
-            outputs.check_outputs(args.profile, inputs=[other] if other else [])
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        for other in (args.output, args.json):
+            outputs.check_outputs(args.profile, other)
+        read = [] if args.samples is None else [args.samples]
+        outputs.check_outputs(args.profile, inputs=read)
         what = f'looking for the largest batch of {planner}'
 
         def problem_of(batchsize: int) -> Problem:

@@ -85,7 +85,7 @@ class EstimateCommand(base.Command):
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or DEFAULT)
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
         _check_algorithms(args)
         check_batchsize(args.batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
@@ -128,11 +128,22 @@ class EstimateCommand(base.Command):
 
 
 def _check_algorithms(args: argparse.Namespace) -> None:
-    if args.algorithms and args.largest:
+    """Refuses --algorithms where there is no choice, before anything is recorded."""
+    from chainer_hybridmem.estimation import (
+        check_algorithms,
+        load_device_model,
+        ways,
+    )
+
+    if not args.algorithms:
+        return
+    if args.largest:
         raise OptionError(
             '--largest plans every batch size with the same algorithms: leave out '
             '--algorithms, or ask for one batch size.'
         )
+    model = load_device_model(args.gpu) if args.gpu is not None else None
+    check_algorithms(ways(model, args.convolution, args.recompute)[0])
 
 
 def choose_limit(

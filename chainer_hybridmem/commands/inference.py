@@ -120,11 +120,10 @@ def record(args: argparse.Namespace, progress: Progress) -> tuple[int, SamplePai
     base.import_chainer()
     import numpy as np
 
-    from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
 
-    insize = args.insize or architectures.insize(args.arch)
-    device = recording.choose_device(args.record_on)
+    insize = args.insize or recording.find_insize(args.arch)
+    device = recording.choose_device(args.record_on, '--record-on')
     profiles = []
     for batchsize in args.sample_batches:
         progress.step(f'recording {args.arch}, batch size {batchsize}', at_once=True)

@@ -125,10 +125,12 @@ def load_trace(path: str, plan_path: str | None) -> tuple[Trace, int]:
             raise OptionError(f'{path} is no profile: --plan needs one.')
         return load_csv(path), 1
     profile = library.load_profile(path)
-    with files.named(path):
-        if plan_path is None:
-            return in_core_trace(profile), device_alignment(profile)
-        return load_planned_trace(path, profile, plan_path), device_alignment(profile)
+    if plan_path is not None:
+        trace = load_planned_trace(path, profile, plan_path)
+    else:
+        with files.named(path):
+            trace = in_core_trace(profile)
+    return trace, device_alignment(profile)
 
 
 def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
@@ -140,6 +142,7 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     from chainer_hybridmem.pools import planned_trace
 
     plan = library.load_plan(plan_path)
+    planned_iteration.check_plan(profile, plan, plan_path, path)
     with planned_iteration.belonging(plan_path, path):
         return planned_trace(profile, plan)
 

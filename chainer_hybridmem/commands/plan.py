@@ -67,10 +67,12 @@ class PlanCommand(base.Command):
             check_name,
             check_options,
             make_plan,
+            needs_options,
         )
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or ('manual' if args.manual else DEFAULT))
+        usual = DEFAULT if args.manual is None else 'manual'
+        planner = check_name(usual if args.planner is None else args.planner)
         options = read_options(args.option)
         if args.manual is not None:
             if planner != 'manual':
@@ -81,6 +83,11 @@ class PlanCommand(base.Command):
         if args.time_budget is not None:
             options['time_budget'] = args.time_budget
         check_options(planner, options)
+        if needs_options(planner) and not options:
+            raise OptionError(
+                f'Planner {planner} does nothing without options; give it some with '
+                f'--option or, to planner manual, a file with --manual.'
+            )
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)

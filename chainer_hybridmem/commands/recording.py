@@ -188,8 +188,32 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
         raise explained(network, error, 'run') from error
 
 
-def choose_device(name: str) -> chainer.backend.Device:
-    """Returns Chainer's device for ``--device``.
+def find_insize(arch: str) -> int:
+    """Returns the picture size that an architecture was designed for, in pixels.
+
+    Raises:
+        UnknownNameError: If there is no such architecture.
+        HybridMemoryError: If its module cannot be imported.
+    """
+    try:
+        return architectures.insize(arch)
+    except HybridMemoryError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise HybridMemoryError(
+            f'{arch} cannot be imported: {type(error).__name__}: {error} '
+            f'({frame.filename}, line {frame.lineno}); mend the module, or name '
+            f'another one.'
+        ) from error
+
+
+def choose_device(name: str, option: str = '--device') -> chainer.backend.Device:
+    """Returns Chainer's device for an option of the command line.
+
+    Args:
+        name: ``'auto'``, ``'cpu'`` or ``'cuda'``.
+        option: What names it, for the error message.
 
     Raises:
         OptionError: If CUDA is asked for and there is none.
@@ -199,8 +223,8 @@ def choose_device(name: str) -> chainer.backend.Device:
         name = 'cuda' if available else 'cpu'
     if name == 'cuda' and not available:
         raise OptionError(
-            'CuPy with a GPU is not available here; use --device cpu, or see what is '
-            'missing with: hybridmem doctor'
+            f'CuPy with a GPU is not available here; use {option} cpu, or see what '
+            'is missing with: hybridmem doctor'
         )
     return chainer.get_device(DEVICES[name])
 
@@ -208,7 +232,7 @@ def choose_device(name: str) -> chainer.backend.Device:
 def prepare(network: Network, device: chainer.backend.Device) -> Training:
     """Makes the model, its optimizer and one batch of random pictures."""
     np.random.seed(0)
-    insize = network.insize or architectures.insize(network.arch)
+    insize = network.insize or find_insize(network.arch)
     model = architectures.make(network.arch, network.n_class)
     model.to_device(device)
     device.use()

@@ -41,6 +41,7 @@ class ReportCommand(base.Command):
         parser.add_argument(
             'plans',
             nargs='*',
+            default=[],
             metavar='PLAN',
             help='plans made for it; without one, plain Chainer is shown',
         )

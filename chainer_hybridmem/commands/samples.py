@@ -119,10 +119,10 @@ def record(
     import_chainer()
     import numpy as np
 
-    from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
 
-    insize = insize or architectures.insize(arch)  # or there is no such architecture
+    insize = insize or recording.find_insize(arch)  # or there is no such architecture
+    recording.choose_device(sampling.device, '--record-on')  # or there is none
     profiles: list[Profile] = []
     memory = recording.Memory(NO_LIMIT_BYTES, sampling.device)
     for batchsize in batchsizes:

@@ -62,7 +62,8 @@ class VerifyCommand(base.Command):
         """See :class:`base.Command`."""
         from chainer_hybridmem.planners import DEFAULT, check_name
 
-        planner, against = check_name(args.planner or DEFAULT), check_name(args.against)
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        against = check_name(args.against)
         if planner == against:
             raise OptionError(
                 f'{planner} would be compared with itself; name another planner with '

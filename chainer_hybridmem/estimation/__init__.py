@@ -12,6 +12,7 @@ from chainer_hybridmem.estimation.device_models import (
 from chainer_hybridmem.estimation.estimator import (
     MOST_PICTURES,
     Estimator,
+    check_algorithms,
     check_batchsize,
     ways,
 )
@@ -22,6 +23,7 @@ __all__ = [
     'DeviceModel',
     'Estimator',
     'SamplePair',
+    'check_algorithms',
     'check_ascending',
     'check_batchsize',
     'load_device_model',

@@ -44,6 +44,22 @@ def check_batchsize(batchsize: int) -> None:
         )
 
 
+def check_algorithms(convolution: str) -> None:
+    """Refuses to choose algorithms where there is no choice.
+
+    Args:
+        convolution: As :func:`ways` returns it.
+
+    Raises:
+        OptionError: If it is not that of cuDNN.
+    """
+    if convolution != 'cudnn':
+        raise OptionError(
+            'Algorithms of convolutions are those of cuDNN on a GPU: name a model '
+            "(--gpu) whose convolution is 'cudnn'."
+        )
+
+
 def ways(
     model: DeviceModel | None, convolution: str | None, recompute: str | None
 ) -> tuple[str, str]:
@@ -177,11 +193,8 @@ class Estimator:
                 device model, or convolutions through a matrix of patches.
         """
         check_batchsize(batchsize)
-        if self.model is None or self.convolution != 'cudnn':
-            raise OptionError(
-                'Algorithms of convolutions are those of cuDNN on a GPU: name a '
-                "model (--gpu) whose convolution is 'cudnn'."
-            )
+        check_algorithms(self.convolution)
+        assert self.model is not None  # or it does not convolve with cuDNN
         return list_algorithms(self.samples.at(batchsize), self.model)
 
     def profile(
