@@ -136,7 +136,7 @@ TRAINED = (*NETWORK, '--batchsize', '8', '--memory-limit', '16MiB', '--device', 
                 '--planner',
                 'swap-all',
             ),
-            ['1 of 2', 'dtr'],
+            ['1 of 2', 'swap-all'],
         ),
         (
             ('estimate', *NETWORK, *GPU, '--batchsize', '64', '--largest'),
