@@ -29,9 +29,9 @@ from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.session.setting.user_warnings import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
-from chainer_hybridmem.user_warnings import warn_user
 
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted

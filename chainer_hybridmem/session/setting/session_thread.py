@@ -11,7 +11,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.user_warnings import warn_user
+from chainer_hybridmem.session.setting.user_warnings import warn_user
 
 
 class SessionThread:
