@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import common
 from chainer_hybridmem.commands import algorithms, samples
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.simulation import make_problem
@@ -41,7 +42,11 @@ def run(
     """Figures of one case."""
     if arch not in recorded:
         recorded[arch] = samples.record(
-            arch, None, 1000, samples.Sampling(SAMPLES, parts=False), sys.stderr
+            arch,
+            None,
+            1000,
+            samples.Sampling(SAMPLES, parts=False),
+            Progress(2, sys.stderr),
         )
     model = load_device_model(gpu)
     estimator = Estimator.make(recorded[arch].pair, model)

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks import saving
 from chainer_hybridmem.commands import samples
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.planners import make_plan
@@ -74,7 +75,11 @@ def main(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for arch, batchsize, gpu in SOURCES:
             pair = samples.record(
-                arch, None, 1000, samples.Sampling(SAMPLES, parts=False), sys.stderr
+                arch,
+                None,
+                1000,
+                samples.Sampling(SAMPLES, parts=False),
+                Progress(2, sys.stderr),
             ).pair
             estimators = {
                 name: Estimator.make(pair, load_device_model(name))

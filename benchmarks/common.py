@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scripts
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import arguments, samples
+from chainer_hybridmem.commands.progress import Progress
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
@@ -89,7 +90,12 @@ def recordings(
         path = os.path.join(folder, f'{name}.json')
     sizes = arguments.SAMPLE_BATCHSIZES
     return samples.obtain(
-        arch, None, n_class, samples.Sampling(sizes), path, sys.stderr
+        arch,
+        None,
+        n_class,
+        samples.Sampling(sizes),
+        path,
+        Progress(2, sys.stderr),
     ).pair
 
 

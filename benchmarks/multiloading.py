@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import common, saving
 from chainer_hybridmem.commands import inference, make_parser
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.pools import Lifetimes, check_layout, exact, forward_trace
 from chainer_hybridmem.pools.replay import replay
@@ -58,7 +59,9 @@ def main(options: argparse.Namespace) -> int:
 def network(arch: str, batchsizes: list[int]) -> list[Row]:
     """One network at several batch sizes."""
     command = ['inference', '--arch', arch, '--batchsize', '1']
-    insize, pair = inference.record(make_parser().parse_args(command), sys.stderr)
+    insize, pair = inference.record(
+        make_parser().parse_args(command), Progress(2, sys.stderr)
+    )
     rows = []
     for batchsize in batchsizes:
         row = {'network': arch, 'insize': insize, 'batchsize': batchsize}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import enum
 import functools
 import gzip
 import json
+import os
 import types
 import typing
 from collections.abc import Iterator
@@ -22,6 +24,13 @@ T = TypeVar('T')
 MAXIMUM_FILE_BYTES = 2**26  # 100 times ResNet-50's profile; parsed it may take 20 times
 _CHUNK_BYTES = 2**20
 LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
+WRITERS = {
+    'chainer_hybridmem/profile': '`hybridmem profile -o`',
+    'chainer_hybridmem/plan': '`hybridmem plan -o`',
+    'chainer_hybridmem/timeline': '`library.save(session.timeline, ...)`',
+    'chainer_hybridmem/samples': '`hybridmem estimate --samples`',
+}
+"""By format: what writes such files."""
 LATER = {'later': True}
 """Metadata of a record's last fields that files from before they existed lack."""
 
@@ -47,12 +56,31 @@ def read_text(path: str) -> str:
         text = data.decode('utf-8')
     except OSError as error:
         reason = error.strerror or error
-        raise FormatError(f'{path} cannot be read: {reason}.') from error
+        raise FormatError(
+            f'{path or repr(path)} cannot be read: {reason}.{_advice(path, error)}'
+        ) from error
     except UnicodeDecodeError as error:
-        raise FormatError(f'{path} cannot be read: {error}.') from error
+        raise FormatError(
+            f'{path} cannot be read: it is no text, byte {error.start} is '
+            f'{data[error.start]:#04x}. Name another file.'
+        ) from error
     if len(data) > MAXIMUM_FILE_BYTES:
         raise FormatError(f'{path} is larger than {MAXIMUM_FILE_BYTES} bytes.')
     return text
+
+
+def _advice(path: str, error: OSError) -> str:
+    """What to do about a file that cannot be opened."""
+    if isinstance(error, IsADirectoryError):
+        return ' Name a file in it.'
+    if not isinstance(error, FileNotFoundError):
+        return ''
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        close = difflib.get_close_matches(name, os.listdir(folder or '.'), 1)
+        if close:
+            return f' Did you mean {os.path.join(folder, close[0])}?'
+    return ' Name a file that is there.'
 
 
 def read_bounded(file: BinaryIO | gzip.GzipFile) -> bytes:
@@ -74,18 +102,22 @@ def parse(text: str, format_name: str, version: int) -> dict[str, Any]:
     Raises:
         FormatError: With the expected and the found value.
     """
+    expected = f'{format_name!r} was expected'
+    if format_name in WRITERS:
+        expected += f', as {WRITERS[format_name]} writes it'
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            f'This is not JSON ({error}); a file of format {format_name!r} was '
-            f'expected.'
+            f'This is not JSON ({error}); a file of format {expected}.'
         ) from error
     if not isinstance(body, dict) or body.get('format') != format_name:
-        found = body.get('format') if isinstance(body, dict) else type(body).__name__
-        raise FormatError(
-            f'The file has format {found!r}; {format_name!r} was expected.'
-        )
+        found = f'is {type(body).__name__}, not an object'
+        if isinstance(body, dict):
+            found = 'has no format'
+            if 'format' in body:
+                found = f'has format {body["format"]!r}'
+        raise FormatError(f'The file {found}; {expected}.')
     if type(body.get('version')) is not int or body['version'] != version:
         raise FormatError(
             f'The file has version {body.get("version")!r} of {format_name}; this '
@@ -107,7 +139,10 @@ def reading(what: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
-        raise broken(what, f'{type(error).__name__}: {error}') from error
+        why = f'{type(error).__name__}: {error}'
+        if isinstance(error, KeyError):
+            why = f'it lacks {error}'
+        raise broken(what, why) from error
 
 
 def row(item: Any) -> list[Any]:

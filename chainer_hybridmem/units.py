@@ -10,7 +10,7 @@ import re
 
 from chainer_hybridmem.errors import OptionError
 
-_PATTERN = re.compile(r'\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
+_PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _FACTORS = {
     '': 1,
     'b': 1,

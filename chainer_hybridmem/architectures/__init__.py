@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.errors import UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
     import chainer
@@ -82,11 +82,14 @@ def make(name: str, n_class: int = 1000, **kwargs: Any) -> chainer.Chain:
 
     Raises:
         UnknownNameError: There is no such name, module or class.
+        OptionError: A class of your own needs other arguments.
     """
     factory, options = _load(name)
     options = {**options, **kwargs}
     if _accepts(factory, 'n_class'):
         options['n_class'] = n_class
+    if ':' in name:
+        _check_arguments(name, factory, options)
     return _checked(name, factory(**options))
 
 
@@ -173,10 +176,40 @@ def _import_own(name: str, module_name: str) -> Any:
         missing = error.name or ''
         if module_name != missing and not module_name.startswith(f'{missing}.'):
             raise  # the module exists, something that it imports does not
+        advice = "it is looked for in the current directory and in Python's path."
+        if module_name.endswith('.py'):
+            attribute = name.partition(':')[2]
+            advice = f'leave out .py: {module_name.removesuffix(".py")}:{attribute}.'
         raise UnknownNameError(
-            f'Architecture {name!r}: there is no module {missing!r}; it is looked for '
-            f"in the current directory and in Python's path."
+            f'Architecture {name!r}: there is no module {missing!r}; {advice}'
         ) from error
+
+
+def _check_arguments(
+    name: str, factory: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """Refuses a constructor that needs more than it is given, or takes less."""
+    parameters = inspect.signature(factory).parameters
+    try:
+        inspect.signature(factory).bind(**options)
+        return
+    except TypeError as error:
+        why = str(error)
+    attribute = name.partition(':')[2]
+    given = ', '.join(options) or 'no arguments'
+    close = difflib.get_close_matches('n_class', parameters, 1, 0.6)
+    if close and 'n_class' not in parameters:
+        remedy = f'call {close[0]!r} n_class, and it has what --n-class says'
+    else:
+        remedy = (
+            f'only n_class is handed over, from --n-class; give the others defaults, '
+            f'or name a function that makes the network: def make(n_class): return '
+            f'{attribute}(...)'
+        )
+    raise OptionError(
+        f'Architecture {name!r} is made with {given}, and its constructor is '
+        f'{attribute}{inspect.signature(factory)}: {why}; {remedy}.'
+    )
 
 
 def _accepts(factory: Callable[..., Any], argument: str) -> bool:

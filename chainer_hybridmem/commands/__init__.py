@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
+from chainer_hybridmem.commands.progress import print_line
 from chainer_hybridmem.commands.report import ReportCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
@@ -135,14 +137,22 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes arguments, which may be names of files, as they can be printed."""
+    """Quotes arguments, which may be names of files, as they can be printed.
+
+    What begins with a minus and a digit is a value, such as -1GB: its option says what
+    is wrong with it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r'-\.?\d')
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
 
 def _tell(message: str) -> None:
-    print(f'{PROGRAM}: {message}', file=sys.stderr, flush=True)
+    print_line(f'{PROGRAM}: {message}', sys.stderr)
 
 
 def _fail(message: str, status: int = 1) -> int:

@@ -15,6 +15,8 @@ from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
+FEWEST_BYTES = 101  # a number without a unit below it is surely meant with one
+
 
 def positive(text: str) -> int:
     """Turns an argument into an integer above zero."""
@@ -29,6 +31,15 @@ def positive(text: str) -> int:
 
 def size(text: str) -> int:
     """Turns an argument such as ``16GB`` into bytes."""
+    number = _bytes_of(text)
+    if text.strip().isdigit() and number < FEWEST_BYTES:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} would be {number} bytes; name a unit: {text.strip()}GB'
+        )
+    return number
+
+
+def _bytes_of(text: str) -> int:
     try:
         return parse_bytes(text)
     except OptionError as error:
@@ -114,8 +125,8 @@ class Limit:
         if self.text.endswith('%'):
             self._share = _percentage(self.text)
         else:
-            self._bytes = size(self.text)
-            if self.text.isdigit() and self._bytes <= 100:
+            self._bytes = _bytes_of(self.text)
+            if self.text.isdigit() and self._bytes < FEWEST_BYTES:
                 raise argparse.ArgumentTypeError(
                     f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
                     f'a share of the in-core peak, or name a unit: {self.text}GB'
@@ -140,5 +151,7 @@ def _percentage(text: str) -> float:
     except ValueError:
         percentage = 0.0
     if not 0 < percentage <= 1e6:
-        raise argparse.ArgumentTypeError(f'{text!r} is not a percentage above zero')
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a percentage above zero, such as 50%'
+        )
     return percentage / 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.commands.argument_types import (
@@ -16,7 +16,6 @@ from chainer_hybridmem.commands.argument_types import (
     size,
     splitting,
 )
-from chainer_hybridmem.errors import OptionError
 
 SAMPLE_BATCHSIZES = (2, 4)
 PART_SAMPLE_BATCHSIZES = (8, 16)  # enough to see how memory in parts grows
@@ -127,20 +126,6 @@ def add_sample_batches(group: Any, in_parts: bool = False) -> None:
         metavar='B',
         help=f'batch sizes to record; default {usual}',
     )
-
-
-def check_ascending(batchsizes: Sequence[int]) -> None:
-    """Checks what ``--sample-batches`` says.
-
-    Raises:
-        OptionError: If the second batch size is not above the first.
-    """
-    first, second = batchsizes
-    if not first < second:
-        raise OptionError(
-            f'The batch sizes to record with are {first} and {second}; name two '
-            f'ascending ones.'
-        )
 
 
 def add_time_budget(parser: argparse.ArgumentParser) -> None:

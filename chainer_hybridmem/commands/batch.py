@@ -69,12 +69,15 @@ class BatchCommand(base.Command):
         from chainer_hybridmem.planners.largest import find_largest_batch
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or DEFAULT)
-        for other in (args.output, args.json, args.samples):
-            outputs.check_outputs(args.profile, inputs=[other] if other else [])
-        sampled, estimator = estimating.obtain(args)
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        for other in (args.output, args.json):
+            outputs.check_outputs(args.profile, other)
+        read = [] if args.samples is None else [args.samples]
+        outputs.check_outputs(args.profile, inputs=read)
+        what = f'looking for the largest batch of {planner}'
 
         def problem_of(batchsize: int) -> Problem:
+            progress.detail(f'{what}: batch size {batchsize}')
             return make_problem(
                 estimator.profile(batchsize),
                 args.cross_iteration,
@@ -82,10 +85,13 @@ class BatchCommand(base.Command):
                 rules=args.rules,
             )
 
-        limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
-        found = find_largest_batch(
-            problem_of, limit_bytes, MOST_PICTURES, planner, args.min_speed
-        )
+        with estimating.open_progress(args, 1) as progress:
+            sampled, estimator = estimating.obtain(args, progress)
+            limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
+            progress.step(what)
+            found = find_largest_batch(
+                problem_of, limit_bytes, MOST_PICTURES, planner, args.min_speed
+            )
         if found.plan is not None and found.problem is not None:
             if args.output is not None:
                 library.save(found.plan, args.output)

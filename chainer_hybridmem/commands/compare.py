@@ -72,6 +72,7 @@ class CompareCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         """See :class:`base.Command`."""
         if args.list_profiles:
+            outputs.check_output(args.json)
             rows = shipped.figures()
             outputs.publish(shipped.listing(rows), rows, args.json)
             return 0

@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import enum
 import os
+import sys
 from collections.abc import Callable
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base, machine, outputs
 from chainer_hybridmem.commands.cuda_checks import looks
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bytes
@@ -96,16 +98,24 @@ class DoctorCommand(base.Command):
 
 def examine() -> list[Check]:
     """Runs all checks; those that others depend on come first."""
-    checks = [
-        attempt('memory is counted', count_memory),
-        attempt('chainer imports', import_chainer, CHAINER_HINT),
-    ]
-    if all(check.status is Status.WORKS for check in checks):
-        checks.append(attempt('training on the CPU', lambda: train('cpu')))
-    if machine.cupy_version() != machine.ABSENT:
-        checks += [examine_library(name, look) for name, look in looks().items()]
-        checks.append(examine_convolutions())
-    checks.append(examine_cuda())
+    has_cupy = machine.cupy_version() != machine.ABSENT
+    found = looks() if has_cupy else {}
+    with Progress(4 + len(found) + has_cupy, sys.stderr) as progress:
+        progress.step('counting memory')
+        checks = [attempt('memory is counted', count_memory)]
+        progress.step('importing Chainer')
+        checks.append(attempt('chainer imports', import_chainer, CHAINER_HINT))
+        progress.step('training on the CPU')
+        if all(check.status is Status.WORKS for check in checks):
+            checks.append(attempt('training on the CPU', lambda: train('cpu')))
+        for name, look in found.items():
+            progress.step(name)
+            checks.append(examine_library(name, look))
+        if has_cupy:
+            progress.step('cuDNN convolutions')
+            checks.append(examine_convolutions())
+        progress.step('training on CUDA')
+        checks.append(examine_cuda())
     return checks
 
 

@@ -22,6 +22,7 @@ from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
     from chainer_hybridmem.records.profile import Profile
@@ -85,10 +86,10 @@ class EstimateCommand(base.Command):
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or DEFAULT)
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
         _check_algorithms(args)
         check_batchsize(args.batchsize)
-        sampled, estimator = estimating.obtain(args)
+        methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
         def problem_of(profile: Profile) -> Problem:
             return make_problem(
@@ -98,25 +99,29 @@ class EstimateCommand(base.Command):
                 rules=args.rules,
             )
 
-        decided = None
-        if args.algorithms:
-            decided = algorithms.decide(
-                estimator,
-                args.batchsize,
-                problem_of,
-                lambda problem: choose_limit(args.memory_limit, problem, estimator),
-                planner,
+        steps = len(methods) * (1 + args.largest) + args.algorithms
+        with estimating.open_progress(args, steps) as progress:
+            sampled, estimator = estimating.obtain(args, progress)
+            decided = None
+            if args.algorithms:
+                progress.step('choosing algorithms')
+                decided = algorithms.decide(
+                    estimator,
+                    args.batchsize,
+                    problem_of,
+                    lambda problem: choose_limit(args.memory_limit, problem, estimator),
+                    planner,
+                )
+                problem = decided.problem
+            else:
+                problem = problem_of(estimator.profile(args.batchsize))
+            limit_bytes = choose_limit(args.memory_limit, problem, estimator)
+            if args.output is not None:
+                library.save(problem.profile, args.output)
+            figures = summarise(
+                *(sampled, estimator, problem, limit_bytes, methods, args.largest),
+                progress,
             )
-            problem = decided.problem
-        else:
-            problem = problem_of(estimator.profile(args.batchsize))
-        limit_bytes = choose_limit(args.memory_limit, problem, estimator)
-        if args.output is not None:
-            library.save(problem.profile, args.output)
-        methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
-        figures = summarise(
-            sampled, estimator, problem, limit_bytes, methods, args.largest
-        )
         if decided is not None:
             figures['algorithms'] = decided.figures
         outputs.publish(_text(figures, args.largest), figures, args.json)
@@ -124,11 +129,22 @@ class EstimateCommand(base.Command):
 
 
 def _check_algorithms(args: argparse.Namespace) -> None:
-    if args.algorithms and args.largest:
+    """Refuses --algorithms where there is no choice, before anything is recorded."""
+    from chainer_hybridmem.estimation import (
+        check_algorithms,
+        load_device_model,
+        ways,
+    )
+
+    if not args.algorithms:
+        return
+    if args.largest:
         raise OptionError(
             '--largest plans every batch size with the same algorithms: leave out '
             '--algorithms, or ask for one batch size.'
         )
+    model = load_device_model(args.gpu) if args.gpu is not None else None
+    check_algorithms(ways(model, args.convolution, args.recompute)[0])
 
 
 def choose_limit(
@@ -147,6 +163,7 @@ def summarise(
     limit_bytes: int,
     methods: Sequence[str],
     largest: bool,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Everything that ``hybridmem estimate`` tells, as plain values."""
     from chainer_hybridmem.commands import figures
@@ -157,6 +174,7 @@ def summarise(
     batchsize = problem.profile.device['batchsize']
     rows = []
     for name in methods:
+        progress.step(f'planning with {name}')
         row = compare_one(problem, limit_bytes, name)
         seconds = row['iteration_seconds']
         row['images_per_second'] = batchsize / seconds if seconds else None
@@ -164,6 +182,7 @@ def summarise(
     if largest:
 
         def problem_of(batchsize: int) -> Problem:
+            progress.detail(f'looking for the largest batch: batch size {batchsize}')
             return make_problem(
                 estimator.profile(batchsize),
                 problem.cross_iteration,
@@ -171,7 +190,7 @@ def summarise(
                 rules=problem.rules,
             )
 
-        found = largest_batches(problem_of, limit_bytes, methods)
+        found = largest_batches(problem_of, limit_bytes, methods, progress)
         for row in rows:
             row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
@@ -194,16 +213,21 @@ def summarise(
 
 
 def largest_batches(
-    problem_of: Callable[[int], Problem], limit_bytes: int, methods: Sequence[str]
+    problem_of: Callable[[int], Problem],
+    limit_bytes: int,
+    methods: Sequence[str],
+    progress: Progress,
 ) -> dict[str, int]:
     """Largest batch size for which each planner finds a plan; 0 if there is none."""
     from chainer_hybridmem.estimation import MOST_PICTURES
     from chainer_hybridmem.planners.largest import find_largest_batch
 
-    return {
-        name: find_largest_batch(problem_of, limit_bytes, MOST_PICTURES, name).batchsize
-        for name in methods
-    }
+    found = {}
+    for name in methods:
+        progress.step(f'looking for the largest batch of {name}')
+        largest = find_largest_batch(problem_of, limit_bytes, MOST_PICTURES, name)
+        found[name] = largest.batchsize
+    return found
 
 
 # -- text --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from chainer_hybridmem.commands import argument_types, arguments, outputs
 from chainer_hybridmem.errors import OptionError
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
 
@@ -81,11 +82,20 @@ def add_samples(group: Any, in_parts: bool = False) -> None:
     )
 
 
-def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
+def open_progress(args: argparse.Namespace, steps: int) -> Progress:
+    """Progress of a command that obtains samples and has so many steps behind them."""
+    from chainer_hybridmem.commands import samples
+    from chainer_hybridmem.commands.progress import Progress
+
+    return Progress(samples.count_steps(args.samples) + steps, sys.stderr)
+
+
+def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estimator]:
     """The samples and the estimator that the command line asks for.
 
     Args:
         args: With the options of this module, ``output`` and ``json``.
+        progress: Of :func:`open_progress`.
 
     Raises:
         OptionError: If options contradict each other or nothing tells the limit.
@@ -117,7 +127,7 @@ def obtain(args: argparse.Namespace) -> tuple[Samples, Estimator]:
         args.n_class,
         samples.Sampling(tuple(batchsizes), device, model is None, model is None),
         args.samples,
-        sys.stderr,
+        progress,
     )
     estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
     if args.images_per_second is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import arguments, base, layout, outputs
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.units import format_bytes
@@ -66,7 +67,7 @@ class InferenceCommand(base.Command):
             minimalloc,
         )
         from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, check_alignment
-        from chainer_hybridmem.pools.replay import compare, recommend
+        from chainer_hybridmem.pools.replay import recommend
 
         outputs.check_outputs(args.output, args.json)
         check_batchsize(args.batchsize)
@@ -74,10 +75,11 @@ class InferenceCommand(base.Command):
         check_alignment(alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
         catalogue.check_names(names)
-        insize, pair = record(args, sys.stderr)
+        with Progress(2, sys.stderr) as progress:
+            insize, pair = record(args, progress)
         profile = at(pair, args.batchsize, args.convolution)
         trace = forward_trace(profile, Lifetimes(args.lifetimes))
-        replays = compare(trace, alignment, names, args.iterations)
+        replays = layout.replay_pools(trace, alignment, names, args.iterations)
         best = recommend(replays)
         figures = {
             'arch': args.arch,
@@ -104,7 +106,7 @@ class InferenceCommand(base.Command):
         return 0
 
 
-def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]:
+def record(args: argparse.Namespace, progress: Progress) -> tuple[int, SamplePair]:
     """Records two tiny forward passes; returns the picture size and the passes.
 
     Raises:
@@ -112,21 +114,19 @@ def record(args: argparse.Namespace, progress: TextIO) -> tuple[int, SamplePair]
         ProfileMismatchError: If the two passes differ.
         HybridMemoryError: If the network cannot be run.
     """
-    arguments.check_ascending(args.sample_batches)
+    from chainer_hybridmem.estimation import SamplePair, check_ascending
+
+    check_ascending(args.sample_batches, '--sample-batches')
     base.import_chainer()
     import numpy as np
 
-    from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
-    from chainer_hybridmem.estimation import SamplePair
 
-    insize = args.insize or architectures.insize(args.arch)
-    device = recording.choose_device(args.record_on)
+    insize = args.insize or recording.find_insize(args.arch)
+    device = recording.choose_device(args.record_on, '--record-on')
     profiles = []
     for batchsize in args.sample_batches:
-        print(
-            f'hybridmem: recording {args.arch}, batch size {batchsize}', file=progress
-        )
+        progress.step(f'recording {args.arch}, batch size {batchsize}', at_once=True)
         network = recording.Network(args.arch, batchsize, insize, args.n_class)
         with np.errstate(all='ignore'):  # only memory counts
             profiles.append(recording.record_inference(network, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from chainer_hybridmem.commands import (
     outputs,
     planned_iteration,
 )
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
@@ -52,7 +54,7 @@ class LayoutCommand(base.Command):
         """See :class:`base.Command`."""
         from chainer_hybridmem.pools import catalogue, minimalloc
         from chainer_hybridmem.pools.layout import check_alignment
-        from chainer_hybridmem.pools.replay import compare, recommend
+        from chainer_hybridmem.pools.replay import recommend
 
         inputs = [path for path in (args.iteration, args.plan) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
@@ -61,7 +63,7 @@ class LayoutCommand(base.Command):
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
         trace, default = load_trace(args.iteration, args.plan)
         alignment = default if args.alignment is None else args.alignment
-        replays = compare(trace, alignment, names, args.iterations)
+        replays = replay_pools(trace, alignment, names, args.iterations)
         best = recommend(replays)
         if args.output is not None:
             layout = smallest_layout(trace, replays, alignment)
@@ -123,10 +125,12 @@ def load_trace(path: str, plan_path: str | None) -> tuple[Trace, int]:
             raise OptionError(f'{path} is no profile: --plan needs one.')
         return load_csv(path), 1
     profile = library.load_profile(path)
-    with files.named(path):
-        if plan_path is None:
-            return in_core_trace(profile), device_alignment(profile)
-        return load_planned_trace(path, profile, plan_path), device_alignment(profile)
+    if plan_path is not None:
+        trace = load_planned_trace(path, profile, plan_path)
+    else:
+        with files.named(path):
+            trace = in_core_trace(profile)
+    return trace, device_alignment(profile)
 
 
 def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
@@ -138,6 +142,7 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     from chainer_hybridmem.pools import planned_trace
 
     plan = library.load_plan(plan_path)
+    planned_iteration.check_plan(profile, plan, plan_path, path)
     with planned_iteration.belonging(plan_path, path):
         return planned_trace(profile, plan)
 
@@ -167,6 +172,31 @@ def device_alignment(profile: Profile) -> int:
     from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, HOST_ALIGNMENT
 
     return HOST_ALIGNMENT if profile.device.get('kind') == 'host' else CUDA_ALIGNMENT
+
+
+def replay_pools(
+    trace: Trace, alignment: int, names: Sequence[str], iterations: int
+) -> list[Replay]:
+    """Replays an iteration through pools, and shows how far that is.
+
+    Args:
+        trace: The iteration.
+        alignment: Of the offline layouts, in bytes.
+        names: Of the pools.
+        iterations: How often it is repeated.
+
+    Raises:
+        UnknownNameError: If there is no such pool.
+        OptionError: If the alignment is not a power of two.
+    """
+    from chainer_hybridmem.pools.replay import compare
+
+    replays = []
+    with Progress(len(names), sys.stderr) as progress:
+        for name in names:
+            progress.step(f'pool {name}')
+            replays += compare(trace, alignment, [name], iterations)
+    return replays
 
 
 def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> Layout:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from chainer_hybridmem.records.plan import Plan
     from chainer_hybridmem.simulation import Problem
 
+EXPECTED = (
+    'an object with an action for each pattern was expected, such as '
+    '{"*Convolution2DFunction": "swap"}'
+)
 HEADERS = ('feature map', 'size', 'made', 'read in backward', 'recompute', 'action')
 
 
@@ -28,12 +32,9 @@ def read_actions(path: str) -> dict[str, str]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f'{path} is not JSON: {error}.') from error
+        raise FormatError(f'{path} is not JSON ({error}); {EXPECTED}.') from error
     if not isinstance(body, dict):
-        raise FormatError(
-            f'{path} holds {type(body).__name__}; an object with an action for each '
-            f'pattern was expected, such as {{"*Convolution2DFunction": "swap"}}.'
-        )
+        raise FormatError(f'{path} holds {type(body).__name__}; {EXPECTED}.')
     return body
 
 

@@ -34,7 +34,7 @@ def check_output(path: str | None) -> None:
         reason = f'folder {folder} is not writable'
     else:
         return
-    raise FormatError(f'{path} cannot be written: {reason}.')
+    raise FormatError(f'{path} cannot be written: {reason}. Name another file.')
 
 
 def check_outputs(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.commands import arguments, base, maps, outputs
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
@@ -65,10 +67,12 @@ class PlanCommand(base.Command):
             check_name,
             check_options,
             make_plan,
+            needs_options,
         )
         from chainer_hybridmem.simulation import make_problem
 
-        planner = check_name(args.planner or ('manual' if args.manual else DEFAULT))
+        usual = DEFAULT if args.manual is None else 'manual'
+        planner = check_name(usual if args.planner is None else args.planner)
         options = read_options(args.option)
         if args.manual is not None:
             if planner != 'manual':
@@ -79,6 +83,11 @@ class PlanCommand(base.Command):
         if args.time_budget is not None:
             options['time_budget'] = args.time_budget
         check_options(planner, options)
+        if needs_options(planner) and not options:
+            raise OptionError(
+                f'Planner {planner} does nothing without options; give it some with '
+                f'--option or, to planner manual, a file with --manual.'
+            )
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
         profile = library.load_profile(args.profile)
@@ -91,11 +100,15 @@ class PlanCommand(base.Command):
         )
         figures.load_kernels(problem)
         limit_bytes = args.memory_limit.bytes_for(problem)
-        plan = make_plan(problem, limit_bytes, planner, **options)
-        if args.output is not None:
-            library.save(plan, args.output)
-        summary = summarise(problem, plan)
-        costs = figures.rule_costs(problem, limit_bytes, summary, **options)
+        with Progress(1 + bool(args.rules), sys.stderr) as progress:
+            progress.step(f'planning with {planner}')
+            plan = make_plan(problem, limit_bytes, planner, **options)
+            if args.output is not None:
+                library.save(plan, args.output)
+            summary = summarise(problem, plan)
+            if args.rules:
+                progress.step('planning without each of the rules')
+            costs = figures.rule_costs(problem, limit_bytes, summary, **options)
         if costs:
             summary['rules'] = costs
         title = f'{planner}: {args.memory_limit.describe(problem)}'

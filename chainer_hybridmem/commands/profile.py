@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.tables import named_values
@@ -48,19 +49,23 @@ class ProfileCommand(base.Command):
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording
 
-        recorded = recording.record(
-            recording.Network(args.arch, args.batchsize, args.insize, args.n_class),
-            recording.Memory(
-                args.memory_limit,
-                args.device,
-                args.link_bandwidth,
-                args.swap_dir,
-                args.host_limit,
-                args.disk_bandwidth,
-            ),
-            args.iterations,
-            sys.stderr,
+        memory = recording.Memory(
+            args.memory_limit,
+            args.device,
+            args.link_bandwidth,
+            args.swap_dir,
+            args.host_limit,
+            args.disk_bandwidth,
         )
+        # The session has a line for each iteration.
+        with Progress(args.iterations, sys.stderr, plain=False) as progress:
+            recorded = recording.record(
+                recording.Network(args.arch, args.batchsize, args.insize, args.n_class),
+                memory,
+                args.iterations,
+                progress.lines,
+                began=lambda number: progress.step(f'recording {args.arch}'),
+            )
         library.save(recorded.problem.profile, args.output)
         summary = figures.profile_figures(recorded.problem)
         network = dataclasses.asdict(recorded.network)

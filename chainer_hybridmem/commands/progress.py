@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import threading
 import time
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from chainer_hybridmem.terminal import printable
 
-EVERY_SECONDS = 5.0
+EVERY_SECONDS = 5.0  # between two lines about short steps
+LATE_SECONDS = 3.0  # a step that takes longer has a line
+TICK_SECONDS = 1.0
 _FORMAT = '{n_fmt} of {total_fmt} |{bar:20}| {elapsed}<{remaining} {desc}'
 
 
@@ -15,43 +19,120 @@ class Progress:
     """Shows how far a run is, while it is entered.
 
     On a terminal, if tqdm is installed, it is a bar that goes away at the end. Else it
-    is a line now and then; a run of a few seconds prints none.
+    is a line for each step that takes long; a run of a few seconds prints none.
 
     Args:
         total (int): How many steps there are.
         stream (TextIO): Where to print.
+        plain (bool): Whether there are lines where there is no bar.
     """
 
-    def __init__(self, total: int, stream: TextIO) -> None:
+    def __init__(self, total: int, stream: TextIO, plain: bool = True) -> None:
         self._total = total
         self._stream = stream
+        self._plain = plain
         self._done = 0
-        self._printed_at = time.monotonic()
+        self._what = ''
+        self._began_at = self._printed_at = time.monotonic()
+        self._is_told = True
         self._bar = _make_bar(total, stream)
+        self._over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Progress:
+        _entered.append(self)
+        self._ticker.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        _entered.remove(self)
+        self._over.set()
+        self._ticker.join()
         if self._bar is not None:
             self._bar.close()
 
-    def step(self, what: str) -> None:
+    @property
+    def lines(self) -> TextIO:
+        """Where to print lines that do not break the bar."""
+        return self._stream if self._bar is None else cast(TextIO, _BesideBar(self))
+
+    def step(self, what: str, at_once: bool = False) -> None:
         """A step begins.
 
         Args:
-            what: The step, in a few words.
+            what: The step, in a few words. A plain line is printed once for steps that
+                follow each other and have the same words.
+            at_once: Whether it surely takes long, so that it has a line.
         """
         self._done += 1
         if self._bar is not None:
+            self._bar.set_description_str(printable(what), refresh=False)
             self._bar.update(self._done > 1)  # the step before is finished
-            self._bar.set_description_str(printable(what))  # draws the bar
+            self._bar.refresh()
             return
-        now = time.monotonic()
-        if now - self._printed_at >= EVERY_SECONDS:
-            self._printed_at = now
-            line = f'hybridmem: {self._done} of {self._total}: {what}'
-            print(printable(line), file=self._stream, flush=True)
+        if what == self._what:
+            return
+        self._what = what
+        now = self._began_at = time.monotonic()
+        self._is_told = not self._plain
+        if at_once or now - self._printed_at >= EVERY_SECONDS:
+            self._tell()
+
+    def detail(self, text: str) -> None:
+        """What the step is at; only the bar shows it.
+
+        Args:
+            text: A few words.
+        """
+        if self._bar is not None:
+            self._bar.set_description_str(printable(text))
+
+    def print_line(self, line: str) -> None:
+        """Prints a line; a bar goes on below it."""
+        if self._bar is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            self._bar.write(line, file=self._stream)
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            if self._bar is not None:
+                self._bar.refresh()  # the time that has passed
+            elif time.monotonic() - self._began_at >= LATE_SECONDS:
+                self._tell()
+
+    def _tell(self) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        self._printed_at = self._began_at
+        line = f'hybridmem: {self._done} of {self._total}: {self._what}'
+        print(printable(line), file=self._stream, flush=True)
+
+
+_entered: list[Progress] = []  # the last one has the terminal
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Prints a line to standard error, above the bar if there is one."""
+    if _entered:
+        _entered[-1].print_line(line)
+    else:
+        print(line, file=stream, flush=True)
+
+
+class _BesideBar(io.TextIOBase):
+    """Takes text and prints whole lines of it above a bar."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._text = ''
+
+    def write(self, text: str) -> int:
+        *lines, self._text = (self._text + text).split('\n')
+        for line in lines:
+            self._progress.print_line(line)
+        return len(text)
 
 
 def _make_bar(total: int, stream: TextIO) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
 import chainer
@@ -103,10 +104,18 @@ class Training(NamedTuple):
         """
         batch = [self.model.xp.array(array) for array in self.examples]
         loss = self.model(*batch)
+        _check_loss(loss)
         self.model.cleargrads()
         loss.backward()
         self.optimizer.update()
         return loss.array
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, chainer.Variable):
+        raise TypeError(f'a loss is needed, and a {type(loss).__name__} was returned')
+    if loss.size != 1:
+        raise ValueError(f'a scalar loss is needed, and its shape is {loss.shape}')
 
 
 def open_session(
@@ -135,6 +144,7 @@ def record(
     progress: TextIO,
     parts: bool = True,
     timed: bool = True,
+    began: Callable[[int], None] | None = None,
 ) -> Recorded:
     """Trains until an iteration has been recorded.
 
@@ -145,6 +155,7 @@ def record(
         progress: Where to tell what happens.
         parts: As for :class:`RecordingSession`.
         timed: Likewise.
+        began: Takes the number of each iteration before it, from 1 on.
 
     Raises:
         UnknownNameError: If there is no such architecture.
@@ -159,7 +170,7 @@ def record(
         network = dataclasses.replace(network, insize=insize)
         session = open_session(training.model, memory, progress, parts, timed)
         session.stops = not timed
-        return _run(network, training, session, iterations)
+        return _run(network, training, session, iterations, began)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
@@ -183,8 +194,32 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
         raise explained(network, error, 'run') from error
 
 
-def choose_device(name: str) -> chainer.backend.Device:
-    """Returns Chainer's device for ``--device``.
+def find_insize(arch: str) -> int:
+    """Returns the picture size that an architecture was designed for, in pixels.
+
+    Raises:
+        UnknownNameError: If there is no such architecture.
+        HybridMemoryError: If its module cannot be imported.
+    """
+    try:
+        return architectures.insize(arch)
+    except HybridMemoryError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise HybridMemoryError(
+            f'{arch} cannot be imported: {type(error).__name__}: {error} '
+            f'({frame.filename}, line {frame.lineno}); mend the module, or name '
+            f'another one.'
+        ) from error
+
+
+def choose_device(name: str, option: str = '--device') -> chainer.backend.Device:
+    """Returns Chainer's device for an option of the command line.
+
+    Args:
+        name: ``'auto'``, ``'cpu'`` or ``'cuda'``.
+        option: What names it, for the error message.
 
     Raises:
         OptionError: If CUDA is asked for and there is none.
@@ -194,8 +229,8 @@ def choose_device(name: str) -> chainer.backend.Device:
         name = 'cuda' if available else 'cpu'
     if name == 'cuda' and not available:
         raise OptionError(
-            'CuPy with a GPU is not available here; use --device cpu, or see what is '
-            'missing with: hybridmem doctor'
+            f'CuPy with a GPU is not available here; use {option} cpu, or see what '
+            'is missing with: hybridmem doctor'
         )
     return chainer.get_device(DEVICES[name])
 
@@ -203,7 +238,7 @@ def choose_device(name: str) -> chainer.backend.Device:
 def prepare(network: Network, device: chainer.backend.Device) -> Training:
     """Makes the model, its optimizer and one batch of random pictures."""
     np.random.seed(0)
-    insize = network.insize or architectures.insize(network.arch)
+    insize = network.insize or find_insize(network.arch)
     model = architectures.make(network.arch, network.n_class)
     model.to_device(device)
     device.use()
@@ -226,10 +261,13 @@ def _run(
     training: Training,
     session: RecordingSession,
     iterations: int,
+    began: Callable[[int], None] | None,
 ) -> Recorded:
     try:
         with session, contextlib.suppress(RecordedError):
-            for _ in range(iterations):
+            for number in range(1, iterations + 1):
+                if began is not None:
+                    began(number)
                 training.step()
                 if session.problem is not None:
                     break
@@ -251,7 +289,15 @@ def explained(
     """What Chainer, NumPy or the user's own class raised, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     size = f' of {network.insize}x{network.insize}' if network.insize else ''
+    contract = ''
+    if ':' in network.arch:
+        contract = (
+            f' {network.arch} is called with pictures and labels from 0 to '
+            f'{network.n_class - 1} and returns the loss; another number of classes is '
+            f'named with --n-class, another size of pictures with --insize.'
+        )
     return HybridMemoryError(
         f'{network.arch} cannot be {done} on {network.batchsize} pictures{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'
+        f'{contract}'
     )

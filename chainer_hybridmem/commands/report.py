@@ -41,6 +41,7 @@ class ReportCommand(base.Command):
         parser.add_argument(
             'plans',
             nargs='*',
+            default=[],
             metavar='PLAN',
             help='plans made for it; without one, plain Chainer is shown',
         )
@@ -152,13 +153,13 @@ def sweep(
     figures.load_kernels(problem)
     limits = compare.choose_limits(problem, None, count)
     options = compare.budgets(names, None)
-    progress = Progress(len(limits) * len(names), sys.stderr)
     cases = [compare.Case(path, problem, limit) for limit in limits]
-    return [
-        row
-        for case in cases
-        for row in compare.compare_all(case, names, options, progress)
-    ]
+    with Progress(len(limits) * len(names), sys.stderr) as progress:
+        return [
+            row
+            for case in cases
+            for row in compare.compare_all(case, names, options, progress)
+        ]
 
 
 def summary(data: dict[str, Any]) -> str:

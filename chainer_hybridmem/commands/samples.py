@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import os
-from typing import Any, TextIO
+from typing import Any
 
 from chainer_hybridmem import files
-from chainer_hybridmem.commands.arguments import check_ascending
 from chainer_hybridmem.commands.base import import_chainer
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import SamplePair
+from chainer_hybridmem.estimation import SamplePair, check_ascending
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
@@ -59,13 +60,18 @@ class Sampling:
     timed: bool = True
 
 
+def count_steps(path: str | None) -> int:
+    """How many iterations :func:`obtain` will record."""
+    return 0 if path is not None and os.path.isfile(path) else 2
+
+
 def obtain(
     arch: str,
     insize: int | None,
     n_class: int,
     sampling: Sampling,
     path: str | None,
-    progress: TextIO,
+    progress: Progress,
 ) -> Samples:
     """Samples from a file if there is one, else recorded and written to it.
 
@@ -76,7 +82,7 @@ def obtain(
         n_class: Number of classes.
         sampling: How to record.
         path: The file; None to record anew and keep nothing.
-        progress: Where to tell what happens.
+        progress: Has two steps for recordings, :func:`count_steps`.
 
     Raises:
         FormatError: If the file holds something else.
@@ -101,7 +107,7 @@ def record(
     insize: int | None,
     n_class: int,
     sampling: Sampling,
-    progress: TextIO,
+    progress: Progress,
 ) -> Samples:
     """Trains with both batch sizes until an iteration of each is recorded.
 
@@ -111,18 +117,19 @@ def record(
         HybridMemoryError: If the network cannot be trained.
     """
     batchsizes = sampling.batchsizes
-    check_ascending(batchsizes)
+    check_ascending(batchsizes, '--sample-batches')
     import_chainer()
     import numpy as np
 
-    from chainer_hybridmem import architectures
     from chainer_hybridmem.commands import recording
 
-    insize = insize or architectures.insize(arch)  # or there is no such architecture
+    insize = insize or recording.find_insize(arch)  # or there is no such architecture
+    recording.choose_device(sampling.device, '--record-on')  # or there is none
     profiles: list[Profile] = []
     memory = recording.Memory(NO_LIMIT_BYTES, sampling.device)
     for batchsize in batchsizes:
-        print(f'hybridmem: recording {arch}, batch size {batchsize}', file=progress)
+        what = f'recording {arch}, batch size {batchsize}'
+        progress.step(what, at_once=True)
         network = recording.Network(arch, batchsize, insize, n_class)
         # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
@@ -133,10 +140,15 @@ def record(
                 io.StringIO(),
                 sampling.parts,
                 sampling.timed,
+                functools.partial(_show_iteration, progress, what),
             )
         profiles.append(recorded.problem.profile)
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
     return Samples(arch, insize, n_class, pair)
+
+
+def _show_iteration(progress: Progress, what: str, number: int) -> None:
+    progress.detail(f'{what}, iteration {number}')
 
 
 def save(samples: Samples, path: str) -> None:

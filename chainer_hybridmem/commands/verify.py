@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
@@ -61,7 +62,8 @@ class VerifyCommand(base.Command):
         """See :class:`base.Command`."""
         from chainer_hybridmem.planners import DEFAULT, check_name
 
-        planner, against = check_name(args.planner or DEFAULT), check_name(args.against)
+        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        against = check_name(args.against)
         if planner == against:
             raise OptionError(
                 f'{planner} would be compared with itself; name another planner with '
@@ -82,14 +84,11 @@ class VerifyCommand(base.Command):
             args.host_limit,
             args.disk_bandwidth,
         )
-        limited = train(network, memory, args.iterations, planner, args.rules)
-        other = train(
-            network,
-            memory,
-            args.iterations,
-            None if against == IN_CORE else against,
-            args.rules,
-        )
+        with Progress(2 * args.iterations, sys.stderr) as progress:
+            limited, other = (
+                train(network, memory, args.iterations, name, args.rules, progress)
+                for name in (planner, None if against == IN_CORE else against)
+            )
         figures = compare(limited, other)
         figures = {
             **dataclasses.asdict(network),
@@ -122,7 +121,8 @@ def train(
     memory: Memory,
     iterations: int,
     planner: str | None,
-    rules: Any = None,
+    rules: Any,
+    progress: Progress,
 ) -> Run:
     """Trains from the same seed every time.
 
@@ -132,6 +132,7 @@ def train(
         iterations: How many.
         planner: Plans; None for plain Chainer without a limit.
         rules: What its plans obey.
+        progress: Has a step for each iteration.
 
     Raises:
         VerificationError: If backward does not read what forward has made.
@@ -148,19 +149,22 @@ def train(
         if device.xp is not np:
             drawing.seed_gpu(0)
         if planner is None:
-            return train_plain(training, iterations)
-        return train_limited(training, memory, iterations, planner, rules)
+            return train_plain(training, iterations, progress)
+        return train_limited(training, memory, iterations, planner, rules, progress)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
         raise recording.explained(network, error) from error
 
 
-def train_plain(training: Training, iterations: int) -> Run:
+def train_plain(training: Training, iterations: int, progress: Progress) -> Run:
     """Trains as plain Chainer, without a limit."""
     from chainer_hybridmem.chainer_access.snapshots import snapshot
 
-    snapshots = [snapshot(training.model, training.step()) for _ in range(iterations)]
+    snapshots = []
+    for _ in range(iterations):
+        progress.step(f'training {IN_CORE}')
+        snapshots.append(snapshot(training.model, training.step()))
     return Run(snapshots, [False] * iterations, None)
 
 
@@ -169,7 +173,8 @@ def train_limited(
     memory: Memory,
     iterations: int,
     planner: str,
-    rules: Any = None,
+    rules: Any,
+    progress: Progress,
 ) -> Run:
     """Trains in a session that verifies every iteration that follows a plan.
 
@@ -188,11 +193,12 @@ def train_limited(
         link_bandwidth=memory.link_bandwidth,
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
-        progress=sys.stderr,
+        progress=progress.lines,
         verify=iterations,
         rules=rules,
     ) as session:
         for _ in range(iterations):
+            progress.step(f'training with {planner}')
             snapshots.append(snapshot(training.model, training.step()))
             session.finish_iteration()
             guided.append(bool(session.last_iteration()['guided']))

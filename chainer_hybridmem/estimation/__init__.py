@@ -3,7 +3,7 @@
 Pure, like the planners: profiles in, profiles out. See ``docs/guide/estimate.md``.
 """
 
-from chainer_hybridmem.estimation.affine import SamplePair
+from chainer_hybridmem.estimation.affine import SamplePair, check_ascending
 from chainer_hybridmem.estimation.device_models import (
     DeviceModel,
     load_device_model,
@@ -12,6 +12,7 @@ from chainer_hybridmem.estimation.device_models import (
 from chainer_hybridmem.estimation.estimator import (
     MOST_PICTURES,
     Estimator,
+    check_algorithms,
     check_batchsize,
     ways,
 )
@@ -22,6 +23,8 @@ __all__ = [
     'DeviceModel',
     'Estimator',
     'SamplePair',
+    'check_algorithms',
+    'check_ascending',
     'check_batchsize',
     'load_device_model',
     'lower_to_cudnn',

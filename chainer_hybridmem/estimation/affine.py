@@ -23,6 +23,7 @@ import functools
 from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation.part_sizes import PartSizes
@@ -37,6 +38,27 @@ from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Storag
 
 SMALL_BYTES = 4096
 """Below this the recorder takes a feature map for noise."""
+
+
+def check_ascending(batchsizes: Any, name: str = 'batchsizes') -> tuple[int, int]:
+    """Returns the two batch sizes of a pair of recordings.
+
+    Args:
+        batchsizes: Whole numbers above zero, the second above the first.
+        name: What they are, for the error message.
+
+    Raises:
+        OptionError: If they are something else.
+    """
+    whole = isinstance(batchsizes, tuple | list) and all(
+        isinstance(size, int) and not isinstance(size, bool) for size in batchsizes
+    )
+    if whole and len(batchsizes) == 2 and 0 < batchsizes[0] < batchsizes[1]:
+        return batchsizes[0], batchsizes[1]
+    raise OptionError(
+        f'{name} is {batchsizes!r}; two ascending numbers above zero are needed, such '
+        f'as 8 and 16.'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +93,7 @@ class SamplePair:
             OptionError: If the batch sizes are not ascending.
             ProfileMismatchError: Naming the first operation that differs.
         """
-        if not 0 < batchsizes[0] < batchsizes[1]:
-            raise OptionError(
-                f'The samples have batch sizes {batchsizes[0]} and {batchsizes[1]}; '
-                f'two ascending ones are needed.'
-            )
+        batchsizes = check_ascending(batchsizes)
         return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
 
     @functools.cached_property

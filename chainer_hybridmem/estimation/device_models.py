@@ -95,7 +95,11 @@ def load_device_model(name: str) -> DeviceModel:
             body = files.parse(text, FORMAT, VERSION)
         body = {k: v for k, v in body.items() if k not in ('format', 'version')}
         return _model(str(body.pop('name', name)), body)
-    alike = [known for known in catalogue['models'] if known.startswith(name.lower())]
+    alike = [
+        known
+        for known in catalogue['models']
+        if name and known.startswith(name.lower())
+    ]
     close = alike or difflib.get_close_matches(
         name.lower(), catalogue['models'], 1, 0.5
     )

@@ -36,9 +36,27 @@ def check_batchsize(batchsize: int) -> None:
     Raises:
         OptionError: If the batch size is out of range.
     """
-    if not 0 < batchsize <= MOST_PICTURES:
+    whole = isinstance(batchsize, int) and not isinstance(batchsize, bool)
+    if not whole or not 0 < batchsize <= MOST_PICTURES:
         raise OptionError(
-            f'Batch size {batchsize} is out of range: 1 to {MOST_PICTURES}.'
+            f'Batch size {batchsize!r} is out of range: a whole number from 1 to '
+            f'{MOST_PICTURES} is needed.'
+        )
+
+
+def check_algorithms(convolution: str) -> None:
+    """Refuses to choose algorithms where there is no choice.
+
+    Args:
+        convolution: As :func:`ways` returns it.
+
+    Raises:
+        OptionError: If it is not that of cuDNN.
+    """
+    if convolution != 'cudnn':
+        raise OptionError(
+            'Algorithms of convolutions are those of cuDNN on a GPU: name a model '
+            "(--gpu) whose convolution is 'cudnn'."
         )
 
 
@@ -175,11 +193,8 @@ class Estimator:
                 device model, or convolutions through a matrix of patches.
         """
         check_batchsize(batchsize)
-        if self.model is None or self.convolution != 'cudnn':
-            raise OptionError(
-                'Algorithms of convolutions are those of cuDNN on a GPU: name a '
-                "model (--gpu) whose convolution is 'cudnn'."
-            )
+        check_algorithms(self.convolution)
+        assert self.model is not None  # or it does not convolve with cuDNN
         return list_algorithms(self.samples.at(batchsize), self.model)
 
     def profile(

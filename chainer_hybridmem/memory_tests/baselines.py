@@ -18,6 +18,7 @@ from chainer_hybridmem.units import format_bytes, parse_bytes
 
 FORMAT = 'chainer_hybridmem/memory-baselines'
 VERSION = 1
+REPAIR = 'Restore the file, or remove it and run pytest --hybridmem-update.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +42,35 @@ def load(path: str) -> dict[str, Baseline]:
     """
     if not os.path.exists(path):
         return {}
-    text = files.read_text(path)
-    with files.named(path):
-        body = files.parse(text, FORMAT, VERSION)
-        try:
-            return {str(test): _parse(entry) for test, entry in body['tests'].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(
-                f'The base lines cannot be used ({type(error).__name__}: {error}). '
-                f'Restore the file, or remove it and run pytest --hybridmem-update.'
-            ) from error
+    try:
+        text = files.read_text(path)
+        with files.named(path):
+            return _parse(files.parse(text, FORMAT, VERSION))
+    except FormatError as error:
+        raise FormatError(f'{error} {REPAIR}') from error
 
 
-def _parse(entry: Any) -> Baseline:
-    layers = {str(layer): int(nbytes) for layer, nbytes in entry['layers'].items()}
-    return Baseline(int(entry['peak_bytes']), layers)
+def _parse(body: dict[str, Any]) -> dict[str, Baseline]:
+    tests = body.get('tests')
+    if not isinstance(tests, dict):
+        raise FormatError("It has no object 'tests' with the base lines.")
+    return {test: _parse_baseline(test, entry) for test, entry in tests.items()}
+
+
+def _parse_baseline(test: str, entry: Any) -> Baseline:
+    try:
+        layers = {layer: _size(nbytes) for layer, nbytes in entry['layers'].items()}
+        return Baseline(_size(entry['peak_bytes']), layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(
+            f'The base line of {test} cannot be used ({type(error).__name__}: {error}).'
+        ) from error
+
+
+def _size(nbytes: Any) -> int:
+    if type(nbytes) is not int or nbytes < 0:
+        raise ValueError(f'{nbytes!r} is no number of bytes')
+    return nbytes
 
 
 def save(path: str, changed: Mapping[str, Baseline]) -> None:

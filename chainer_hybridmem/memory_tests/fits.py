@@ -30,6 +30,8 @@ class Fits:
 
     Raises:
         OptionError: If something is missing or cannot be used.
+        UnknownNameError: If there is no such device model or planner.
+        FormatError: If ``gpu`` is a file that is no device model.
     """
 
     memory_limit: int | str | None = None
@@ -47,13 +49,25 @@ class Fits:
                 f'fits with {asked} is an estimate and needs a batchsize, such as '
                 f'fits(..., {asked}, batchsize=64).'
             )
-        if self.batchsize is not None and self.batchsize < 1:
-            raise OptionError(f'batchsize is {self.batchsize}; at least 1 is needed.')
-        first, second = self.recorded
-        if not 0 < first < second:
+        if self.batchsize is None and self.batchsizes is not None:
             raise OptionError(
-                f'batchsizes are {first} and {second}; two ascending ones are needed.'
+                f'fits with batchsizes={self.batchsizes!r} says what an estimate '
+                f'records; it needs a batchsize, too, such as fits(..., batchsize=64).'
             )
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Refuses what would only be refused once the training has been recorded."""
+        from chainer_hybridmem.estimation import check_ascending, check_batchsize
+
+        if self.batchsize is not None:
+            check_batchsize(self.batchsize)
+        check_ascending(self.recorded)
+        if self.gpu is not None:
+            _check_gpu(self.gpu)
+        if self.planner is not None:
+            _check_planner(self.planner)
+        assert self.limit_bytes > 0
 
     @property
     def estimated(self) -> bool:
@@ -63,7 +77,9 @@ class Fits:
     @property
     def recorded(self) -> tuple[int, int]:
         """Batch sizes that are recorded."""
-        return self.batchsizes or ((2, 4) if self.planner is None else (8, 16))
+        if self.batchsizes is not None:
+            return self.batchsizes
+        return (2, 4) if self.planner is None else (8, 16)
 
     @property
     def limit_bytes(self) -> int:
@@ -77,7 +93,8 @@ class Fits:
             return parse_bytes(self.memory_limit, 'the limit of fits')
         from chainer_hybridmem.estimation import load_device_model
 
-        return load_device_model(str(self.gpu)).memory_bytes
+        assert self.gpu is not None
+        return load_device_model(self.gpu).memory_bytes
 
     def check(self, peak: Peak) -> str | None:
         """Why what has been measured does not fit; None if it does."""
@@ -127,4 +144,25 @@ class Fits:
                 f'What it is made of:',
                 *in_core_peak(problem.profile).describe(),
             ]
+        )
+
+
+def _check_gpu(name: Any) -> None:
+    from chainer_hybridmem.estimation import load_device_model, model_names
+
+    if not isinstance(name, str):
+        raise OptionError(
+            f'gpu is {name!r}; the name of a device model is needed: '
+            f'{", ".join(model_names())}, or a JSON file of your own.'
+        )
+    load_device_model(name)
+
+
+def _check_planner(name: Any) -> None:
+    from chainer_hybridmem.planners import check_name, needs_options
+
+    if needs_options(check_name(name)):
+        raise OptionError(
+            f'Planner {name} does nothing without options, and fits hands none over; '
+            f'name another planner.'
         )

@@ -58,6 +58,7 @@ def _hybridmem_meter(request: pytest.FixtureRequest) -> Iterator[MeasuredPeak | 
     if not _is_measured(request):
         yield None
         return
+    _check_tolerance(request.node)
     from chainer_hybridmem.chainer_access import compat
 
     compat.import_chainer()
@@ -88,10 +89,33 @@ def hybridmem_step(
                 "gpu='v100-16gb-pcie3', batchsize=64).",
                 pytrace=False,
             )
+        _check_training(step, model)
         _fail_if(fits.check_estimate(fits.estimate(step, model)))
         request.node.stash[_estimated_key] = True
 
     return check
+
+
+def _check_training(step: Any, model: Any) -> None:
+    """Refuses what cannot be recorded, before anything is."""
+    if not callable(step):
+        pytest.fail(
+            f'hybridmem_step takes a step and its model, and the step is {step!r}; a '
+            f'function of the number of examples is needed, such as '
+            f'lambda size: optimizer.update(model, x[:size], t[:size]).',
+            pytrace=False,
+        )
+    from chainer_hybridmem.chainer_access import compat
+
+    compat.import_chainer()
+    from chainer_hybridmem.chainer_access.models import one_model
+
+    try:
+        one_model(model)
+        return
+    except HybridMemoryError as error:
+        why = f'hybridmem_step takes a step and its model: {error}'
+    pytest.fail(why, pytrace=False)
 
 
 def _is_measured(request: pytest.FixtureRequest) -> bool:
@@ -161,7 +185,6 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
     from chainer_hybridmem.memory_tests import baselines
 
     tolerance = _tolerance_of(marker)
-    baselines.allowed_growth(tolerance, peak.nbytes)  # or it cannot be used
     result['layers'] = peak.layers()
     if item.config.getoption(UPDATE):
         return result
@@ -176,6 +199,21 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
     _fail_if(baselines.describe_growth(peak, before, tolerance, path))
     result['saved_bytes'] = before.peak_bytes - peak.nbytes
     return result
+
+
+def _check_tolerance(item: pytest.Item) -> None:
+    """Refuses a tolerance that cannot be used, before the test runs."""
+    marker = item.get_closest_marker(BASELINE)
+    if marker is None:
+        return
+    from chainer_hybridmem.memory_tests import baselines
+
+    try:
+        baselines.allowed_growth(_tolerance_of(marker), 1)
+        return
+    except HybridMemoryError as error:
+        why = f'The marker {BASELINE} cannot be used: {error}'
+    pytest.fail(why, pytrace=False)
 
 
 def _tolerance_of(marker: pytest.Mark) -> str | float:
@@ -228,25 +266,47 @@ class _Results:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._peaks: dict[str, dict[str, Any]] = {}
+        self._not_written: str | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         result = getattr(report, 'hybridmem', None)
         if result is not None:
             self._peaks[report.nodeid] = result
 
-    def pytest_sessionfinish(self) -> None:
-        if self._config.getoption(UPDATE) and not hasattr(self._config, 'workerinput'):
-            from chainer_hybridmem.memory_tests import baselines
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes base lines."""
+        update = bool(self._config.getoption(UPDATE))
+        return update and not hasattr(self._config, 'workerinput')
 
-            try:
-                baselines.save(_path_of(self._config), self._baselines())
-            except HybridMemoryError as error:
-                raise pytest.UsageError(str(error)) from error
+    def pytest_sessionstart(self) -> None:
+        if not self._writes:
+            return
+        from chainer_hybridmem.memory_tests import baselines
+
+        try:
+            baselines.load(_path_of(self._config))  # or the run would be for nothing
+        except HybridMemoryError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self._writes:
+            return
+        from chainer_hybridmem.memory_tests import baselines
+
+        try:
+            baselines.save(_path_of(self._config), self._baselines())
+        except HybridMemoryError as error:
+            self._not_written = str(error)
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
         path = self._config.getini(FILE)
-        if self._config.getoption(UPDATE):
+        if self._not_written is not None:
+            terminalreporter.write_sep('=', 'base lines not written', red=True)
+            write(f'ERROR: {self._not_written}')
+        elif self._config.getoption(UPDATE):
             count = len(self._baselines())
             lines = 'base line' if count == 1 else 'base lines'
             write(f'hybridmem: {count} {lines} written to {path}')

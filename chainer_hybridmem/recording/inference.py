@@ -22,6 +22,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
     ``chainer.config.train`` off; once more before, if it has parameters without
     a shape.
 
+    >>> from chainer_hybridmem import pools
     >>> profile = hybridmem.record_inference(model, x)
     >>> trace = pools.forward_trace(profile, pools.Lifetimes.LAST_USE)
     >>> pools.exact(trace).footprint_bytes, pools.blob_bytes(profile)

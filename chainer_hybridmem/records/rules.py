@@ -155,16 +155,28 @@ def _check_rule(pattern: Any, text: Any) -> Rule:
     says = ' '.join(text.split()) if isinstance(text, str) else ''
     if says in _ACTIONS:
         return Rule(pattern, says, _ACTIONS[says])
-    if says.startswith(f'{AT_MOST} '):
+    if says == AT_MOST or says.startswith(f'{AT_MOST} '):
         size = says.removeprefix(AT_MOST).strip()
-        most_bytes = parse_bytes(size, f'{AT_MOST!r} of the rule for {pattern!r}', 0)
-        return Rule(pattern, f'{AT_MOST} {size}', most_bytes=most_bytes)
+        return Rule(pattern, says, most_bytes=_most_bytes(pattern, says, size))
     forms = [*_ACTIONS, f'{AT_MOST} SIZE']
-    close = difflib.get_close_matches(str(text), forms, 1)
+    close = difflib.get_close_matches(says.lower(), forms, 1)
+    if says.lower().startswith(f'{AT_MOST} '):
+        close = [AT_MOST + says[len(AT_MOST) :]]
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise OptionError(
         f'The rule for {pattern!r} is {text!r}; one of {", ".join(forms)} is needed.'
         f'{hint}'
+    )
+
+
+def _most_bytes(pattern: str, says: str, size: str) -> int:
+    try:
+        return parse_bytes(size, least=0)
+    except OptionError:
+        pass
+    raise OptionError(
+        f'The rule for {pattern!r} is {says!r}, but {size!r} is not a size; write a '
+        f"number with a unit, such as 'at most 2GiB', or 'at most 0'."
     )
 
 

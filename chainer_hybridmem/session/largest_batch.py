@@ -11,6 +11,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
     MOST_PICTURES,
     Estimator,
+    check_ascending,
     load_device_model,
 )
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
@@ -56,11 +57,8 @@ class Question:
     most: int = MOST_PICTURES
 
     def __post_init__(self) -> None:
-        if self.batchsizes is not None and not _are_two(self.batchsizes):
-            raise OptionError(
-                f'batchsizes is {self.batchsizes!r}; two ascending numbers such as '
-                f'(8, 16) are needed.'
-            )
+        if self.batchsizes is not None:
+            check_ascending(self.batchsizes)
         check_rules(self.rules)
         if self.min_speed is not None and not _is_share(self.min_speed):
             raise OptionError(
@@ -72,11 +70,6 @@ class Question:
                 f'most is {self.most!r}; two batch sizes are recorded, so at least 2 '
                 f'is needed.'
             )
-
-
-def _are_two(sizes: Any) -> bool:
-    pair = isinstance(sizes, tuple | list) and len(sizes) == 2
-    return pair and all(isinstance(n, int) for n in sizes) and 0 < sizes[0] < sizes[1]
 
 
 def _is_share(value: Any) -> bool:
@@ -99,8 +92,8 @@ def largest_batch(
     generator are put back; ``optimizer.t`` goes on.
 
     >>> step = lambda size: optimizer.update(model, x[:size], t[:size])
-    >>> found = hybridmem.largest_batch(step, '8GiB', model)
-    >>> found.batchsize, found.refusal.reason
+    >>> found = hybridmem.largest_batch(step, '8GiB', model, most=len(x))
+    >>> found.batchsize, found.refusal
 
     Args:
         step: Trains one iteration with as many examples as it is told: forward,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from chainer_hybridmem.records.peak import UNKNOWN, Load, Peak
@@ -19,49 +21,51 @@ def in_core_seconds(profile: Profile) -> float:
 
 def in_core_peak_bytes(profile: Profile) -> int:
     """Highest load of plain Chainer: feature maps stay until the graph dies."""
-    held = held_by_graph(profile)
     load = peak = profile.initial_bytes
-    waiting = 0
-    for position, event in enumerate(profile.events):
-        if position == profile.graph_end_event:
-            load -= waiting
-            waiting = 0
-        storage = profile.storages[abs(event) - 1]
-        if event > 0:
-            load += storage.nbytes
-        elif storage.id in held and position < profile.graph_end_event:
-            waiting += storage.nbytes
-        else:
-            load -= storage.nbytes
+    for storage, sign in _walk(profile):
+        load += sign * storage.nbytes
         peak = max(peak, load)
     return peak
 
 
 def in_core_peak(profile: Profile) -> Peak:
     """What :func:`in_core_peak_bytes` is made of, by label and category."""
-    held = held_by_graph(profile)
     load = Load()
 
     def count(storage: Storage, sign: int) -> None:
         part = storage.label, storage.category.value
         load.add([(sign * (storage.id + 1), storage.nbytes)], part)
 
-    waiting: list[Storage] = []
     before = [storage for storage in profile.storages if storage.allocated_at < 0]
     for storage in before:
         count(storage, 1)
     unknown = profile.initial_bytes - sum(storage.nbytes for storage in before)
     load.add([(len(profile.storages) + 1, unknown)], UNKNOWN)
-    for position, event in enumerate(profile.events):
-        if position == profile.graph_end_event:
-            for storage in waiting:
-                count(storage, -1)
-        storage = profile.storages[abs(event) - 1]
-        if event > 0 or storage.id not in held or position >= profile.graph_end_event:
-            count(storage, 1 if event > 0 else -1)
-        else:
-            waiting.append(storage)
+    for storage, sign in _walk(profile):
+        count(storage, sign)
     return load.peak
+
+
+def _walk(profile: Profile) -> Iterator[tuple[Storage, int]]:
+    """Mallocs (1) and frees (-1) of plain Chainer, in their order.
+
+    What the recording has swapped is freed where the graph dies.
+    """
+    held = held_by_graph(profile)
+    storages, end = profile.storages, profile.graph_end_event
+    waiting: list[Storage] = []
+    for position, event in enumerate(profile.events):
+        if position == end:
+            for storage in waiting:
+                yield storage, -1
+        if event > 0:
+            yield storages[event - 1], 1
+            continue
+        storage = storages[-event - 1]
+        if position < end and storage.id in held:
+            waiting.append(storage)
+        else:
+            yield storage, -1
 
 
 def fixed_load(

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import recording
-from chainer_hybridmem.errors import UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError
 
 # isort: split
 import chainer
@@ -30,6 +30,16 @@ class Tiny(chainer.Chain):
 class Fixed(Tiny):
     def __init__(self):
         super().__init__(7)
+
+
+class Sized(Tiny):
+    def __init__(self, width, n_class=3):
+        super().__init__(n_class)
+
+
+class Named(Tiny):
+    def __init__(self, n_classes):
+        super().__init__(n_classes)
 
 
 def not_a_chain():
@@ -178,6 +188,7 @@ def own_module(tmp_path, monkeypatch):
     (tmp_path / 'own_networks.py').write_text(OWN_MODULE)
     (tmp_path / 'own_broken.py').write_text('import there_is_no_such_module')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
     monkeypatch.setattr(sys, 'path', [p for p in sys.path if p])
     yield 'own_networks'
     sys.modules.pop('own_networks', None)
@@ -207,6 +218,21 @@ def test_own_class_without_n_class(own_module):
 def test_wrong_own_class(own_module, name, message):
     with pytest.raises(UnknownNameError, match=message):
         architectures.make(name)
+
+
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('Sized', r"made with n_class, .* Sized\(width, n_class=3\): .*'width'; only "),
+        ('Sized', r'from --n-class; .* def make\(n_class\): return Sized\(\.\.\.\)'),
+        ('Named', r"made with no arguments, .*'n_classes'; call 'n_classes' n_class, "),
+    ],
+)
+def test_an_own_class_that_needs_other_arguments(own_module, name, message):
+    with pytest.raises(OptionError, match=message):
+        architectures.make(f'{own_module}:{name}')
+    if name == 'Sized':
+        assert architectures.make(f'{own_module}:{name}', width=3) is not None
 
 
 def test_an_error_inside_an_own_module_is_shown_as_it_is(own_module):

@@ -1,7 +1,6 @@
 """``hybridmem compare``."""
 
 import dataclasses
-import io
 import itertools
 import json
 import sys
@@ -10,7 +9,6 @@ import pytest
 from support import toys
 
 from chainer_hybridmem import shipped_profiles
-from chainer_hybridmem.commands import progress
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records import library
@@ -261,33 +259,3 @@ def test_no_profile(folder, hybridmem):
     status, _, err = hybridmem('compare', *LIMIT)
     assert status == 2
     assert 'name a PROFILE' in err
-
-
-def test_a_long_run_tells_how_far_it_is(monkeypatch):
-    clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
-    stream = io.StringIO()
-    steps = progress.Progress(4, stream)
-    for name in 'abcd':
-        steps.step(name)
-    assert stream.getvalue() == 'hybridmem: 2 of 4: b\nhybridmem: 4 of 4: d\n'
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_on_a_terminal_there_is_a_bar(monkeypatch):
-    pytest.importorskip('tqdm')
-    stream = Terminal()
-    with progress.Progress(3, stream) as steps:
-        steps.step('a')
-        steps.step('b\x1b')
-    assert '0 of 3' in stream.getvalue() and ' a' in stream.getvalue()
-    assert '\x1b' not in stream.getvalue().replace('\x1b[A', '')
-    monkeypatch.setitem(sys.modules, 'tqdm', None)
-    without = Terminal()
-    with progress.Progress(3, without) as steps:
-        steps.step('a')
-    assert not without.getvalue()

@@ -1,6 +1,7 @@
 """``hybridmem estimate``."""
 
 import json
+import sys
 
 import pytest
 
@@ -255,3 +256,56 @@ def test_rules(estimate):
     (cost,) = figures['rules']
     assert (cost['pattern'], cost['says'], cost['maps']) == ('Tanh', 'swap', 4)
     assert cost['seconds'] is not None
+
+
+OTHER_NETWORKS = """
+from own_networks import *
+
+
+class Ten(Tiny):
+    def __init__(self):
+        super().__init__(10)
+
+
+class Alone(Tiny):
+    def forward(self, x):
+        return self.conv(x)
+
+
+class Lossless(Tiny):
+    def forward(self, x, t):
+        return self.conv(x)
+
+
+class Plain(Tiny):
+    def forward(self, x, t):
+        return 1.0
+
+
+class Wider(Tiny):
+    def __init__(self, width):
+        super().__init__(10)
+"""
+
+
+@pytest.mark.parametrize(
+    ('name', 'messages'),
+    [
+        ('Ten', ['labels from 0 to 999', 'named with --n-class']),
+        ('Alone', ['takes 2 positional', 'is called with pictures and labels']),
+        ('Lossless', ['a scalar loss is needed, and its shape is (2, 8, 16, 16)']),
+        ('Plain', ['a loss is needed, and a float was returned']),
+        ('Wider', ["Wider(width): missing a required argument: 'width'", 'n_class']),
+    ],
+)
+def test_a_class_of_ones_own_that_does_not_work(
+    name, messages, network, folder, monkeypatch, hybridmem
+):
+    (folder / 'other_networks.py').write_text(OTHER_NETWORKS)
+    monkeypatch.delitem(sys.modules, 'other_networks', raising=False)
+    status, _, err = hybridmem(
+        *('estimate', '--arch', f'other_networks:{name}', '--batchsize', '8', *GPU)
+    )
+    assert status == 1
+    for message in messages:
+        assert message in err.splitlines()[-1]

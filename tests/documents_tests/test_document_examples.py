@@ -1,11 +1,15 @@
-"""Blocks of README and guide run, in the order of each page, in a folder of their own.
+"""Blocks of README, guide and reference run, and the examples of docstrings.
+
+Those of a page run in its order, in a folder of their own; those of a docstring as they
+stand there, and print what follows them, if anything does.
 
 What follows ``` says what a block is:
 
 - ``python``: runs with a small model that fits, and the names of ``names()``;
 - ``sh``: commands of a shell; ``console``: those after ``$``, with what they print: the
   first word of each line shown has to be printed;
-- ``json FILE``, ``python FILE``: a file for the blocks below;
+- ``json FILE``, ``python FILE``, ``ini FILE``, ``toml FILE``: a file for the blocks
+  below;
 - ``text``: no code;
 - ``slow`` behind it: runs only with HYBRIDMEM_BLOCKS=all (``make test-all``);
 - ``no-run: REASON``: never runs, and the site shows the reason.
@@ -13,6 +17,9 @@ What follows ``` says what a block is:
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import importlib
 import json
 import os
 import pathlib
@@ -25,6 +32,8 @@ from typing import NamedTuple
 import pytest
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.memory_tests.measured_peak import MeasuredPeak
+from chainer_hybridmem.recording.peak_meter import PeakMeter
 
 # isort: split
 import chainer
@@ -34,12 +43,22 @@ import numpy as np
 from chainer.training import StandardUpdater, Trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs' / 'guide').glob('*.md'))]
+PAGES = [
+    ROOT / 'README.md',
+    *sorted((ROOT / 'docs' / 'guide').glob('*.md')),
+    *sorted((ROOT / 'docs' / 'reference').glob('*.md')),
+]
+CODE = sorted(
+    path
+    for path in (ROOT / 'chainer_hybridmem').rglob('*.py')
+    if '>>> ' in path.read_text(encoding='utf-8')
+)
 FENCE = re.compile(r'^```([^\n]*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-LANGUAGES = {'python', 'sh', 'console', 'json', 'text'}
+FILES = {'json', 'ini', 'toml'}  # nothing but files
+LANGUAGES = {'python', 'sh', 'console', 'text', *FILES}
 ALL = os.environ.get('HYBRIDMEM_BLOCKS') == 'all'
 TIMEOUT_SECONDS = 1800
-BATCH = 4
+BATCH, EXAMPLES = 4, 64
 # A network and an allocation trace of the user's.
 MODULE = """
 import chainer.functions as F
@@ -60,6 +79,13 @@ class MyNet(PictureClassifier):
         return self.fc(F.relu(self.conv(x)))
 """
 PROBLEM = 'id,lower,upper,size\n0,0,3,4\n1,1,5,8\n'
+
+
+class Trained(L.Classifier):
+    """Predicts of pictures, and has a loss of pictures and labels."""
+
+    def forward(self, *args: object) -> object:
+        return super().forward(*args) if len(args) > 1 else self.predictor(*args)
 
 
 class Block(NamedTuple):
@@ -83,13 +109,13 @@ def runs(block: Block) -> bool:
 
 def names() -> dict[str, object]:
     """What the examples take for granted."""
-    model = L.Classifier(
+    model = Trained(
         chainer.Sequential(L.Linear(6, 8), F.relu, L.Linear(8, 3)), label_key=-1
     )
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     rng = np.random.RandomState(0)
-    x = rng.rand(BATCH, 6).astype(np.float32)
-    t = rng.randint(0, 3, BATCH).astype(np.int32)
+    x = rng.rand(EXAMPLES, 6).astype(np.float32)
+    t = rng.randint(0, 3, EXAMPLES).astype(np.int32)
     dataset = chainer.datasets.TupleDataset(x, t)
     iterator = chainer.iterators.SerialIterator(dataset, BATCH)
     updater = StandardUpdater(iterator, optimizer)
@@ -107,19 +133,25 @@ def names() -> dict[str, object]:
         'train': train,
         'profile': hybridmem.load_profile('shipped:transformer-b8-host'),
         'x': x,
+        't': t,
+        'classifier': model,
     }
+
+
+def write(block: Block) -> None:
+    pathlib.Path(block.mark).write_text(block.text, encoding='utf-8')
 
 
 def run_python(block: Block) -> None:
     if block.mark.endswith('.py'):
-        pathlib.Path(block.mark).write_text(block.text, encoding='utf-8')
+        write(block)
         return
     exec(compile(block.text, 'example', 'exec'), names())
 
 
 def run_json(block: Block) -> None:
     json.loads(block.text)
-    pathlib.Path(block.mark).write_text(block.text, encoding='utf-8')
+    write(block)
 
 
 def run_shell(block: Block) -> str:
@@ -153,6 +185,8 @@ def run_console(block: Block) -> None:
 RUNNERS: dict[str, Callable[[Block], object]] = {
     'python': run_python,
     'json': run_json,
+    'ini': write,
+    'toml': write,
     'sh': run_shell,
     'console': run_console,
 }
@@ -161,6 +195,7 @@ RUNNERS: dict[str, Callable[[Block], object]] = {
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # files of the page are modules
     (tmp_path / 'mymodels.py').write_text(MODULE)
     (tmp_path / 'problem.csv').write_text(PROBLEM)
     (tmp_path / 'examples').symlink_to(ROOT / 'examples')
@@ -172,7 +207,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 def test_blocks_say_what_they_are(page):
     for block in blocks_of(page):
         assert block.language in LANGUAGES, block
-        if block.language == 'json' or block.mark.endswith('.py'):
+        if block.language in FILES or block.mark.endswith('.py'):
             assert re.fullmatch(r'\w+\.\w+', block.mark), block
         else:
             assert re.fullmatch(r'(slow|no-run: .{9,})?', block.mark), block
@@ -185,3 +220,45 @@ def test_a_block_that_fails_is_told():
         run_console(
             Block('console', '', '$ echo word \\\n  other\nword\nnonsense shown\n')
         )
+
+
+# -- docstrings ----------------------------------------------------------------------
+class Checker(doctest.OutputChecker):
+    """An example that shows nothing may print anything."""
+
+    def check_output(self, want: str, got: str, flags: int) -> bool:
+        return not want or super().check_output(want, got, flags)
+
+
+def run_docstrings(path: pathlib.Path, known: dict[str, object]) -> str:
+    """Runs the examples of a module; returns what is wrong with them."""
+    name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    module = importlib.import_module(name.removesuffix('.__init__'))
+    runner = doctest.DocTestRunner(Checker(), verbose=False)
+    failures: list[str] = []
+    tests = doctest.DocTestFinder().find(module)
+    for test in filter(lambda test: test.examples, tests):
+        test.globs = {**vars(module), **known}
+        runner.run(test, out=failures.append)
+    assert runner.tries
+    return ''.join(failures)
+
+
+@pytest.mark.parametrize('path', CODE, ids=lambda path: path.parent.name + path.stem)
+def test_examples_of_docstrings_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = names()
+    known['model'] = known['classifier']
+    with contextlib.ExitStack() as measured:
+        if path.parent.name == 'memory_tests':
+            meter = measured.enter_context(PeakMeter())
+            known['hybridmem_peak'] = MeasuredPeak(meter)
+        assert not run_docstrings(path, known)
+
+
+def test_a_docstring_that_is_wrong_is_told(tmp_path, monkeypatch):
+    (tmp_path / 'wrong_docstring.py').write_text('"""\n>>> 1 + 1\n3\n>>> 1 / 0\n"""\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(globals(), 'ROOT', tmp_path)
+    told = run_docstrings(tmp_path / 'wrong_docstring.py', {})
+    assert 'Expected:\n    3\nGot:\n    2' in told and 'ZeroDivisionError' in told

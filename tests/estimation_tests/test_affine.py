@@ -65,7 +65,7 @@ def test_more_pictures_never_need_less(pair):
 @pytest.mark.parametrize('b1, b2', [(4, 2), (3, 3), (0, 2)])
 def test_batch_sizes_must_ascend(b1, b2):
     profile = toys.chain()
-    with pytest.raises(OptionError, match=f'{b1} and {b2}'):
+    with pytest.raises(OptionError, match=rf'\({b1}, {b2}\); two ascending'):
         SamplePair.match(profile, profile, (b1, b2))
 
 

@@ -174,17 +174,26 @@ def test_base_lines_fail_on_growth_and_name_the_layer(runner):
     [("'lots'", "'lots' is not a size"), ("'x%'", 'percentage'), ('1, 2', 'takes one')],
 )
 def test_tolerances_that_make_no_sense(runner, tolerance, why):
-    runner.write(f'@pytest.mark.memory_baseline({tolerance})\ndef test_it(): pass\n')
+    runner.write(f'@pytest.mark.memory_baseline({tolerance})\ndef test_it(): 1 / 0\n')
     result = runner.run('--hybridmem-update')
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(errors=1)
     assert why in result.stdout.str()
+
+
+HEADER = '{"format": "chainer_hybridmem/memory-baselines", "version": 1'
+REPAIR = 'Restore the file, or remove it and run pytest --hybridmem-update.'
 
 
 @pytest.mark.parametrize(
     ('text', 'why'),
     [
         ('nonsense', 'not JSON'),
-        ('{"format": "chainer_hybridmem/memory-baselines", "version": 1}', 'KeyError'),
+        (HEADER + '}', "no object 'tests'"),
+        (HEADER + ', "tests": {"test_it.py::test_one": {}}}', 'test_it.py::test_one'),
+        (
+            HEADER + ', "tests": {"a": {"peak_bytes": -5, "layers": {}}}}',
+            '-5 is no number of bytes',
+        ),
     ],
 )
 def test_damaged_base_lines_are_an_error(runner, text, why):
@@ -193,9 +202,83 @@ def test_damaged_base_lines_are_an_error(runner, text, why):
     path.write_text(text)
     checked = runner.run()
     checked.assert_outcomes(failed=1)
-    assert why in checked.stdout.str()
-    runner.run('--hybridmem-update')
+    checked.stdout.fnmatch_lines([f'{path}: *{why}*{REPAIR}'])
+    updated = runner.run_apart('--hybridmem-update')
+    assert updated.ret == pytest.ExitCode.USAGE_ERROR
+    assert 'test_it.py' not in updated.stdout.str()  # no test ran for nothing
+    updated.stderr.fnmatch_lines([f'ERROR: {path}: *{why}*{REPAIR}'])
     assert path.read_text() == text
+
+
+def test_base_lines_that_cannot_be_written_stand_on_their_own(runner):
+    runner.write("""
+@pytest.mark.memory_baseline
+def test_one(model, request):
+    train(model)
+    (request.config.rootpath / 'hybridmem_baselines.json').mkdir()
+""")
+    result = runner.run_apart('--hybridmem-update')
+    path = runner.folder / 'hybridmem_baselines.json'
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(
+        ['=* base lines not written *=', f'ERROR: {path} cannot be read: *{REPAIR}']
+    )
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'why'),
+    [
+        ("'16GiB', planner='swap-al', batchsize=64", "Did you mean 'swap-all'"),
+        ("'16GiB', planner=3, batchsize=64", 'There is no planner 3'),
+        ("'16GiB', planner='manual', batchsize=64", 'does nothing without options'),
+        ("'16 lots'", "'16 lots' is not a size"),
+        ("'0GiB'", 'must be a size above zero'),
+        ('None', 'needs a memory limit'),
+        ("'16GiB', gpu='v100-16gb-pcie', batchsize=64", "mean 'v100-16gb-pcie3'"),
+        ("'16GiB', gpu=3, batchsize=64", 'gpu is 3; the name of a device model'),
+        ("'16GiB', batchsize='64'", "Batch size '64' is out of range"),
+        ("'16GiB', batchsize=0", 'Batch size 0 is out of range'),
+        (
+            "'16GiB', batchsize=64, batchsizes=(4, 2)",
+            'batchsizes is (4, 2); two ascending',
+        ),
+        ("'16GiB', batchsize=64, batchsizes=4", 'batchsizes is 4; two ascending'),
+        ("'16GiB', batchsize=64, batchsizes=()", 'batchsizes is (); two ascending'),
+        ("'16GiB', batchsizes=(2, 4)", 'needs a batchsize'),
+    ],
+)
+def test_arguments_of_fits_are_checked_before_anything_is_recorded(
+    runner, arguments, why
+):
+    runner.write(f"""
+@pytest.mark.fits({arguments})
+def test_it(hybridmem_step):
+    raise AssertionError('the test ran')
+""")
+    result = runner.run()
+    result.assert_outcomes(errors=1)
+    text = result.stdout.str()
+    assert 'The marker fits cannot be used: ' in text and why in text
+    assert 'the test ran' not in text
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'why'),
+    [
+        ('3, model', 'the step is 3; a function of the number of examples'),
+        ('lambda size: 1 / 0, 3', 'model is a int; a chainer.Link'),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before(runner, arguments, why):
+    runner.write(f"""
+@pytest.mark.fits('16GiB', batchsize=64)
+def test_it(model, hybridmem_step):
+    hybridmem_step({arguments})
+""")
+    result = runner.run()
+    result.assert_outcomes(failed=1)
+    assert why in result.stdout.str() and 'ZeroDivision' not in result.stdout.str()
 
 
 def test_estimates_for_a_gpu(runner):
@@ -236,7 +319,7 @@ def test_unknown(model, hybridmem_step):
 def test_mistyped(): pass
 """)
     result = runner.run()
-    result.assert_outcomes(passed=2, failed=4, errors=2)
+    result.assert_outcomes(passed=2, failed=3, errors=3)
     result.stdout.fnmatch_lines_random(
         [
             'Batch size 6400 needs * on v100-16gb-pcie3 without a plan*more than 1MiB*',

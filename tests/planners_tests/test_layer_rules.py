@@ -270,7 +270,15 @@ def test_what_a_rule_costs_is_the_difference_of_two_searches() -> None:
         ({'/9/*': 'keep'}, r"called '/9/\*'.* Nearest names: "),
         ({'Lyer': 'keep'}, r"called 'Lyer'.* Nearest names: Layer"),
         ({'*': 'kep'}, r"is 'kep'; one of keep, .* Did you mean 'keep'\?"),
-        ({'*': 'at most much'}, "'much' is not a size"),
+        (
+            {'*/conv1/*': 'at most 12 lots'},
+            r"^The rule for '\*/conv1/\*' is 'at most 12 lots', but '12 lots' is not a "
+            r"size; write a number with a unit, such as 'at most 2GiB'",
+        ),
+        ({'*': 'at most'}, "'' is not a size"),
+        ({'*': 'at most -3GiB'}, "'-3GiB' is not a size"),
+        ({'*': 'At most  3GiB'}, r"Did you mean 'at most 3GiB'\?"),
+        ({'*': 'No Swap'}, r"Did you mean 'no swap'\?"),
         ({'*': 'swap', '0': 'keep'}, r'nothing to do with /0/Layer .*swap; 0: keep'),
         ({'*': 'keep', '0': 'at most 1MiB'}, r"Rule '0: at most 1MiB' cannot hold"),
         ({'': 'keep'}, "A rule is for ''"),

@@ -31,6 +31,7 @@ from chainer_hybridmem.records.plan import Plan
 Install = Callable[..., None]
 
 LIMIT = 51 * toys.MIB
+FENCE = r'```(\w+)(?: [\w.]+)?\n(.*?)```'
 DOCS = pathlib.Path(__file__).parents[2] / 'docs/reference/writing_a_planner.md'
 WORKING = """
 from chainer_hybridmem.search.candidates import SWAP, Search
@@ -219,7 +220,7 @@ def test_of_two_with_one_name_the_first_is_taken(install: Install) -> None:
 def test_the_example_of_the_documentation_runs(install: Install) -> None:
     text = DOCS.read_text()
     blocks: dict[str, str] = collections.defaultdict(str)
-    for language, block in re.findall(r'```(\w+)\n(.*?)```', text, re.DOTALL):
+    for language, block in re.findall(FENCE, text, re.DOTALL):
         blocks[language] += block
     setup = configparser.ConfigParser()
     setup.read_string(blocks['ini'])

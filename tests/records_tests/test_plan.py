@@ -92,7 +92,7 @@ def test_a_profile_is_not_a_plan() -> None:
 def test_a_missing_key_is_named(key: str) -> None:
     damaged = body()
     del damaged[key]
-    with pytest.raises(FormatError, match=f"KeyError: '{key}'"):
+    with pytest.raises(FormatError, match=f"it lacks '{key}'"):
         read(damaged)
 
 

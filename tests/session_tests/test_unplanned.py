@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import threading
+
 import numpy as np
 import pytest
 from support import networks
@@ -12,6 +15,7 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.session.setting.user_warnings import warn_user
 
 ITERATIONS = 9
 LIMIT = 3_000_000
@@ -68,3 +72,48 @@ def test_without_a_plan_training_goes_on(expected):
 def test_a_planner_that_was_asked_for_says_so():
     with pytest.raises(hybridmem.InfeasibleError, match='smallest limit that works'):
         train(memory_limit=LIMIT, planner='swap-opt')
+
+
+class Differentiating(chainer.training.StandardUpdater):
+    """Two backward passes, as in :func:`train`."""
+
+    def update_core(self):
+        optimizer, model = self.get_optimizer('main'), self.get_optimizer('main').target
+        loss = model(self.converter(self.get_iterator('main').next()))
+        chainer.grad([loss], [model[2].W])
+        model.cleargrads()
+        loss.backward()
+        del loss
+        optimizer.update()
+
+
+def run_trainer(out):
+    model = Residual()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    x = np.random.rand(1024, 64).astype(np.float32)
+    iterator = chainer.iterators.SerialIterator(x, len(x))
+    updater = Differentiating(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (ITERATIONS, 'iteration'), out=out)
+    trainer.extend(hybridmem.HybridMemory(LIMIT))
+    trainer.run()
+
+
+def test_the_warning_points_to_the_users_line(tmp_path):
+    def line_of(way):
+        with pytest.warns(UserWarning, match='without a plan') as warned:
+            way()
+        assert warned[0].filename == __file__
+        return linecache.getline(__file__, warned[0].lineno).strip()
+
+    assert line_of(lambda: train(memory_limit=LIMIT)) == 'loss = model(x)'
+    assert line_of(lambda: run_trainer(str(tmp_path))) == 'trainer.run()'
+
+
+def test_a_warning_without_a_line_of_the_users_points_to_its_caller():
+    names = {'__name__': 'chainer_hybridmem.somewhere', 'warn_user': warn_user}
+    code = compile('\n\nwarn_user("away")', 'somewhere.py', 'exec')
+    with pytest.warns(UserWarning, match='hybridmem: away') as warned:
+        thread = threading.Thread(target=exec, args=(code, names))
+        thread.start()
+        thread.join()
+    assert (warned[0].filename, warned[0].lineno) == ('somewhere.py', 3)

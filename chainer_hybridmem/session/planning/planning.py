@@ -8,7 +8,6 @@ swap-ins that are late move earlier, and a search in the background may find bet
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
@@ -30,6 +29,7 @@ from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.session.setting.user_warnings import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
@@ -88,7 +88,7 @@ class Planning:
             guide.give_up()
             message = f'{error} Such iterations go on without a plan, in passive mode.'
             self._tell(message)
-            warnings.warn(f'hybridmem: {message}', stacklevel=2)
+            warn_user(message)
             return
         self.follow(guide, problem, plan)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.session.setting.user_warnings import warn_user
 
 
 class SessionThread:
@@ -89,7 +89,7 @@ class SessionThread:
             f'train is not managed; enter the session in the thread that trains.'
         )
         tell(message)
-        warnings.warn(f'hybridmem: {message}', stacklevel=4)
+        warn_user(message)
 
     def forget(self) -> None:
         """Chainer does not know of the session any more."""

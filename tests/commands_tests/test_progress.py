@@ -1,0 +1,170 @@
+"""How far a run is: a bar on a terminal, else a line for what takes long."""
+
+import io
+import json
+import sys
+import time
+
+import pytest
+
+from chainer_hybridmem.commands import progress
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
+
+GPU = ('--gpu', 'v100-16gb-pcie3')
+LIMIT = ('--memory-limit', '70%')
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_long_run_tells_how_far_it_is(monkeypatch):
+    clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    stream = io.StringIO()
+    steps = progress.Progress(4, stream)
+    for name in 'abcd':
+        steps.step(name)
+    assert stream.getvalue() == 'hybridmem: 2 of 4: b\nhybridmem: 4 of 4: d\n'
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch):
+    pytest.importorskip('tqdm')
+    stream = Terminal()
+    with progress.Progress(3, stream) as steps:
+        steps.step('a')
+        steps.step('b\x1b')
+    assert '0 of 3' in stream.getvalue() and ' a' in stream.getvalue()
+    assert '\x1b' not in stream.getvalue().replace('\x1b[A', '')
+    monkeypatch.setitem(sys.modules, 'tqdm', None)
+    without = Terminal()
+    with progress.Progress(3, without) as steps:
+        steps.step('a')
+    assert not without.getvalue()
+
+
+def wait_for(stream, text):
+    until = time.monotonic() + 10
+    while text not in stream.getvalue() and time.monotonic() < until:
+        time.sleep(0.01)
+    return stream.getvalue()
+
+
+def test_a_step_that_takes_long_has_one_line(monkeypatch):
+    monkeypatch.setattr(progress, 'TICK_SECONDS', 0.01)
+    monkeypatch.setattr(progress, 'LATE_SECONDS', 0.05)
+    stream = io.StringIO()
+    with progress.Progress(4, stream) as steps:
+        steps.step('quick')
+        steps.step('slow')
+        assert wait_for(stream, 'slow') == 'hybridmem: 2 of 4: slow\n'
+        steps.step('slow')
+        steps.detail('never shown')
+        time.sleep(0.1)
+        steps.step('recording', at_once=True)
+    assert stream.getvalue() == (
+        'hybridmem: 2 of 4: slow\nhybridmem: 4 of 4: recording\n'
+    )
+    silent = io.StringIO()
+    with progress.Progress(4, silent, plain=False) as steps:
+        steps.step('slow', at_once=True)
+        time.sleep(0.1)
+    assert not silent.getvalue()
+
+
+def test_lines_stand_above_the_bar(monkeypatch):
+    pytest.importorskip('tqdm')
+    monkeypatch.setattr(progress, 'TICK_SECONDS', 0.01)
+    stream = Terminal()
+    with progress.Progress(3, stream) as steps:
+        steps.step('training')
+        print('iteration', 1, file=steps.lines, flush=True)
+        progress.print_line('compiling', stream)
+        steps.detail('training, iteration 2')
+        drawn = stream.getvalue().count('\r')
+        time.sleep(0.1)
+        assert stream.getvalue().count('\r') > drawn  # the time goes on
+    text = stream.getvalue()
+    lines = {line.rpartition('\r')[2] for line in text.split('\n')}
+    assert {'iteration 1', 'compiling'} <= lines
+    assert 'training, iteration 2' in text
+    progress.print_line('later', stream)
+    assert stream.getvalue().endswith('later\n')
+
+
+@pytest.fixture
+def on_terminal(profile, folder, network, hybridmem, monkeypatch):
+    """Runs a command whose standard error is a terminal; returns what is there."""
+    plan = make_plan(profile, profile.initial_bytes + 2**30, 'swap-all')
+    library.save(plan, str(folder / 'plan.json'))
+    terminal = Terminal()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        status, out, _ = hybridmem(*arguments, '--json', '-')
+        assert status == 0, terminal.getvalue()
+        json.loads(out)
+        return terminal.getvalue()
+
+    return run
+
+
+NETWORK = ('--arch', 'own_networks:Tiny', '--n-class', '10')
+TRAINED = (*NETWORK, '--batchsize', '8', '--memory-limit', '16MiB', '--device', 'cpu')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'shown'),
+    [
+        (('plan', 'p.json', *LIMIT), ['0 of 1 |', 'planning with hybrid']),
+        (('plan', 'p.json', *LIMIT, '--rule', '*=no swap'), ['1 of 2', 'each of the']),
+        (
+            ('compare', 'p.json', *LIMIT, '--planner', 'swap-all'),
+            ['0 of 1', 'swap-all'],
+        ),
+        (('layout', 'p.json', '--pool', 'cupy', 'exact'), ['1 of 2', 'pool exact']),
+        (
+            (
+                'report',
+                'p.json',
+                '-o',
+                'p.html',
+                '--sweep',
+                '2',
+                '--planner',
+                'swap-all',
+            ),
+            ['1 of 2', 'swap-all'],
+        ),
+        (
+            ('estimate', *NETWORK, *GPU, '--batchsize', '64', '--largest'),
+            ['0 of 8', 'batch size 4, iteration 2', 'largest batch: batch size 1'],
+        ),
+        (
+            ('batch', *NETWORK, *GPU, '--memory-limit', '64MiB'),
+            ['2 of 3', 'recording own', 'largest batch of hybrid: batch size 1'],
+        ),
+        (
+            ('inference', *NETWORK, '--batchsize', '64', '--pool', 'cupy'),
+            ['1 of 2', 'batch size 4', 'pool cupy'],
+        ),
+        (
+            ('profile', *TRAINED, '-o', 'new.json'),
+            ['0 of 10', 'hybridmem: iteration 1 (warm-up)', 'recording own'],
+        ),
+        (
+            ('verify', *TRAINED, '--iterations', '6', '--planner', 'swap-all'),
+            ['11 of 12', 'training with swap-all', 'training in-core'],
+        ),
+        (('doctor',), ['0 of', 'training on the CPU']),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else '',
+)
+def test_every_long_command_has_a_bar(arguments, shown, on_terminal):
+    pytest.importorskip('tqdm')
+    text = on_terminal(*arguments)
+    for part in shown:
+        assert part in text
+    assert text.endswith('\r')  # the bar is gone
