@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
@@ -33,6 +35,7 @@ class LinkMeasurement:
 
     def __init__(self, runtime: Runtime) -> None:
         self._device = runtime.device
+        self._ranks = runtime.ranks
         self._executor = runtime.executor
         self._tell = runtime.tell
         self._links: Links | None = None
@@ -53,6 +56,7 @@ class LinkMeasurement:
         free_bytes = device.memory.limit_bytes - device.memory.used_bytes
         if free_bytes < MEASURING_BYTES:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
+        together = self._ranks is not None and self._ranks.meet(Topic('link'))
         try:
             ram = measure_link(device)
             disk = measure_link(device, tier=Tier.DISK)
@@ -63,4 +67,19 @@ class LinkMeasurement:
         if link is None:
             self._tell('no host memory to measure the link: profiled later')
             return None
-        return Links(link, disk)
+        if self._ranks is None:
+            return Links(link, disk)
+        count = self._ranks.count
+        link = _of_ranks(link, count, together)
+        return Links(link, disk and _of_ranks(disk, count, together))
+
+
+def _of_ranks(link: Link, count: int, together: bool) -> Link:
+    """What one rank has while all copy; measured so, or as its equal part."""
+    if not together:
+        link = dataclasses.replace(
+            link,
+            d2h_bytes_per_second=link.d2h_bytes_per_second / count,
+            h2d_bytes_per_second=link.h2d_bytes_per_second / count,
+        )
+    return link
