@@ -1,8 +1,8 @@
 """The processes that train together on one node, and what they agree about.
 
-Note: [nobody waits for ever]
+Note: [no rank waits for ever]
     Messages go from process to process, never through collective calls, so that one
-    that does not come keeps nobody. Each meeting has a name; a rank that has another
+    that does not come keeps none of them. Each meeting has a name; a rank that has another
     network, another limit or an iteration of its own has other names, and the others
     go on without it after a few seconds.
 
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 10.0  # for a rank that should come to the same meeting
 OPENING_SECONDS = 60.0  # for one that should call optimize()
 PLANNING_SECONDS = 600.0  # for one that has said that it plans
 POLL_SECONDS = 0.0005
-MOST_KEPT = 1000  # messages that nobody has asked for
+MOST_KEPT = 1000  # messages that are not asked for
 _TAG = 31_415  # of messages between sessions; ChainerMN's have the user's
 
 
@@ -94,7 +94,7 @@ def open_ranks(communicator: Any, tell: Callable[[str], None]) -> Ranks | None:
 
 
 def end_all_on_errors() -> None:
-    """An error that nobody catches ends all ranks; else the others wait for ever."""
+    """An error that is not caught ends all ranks; else the others wait for ever."""
     from chainermn import global_except_hook
 
     if sys.excepthook is not global_except_hook._global_except_hook:
@@ -280,7 +280,7 @@ class Ranks:
         return self._received.pop((rank, key))
 
     def close(self) -> None:
-        """Ends what nobody has received."""
+        """Ends what no rank has received."""
         sent, self._sent = self._sent, []
         for request in sent:
             if not request.test()[0]:
