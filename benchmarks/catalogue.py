@@ -43,6 +43,11 @@ BENCHMARKS = (
         ('host_os_limit.json',),
     ),
     Benchmark('host_limit', 'less and less RAM for host copies', ('host_limit.json',)),
+    Benchmark(
+        'shared_link',
+        'rates and shares of processes that share a throttled link',
+        ('shared_link.json',),
+    ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
         'varying_lengths',

@@ -93,6 +93,11 @@ def add_memory(group: Any) -> None:
         help='slow swapping down, such as 2GB/s; default as it is',
     )
     group.add_argument(
+        '--shared-link',
+        metavar='NAME',
+        help='share --link-bandwidth with all processes that give this name',
+    )
+    group.add_argument(
         '--swap-dir',
         metavar='FOLDER',
         help='swap to files in this folder, not to RAM; with --host-limit, what '

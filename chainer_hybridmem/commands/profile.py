@@ -56,6 +56,7 @@ class ProfileCommand(base.Command):
             args.swap_dir,
             args.host_limit,
             args.disk_bandwidth,
+            args.shared_link,
         )
         # The session has a line for each iteration.
         with Progress(args.iterations, sys.stderr, plain=False) as progress:

@@ -50,6 +50,9 @@ class Options:
             RAM or, with ``host_limit``, for those that RAM has no room for.
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
+        shared_link: Host device only: name of a link that processes of this machine
+            share, such as ``'bus0'``. All that give the same name and
+            ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
         improve: Whether planner ``hybrid`` goes on searching in a thread of low
             priority; what it finds is followed from the next iteration. Worth it
@@ -107,6 +110,7 @@ class Options:
     cross_iteration: CrossIteration = False
     host_limit: int | str | None = None
     disk_bandwidth: Any = None
+    shared_link: str | None = None
     splitting: Splitting = EXACT
     cache_dir: Any = None  # an absolute path, once it is checked
     verify: bool | int = False
