@@ -48,6 +48,12 @@ BENCHMARKS = (
         'rates and shares of processes that share a throttled link',
         ('shared_link.json',),
     ),
+    Benchmark(
+        'ranks_measured',
+        'processes that share a link and know of each other, measured over MPI',
+        ('ranks_measured.json',),
+        'an MPI',
+    ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
         'varying_lengths',

@@ -2,9 +2,9 @@
 
 Note: [no rank waits for ever]
     Messages go from process to process, never through collective calls, so that one
-    that does not come keeps none of them. Each meeting has a name; a rank that has another
-    network, another limit or an iteration of its own has other names, and the others
-    go on without it after a few seconds.
+    that does not come keeps none of them. Each meeting has a name; a rank that has
+    another network, another limit or an iteration of its own has other names, and the
+    others go on without it after a few seconds.
 
 Note: [one plans]
     Ranks that follow the same plan in lockstep share a link in equal parts, which is
