@@ -102,6 +102,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),
         ('swap-out', _rate(link['d2h_bytes_per_second'])),
         ('swap-in', _rate(link['h2d_bytes_per_second'])),
+        *sharing_rows(link['ranks']),
         ('copy latency', format_seconds(link['latency_seconds'])),
         ('s / iteration, in-core', format_seconds(f['in_core_seconds'])),
         *(
@@ -109,6 +110,13 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             for phase, seconds in f['seconds'].items()
         ),
     ]
+
+
+def sharing_rows(ranks: int) -> list[tuple[str, str]]:
+    """Says that the rates are those of one of several processes, where they are."""
+    if ranks == 1:
+        return []
+    return [('  shared by', f'{ranks} processes, while all of them copy')]
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -159,7 +159,8 @@ def _model(name: str, given: dict[str, Any]) -> DeviceModel:
 
 
 def _link(name: str, body: dict[str, Any]) -> Link:
-    fields = dataclasses.fields(Link)
+    # What one GPU has while no other copies: how many share it is asked for each time.
+    fields = [field for field in dataclasses.fields(Link) if field.name != 'ranks']
     names = {field.name for field in fields}
     needed = {field.name for field in fields if field.default is dataclasses.MISSING}
     if not needed <= set(body) <= names:
