@@ -10,6 +10,7 @@ from typing import Any
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.link_rows import sharing_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
@@ -110,13 +111,6 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             for phase, seconds in f['seconds'].items()
         ),
     ]
-
-
-def sharing_rows(ranks: int) -> list[tuple[str, str]]:
-    """Says that the rates are those of one of several processes, where they are."""
-    if ranks == 1:
-        return []
-    return [('  shared by', f'{ranks} processes, while all of them copy')]
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -78,7 +78,7 @@ def _read_link(body: Any) -> Link:
     for name in body:
         if name not in names:
             raise files.broken('profile', f'its link has an unknown figure {name!r}')
-    # Files from before links were shared lack it; check_profile refuses what is no number.
+    # Files from before links were shared lack it. What is no number is refused later.
     ranks = body.get('ranks', 1)
     figures = {name: float(body[name]) for name in names if name != 'ranks'}
     return Link(**figures, ranks=ranks)

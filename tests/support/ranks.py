@@ -116,7 +116,9 @@ def run(
         late: An iteration begins when all ranks have ended the one so many before: 1
             is synchronous training, 2 is with double buffering.
     """
-    ranks = [Rank(problem, plan, [start]) for plan, start in zip(plans, offsets)]
+    ranks = [
+        Rank(problem, plan, [start]) for plan, start in zip(plans, offsets, strict=True)
+    ]
     now = [0.0]
     walks: list[Iterator[None] | None] = [None] * len(ranks)
     link = problem.profile.link
@@ -152,7 +154,9 @@ def run(
         busy = [any(rank.queues[d] for rank in ranks) for d in (0, 1)]
         slowed = link.duplex_share if all(busy) else 1.0
         on_link = [
-            sum(1 for rank in ranks if rank.queues[d] and rank.queues[d][0].latency <= 0)
+            sum(
+                1 for rank in ranks if rank.queues[d] and rank.queues[d][0].latency <= 0
+            )
             for d in (0, 1)
         ]
         step = math.inf
@@ -179,7 +183,7 @@ def run(
                 step = min(step, rank.until - now[0])
         assert step < math.inf, 'nothing goes on'
         now[0] += step
-        for rank, speed in zip(ranks, speeds):
+        for rank, speed in zip(ranks, speeds, strict=True):
             if rank.work > 0:
                 rank.work -= step * speed
                 rank.work = 0.0 if rank.work < CLOSE else rank.work
@@ -200,9 +204,7 @@ def run(
     return ranks
 
 
-def seconds_of(
-    problem: Problem, plan: Plan, ranks: int, delta: float = 0.0
-) -> float:
+def seconds_of(problem: Problem, plan: Plan, ranks: int, delta: float = 0.0) -> float:
     """From the first begin to the last end of one synchronous iteration."""
     offsets = [r * delta for r in range(ranks)]
     found = run(problem, [plan] * ranks, offsets)
