@@ -17,7 +17,6 @@ from chainer_hybridmem.reporting.comparison import comparison, summary
 from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
 FEWEST_LIMITS = 2
@@ -166,13 +165,9 @@ def read_problems(
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.simulation import make_problem
 
-    def load(path: str) -> Profile:
-        profile = library.load_profile(path)
-        return profile if shared_by is None else share_links(profile, shared_by)
-
     problems = {
         path: make_problem(
-            load(path),
+            share_links(library.load_profile(path), shared_by),
             cross_iteration,
             host_limit_bytes,
             splitting,

@@ -90,7 +90,7 @@ class EstimateCommand(base.Command):
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)
-        node_table.find_node(args)
+        args = node_table.resolve(args)
         _check_algorithms(args)
         check_batchsize(args.batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))

@@ -134,9 +134,7 @@ def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estim
     estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
     if args.images_per_second is not None:
         estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
-    if args.shared_by is not None:
-        estimator = dataclasses.replace(estimator, ranks=args.shared_by)
-    return sampled, estimator
+    return sampled, dataclasses.replace(estimator, ranks=args.shared_by)
 
 
 def device_bytes(estimator: Estimator) -> int:

@@ -53,31 +53,36 @@ def add(group: Any) -> None:
     )
 
 
-def find_node(args: argparse.Namespace) -> Node | None:
-    """The node that is asked about; fills in what follows from it.
+def resolve(args: argparse.Namespace) -> argparse.Namespace:
+    """The options with what a node says where they say nothing.
 
     Raises:
-        OptionError: If the options contradict each other.
+        OptionError: If they contradict each other, or the node.
         UnknownNameError: If there is no such node.
     """
-    from chainer_hybridmem.estimation import load_node
-
-    node = None if args.node is None else load_node(args.node)
+    found = vars(args).copy()
+    node = _find_node(args)
     if node is not None:
-        args.gpu = node.gpu if args.gpu is None else args.gpu
-        args.ranks = node.gpus if args.ranks is None else args.ranks
-        node.ranks_on_link(args.ranks)  # or it has not so many
-    if args.ranks is None and args.all_reduce:
+        found['gpu'] = node.gpu if args.gpu is None else args.gpu
+        found['ranks'] = node.gpus if args.ranks is None else args.ranks
+        node.ranks_on_link(found['ranks'])  # or it has not so many
+    if found['ranks'] is None and args.all_reduce:
         raise OptionError(
             '--all-reduce is about several GPUs: say how many with --ranks, or name a '
             'node with --node.'
         )
-    if args.ranks is not None and args.shared_by is not None:
+    if found['ranks'] is not None and args.shared_by is not None:
         raise OptionError(
             '--ranks counts the processes on the link from one on: leave out '
             '--shared-by, or leave out --ranks and --node.'
         )
-    return node
+    return argparse.Namespace(**found)
+
+
+def _find_node(args: argparse.Namespace) -> Node | None:
+    from chainer_hybridmem.estimation import load_node
+
+    return None if args.node is None else load_node(args.node)
 
 
 def counts(most: int) -> list[int]:
@@ -99,7 +104,7 @@ def summarise(
         problem: One process with the link for itself.
         limit_bytes: Memory limit of each process.
         planner: Its name.
-        args: With the options of this module.
+        args: Of :func:`resolve`.
         progress: Is told what is planned.
     """
     from chainer_hybridmem.estimation import with_all_reduce
@@ -107,7 +112,7 @@ def summarise(
     from chainer_hybridmem.records.sharing import share_links
     from chainer_hybridmem.simulation.problem import with_profile
 
-    node = find_node(args)
+    node = _find_node(args)
     on_link = {n: node.ranks_on_link(n) if node else n for n in counts(args.ranks)}
     problems = {
         shared: with_profile(problem, share_links(problem.profile, shared))

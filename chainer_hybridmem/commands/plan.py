@@ -92,11 +92,8 @@ class PlanCommand(base.Command):
             )
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
-        profile = library.load_profile(args.profile)
-        if args.shared_by is not None:
-            profile = share_links(profile, args.shared_by)
         problem = make_problem(
-            profile,
+            share_links(library.load_profile(args.profile), args.shared_by),
             args.cross_iteration,
             args.host_limit,
             args.splitting,

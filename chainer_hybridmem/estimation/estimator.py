@@ -231,8 +231,7 @@ class Estimator:
             profile = with_seconds(profile, chosen)
             # How functions run in parts is known of the recording's device only.
             profile = dataclasses.replace(profile, link=self.model.link, splits=())
-        if self.ranks is not None:
-            profile = share_links(profile, self.ranks)
+        profile = share_links(profile, self.ranks)
         return dataclasses.replace(
             profile,
             operations=tuple(

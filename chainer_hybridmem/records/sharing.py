@@ -54,14 +54,20 @@ def share_link(link: Link, ranks: int) -> Link:
     )
 
 
-def share_links(profile: Profile, ranks: int) -> Profile:
+def share_links(profile: Profile, ranks: int | None) -> Profile:
     """The profile of one of so many equal processes of a node.
 
     They share the link to host memory and, where there is one, the disk.
 
+    Args:
+        profile: Of one process; its links may be shared already.
+        ranks: Processes; None leaves the profile as it is.
+
     Raises:
         OptionError: As :func:`share_link` does.
     """
+    if ranks is None:
+        return profile
     disk = profile.disk_link
     return dataclasses.replace(
         profile,
