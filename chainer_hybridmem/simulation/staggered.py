@@ -100,14 +100,37 @@ def staggered_seconds(
     Raises:
         PlanError: If the plan is for another profile.
     """
-    whole = with_profile(problem, share_links(problem.profile, 1))
-    a, link = whole.arrays, whole.profile.link
-    program = _program(whole, plan)
-    shares = link.duplex_share, link.d2h_compute_share, link.h2d_compute_share
-    starts = np.array(offsets, np.float64)
-    ends = _run(program, starts, iterations, a.issue_seconds, shares).max(axis=0)
+    ends = _run_ranks(problem, plan, offsets, iterations)
     half = iterations // 2
     return float(ends[-1] - ends[half - 1]) / (iterations - half)
+
+
+def synchronous_seconds(
+    problem: Problem, plan: Plan, offsets: tuple[float, ...]
+) -> float:
+    """Seconds of an iteration that ends for all when it has ended for the last one.
+
+    Args:
+        problem: As for :func:`staggered_seconds`.
+        plan: Of each process.
+        offsets: Seconds after which each process begins, in every iteration.
+
+    Raises:
+        PlanError: If the plan is for another profile.
+    """
+    return float(_run_ranks(problem, plan, offsets, 1)[0])
+
+
+def _run_ranks(
+    problem: Problem, plan: Plan, offsets: tuple[float, ...], iterations: int
+) -> np.ndarray:
+    """(iterations,) moments at which all processes have ended an iteration."""
+    whole = with_profile(problem, share_links(problem.profile, 1))
+    link = whole.profile.link
+    shares = link.duplex_share, link.d2h_compute_share, link.h2d_compute_share
+    starts = np.array(offsets, np.float64)
+    ends: np.ndarray = _run(_program(whole, plan), starts, iterations, shares)
+    return ends.max(axis=0)
 
 
 def _program(problem: Problem, plan: Plan) -> _Program:
@@ -171,7 +194,6 @@ def _run(
     p: _Program,
     starts: np.ndarray,
     iterations: int,
-    issue_seconds: float,
     shares: tuple[float, float, float],
 ) -> np.ndarray:
     """(ranks, iterations) moments at which iterations end."""

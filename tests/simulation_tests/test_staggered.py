@@ -13,7 +13,11 @@ from support.drawn_plans import drawn_case
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.staggered import stagger, staggered_seconds
+from chainer_hybridmem.simulation.staggered import (
+    stagger,
+    staggered_seconds,
+    synchronous_seconds,
+)
 
 shares = st.sampled_from([0.3, 0.5, 0.9, 1.0])
 
@@ -65,3 +69,5 @@ def test_who_begins_later_ends_later(seed: int, n: int) -> None:
     delta = 0.1 * alone
     together = ranks.seconds_of(problem, plan, n, delta)
     assert together >= alone + (n - 1) * delta - 1e-9
+    offsets = tuple(r * delta for r in range(n))
+    assert synchronous_seconds(problem, plan, offsets) == pytest.approx(together)
