@@ -21,7 +21,7 @@ from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.problem import with_parts
 
-SEEDS = 3
+SEEDS = 6
 MORE = {'steps': 400_000}  # of planners that draw, where they plan again
 NEAR = 0.01  # of the bound: a plan that close is not searched for again
 
@@ -76,8 +76,9 @@ def plan_ranks(
             and links only.
         limit_bytes: Memory limit of each process.
         planner: Name of the planner.
-        seeds: How often planners that draw plan for a number, at most; a plan within
-            1 % of its bound is not planned again.
+        seeds: How often planners that draw plan for a number, at most. Again only
+            while the best plan is more than 1 % above its bound, and while the last
+            time has found a better one.
         tell: Is told what is planned next.
         options: Of the planner.
 
@@ -91,12 +92,15 @@ def plan_ranks(
     """
     made: dict[int, Plan] = {}
     best: dict[int, Plan] = {}
+    stuck: set[int] = set()
     refusal: InfeasibleError | None = None
     drawn = {'seed', 'steps'} <= set(options_of(planner)) and 'seed' not in options
     for seed in range(seeds if drawn else 1):
-        wanted = [n for n in problems if n not in best or best[n].gap > NEAR]
         # The most processes first: what is found for them is good for fewer, too.
-        for n in sorted(wanted, reverse=True):
+        for n in sorted(problems, reverse=True):
+            if n in best and seed and (best[n].gap <= NEAR or n in stuck):
+                continue
+            before = best.get(n)
             tell(
                 f'planning with {planner} for {n} on the link' + ', again' * bool(seed)
             )
@@ -109,7 +113,9 @@ def plan_ranks(
             made.setdefault(n, plan)
             for other, problem in problems.items():
                 there = plan if other == n else _carried(problem, plan, n)
-                best[other] = _faster(best.get(other), there)
+                best[other] = _faster(best.get(other), there, other == n)
+            if seed and before is best[n]:
+                stuck.add(n)
     if not best and refusal is not None:
         raise refusal
     return RankPlans(made, best)
@@ -120,7 +126,9 @@ def _carried(problem: Problem, plan: Plan, ranks: int) -> Plan:
     return dataclasses.replace(retime(problem, plan), options=options)
 
 
-def _faster(old: Plan | None, new: Plan) -> Plan:
+def _faster(old: Plan | None, new: Plan, own: bool) -> Plan:
+    """The faster one; where they are equal the one made for this number."""
     if old is None or new.predicted_seconds < old.predicted_seconds:
         return new
-    return old
+    first = own and 'made_for_ranks' in old.options
+    return new if first and new.predicted_seconds == old.predicted_seconds else old

@@ -59,23 +59,24 @@ class _Program(NamedTuple):
 def stagger(
     problem: Problem, plan: Plan, ranks: int, spreads: tuple[float, ...] = SPREADS
 ) -> Staggered:
-    """The best of some ways to begin, one half of the processes after the other.
+    """The best of some ways to begin: one half later, or all evenly spread.
 
     Args:
         problem: One process; however many its link is shared by, all of it is divided
             among ``ranks``.
         plan: Of each process.
         ranks: How many processes.
-        spreads: Between the halves, in iterations of the plan on half of the link.
+        spreads: By how much one half begins later, in iterations of the plan on half of
+            the link; and half of the range over which all are spread.
     """
     half = with_profile(problem, share_links(problem.profile, max(1, ranks // 2)))
     seconds = run_lanes(half, positions_from_plan(half, plan))
+    ways = [tuple(r % 2 * spread for r in range(ranks)) for spread in spreads]
+    ways += [tuple(2 * spread * r / ranks for r in range(ranks)) for spread in spreads]
     found = []
-    for spread in spreads if ranks > 1 else (0.0,):
-        offsets = tuple(r % 2 * spread * seconds for r in range(ranks))
-        found.append(
-            Staggered(staggered_seconds(problem, plan, offsets), offsets),
-        )
+    for way in dict.fromkeys(ways):
+        offsets = tuple(begin * seconds for begin in way)
+        found.append(Staggered(staggered_seconds(problem, plan, offsets), offsets))
     return min(found)
 
 
