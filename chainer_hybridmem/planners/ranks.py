@@ -21,7 +21,7 @@ from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.simulation.problem import with_parts
 
-SEEDS = 6
+SEEDS = 3
 MORE = {'steps': 400_000}  # of planners that draw, where they plan again
 NEAR = 0.01  # of the bound: a plan that close is not searched for again
 

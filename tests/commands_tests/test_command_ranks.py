@@ -1,21 +1,24 @@
 """``hybridmem`` for processes that share one link."""
 
-import dataclasses
+import itertools
 import json
 
 import pytest
 from support import toys
 
+from chainer_hybridmem.commands.figures import profile_figures
 from chainer_hybridmem.commands.node_table import counts
+from chainer_hybridmem.commands.profile import values
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.simulation import make_problem
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 BATCH = ('--batchsize', '512', '--memory-limit', '60%')
 
 
 @pytest.fixture
-def saved():
+def saved(folder):
     library.save(toys.chain(8), 'p.json')
     return 'p.json'
 
@@ -29,7 +32,7 @@ def test_how_many_gpus_on_one_link_are_worth_it(network, hybridmem):
         rows = json.load(file)['ranks']
     assert [row['gpus'] for row in rows] == [1, 2, 3]
     assert [row['ranks_on_link'] for row in rows] == [1, 2, 3]
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         assert row['iteration_seconds'] >= before['iteration_seconds']
         assert row['lower_bound_seconds'] >= before['lower_bound_seconds'] * 0.999
         assert row['alone_plan_seconds'] >= row['iteration_seconds']
@@ -125,11 +128,10 @@ def test_the_largest_batch_on_a_shared_link(network, hybridmem):
     assert found[0]['batchsize'] >= found[1]['batchsize'] > 0
 
 
-def test_who_shares_the_link_is_shown(hybridmem):
+def test_who_shares_the_link_is_shown():
     profile = toys.chain(3)
-    library.save(share_links(profile, 4), 'shared.json')
-    library.save(profile, 'alone.json')
-    assert '4 processes' in hybridmem('show', 'shared.json')[1]
-    assert 'processes' not in hybridmem('show', 'alone.json')[1]
-    more = dataclasses.replace(profile.link, ranks=4)
-    assert library.load_profile('shared.json').link.ranks == more.ranks
+    for n, told in ((1, False), (4, True)):
+        found = profile_figures(make_problem(share_links(profile, n)))
+        assert found['link']['ranks'] == n
+        rows = [value for _, value in values(found)]
+        assert any('4 processes' in value for value in rows) == told
