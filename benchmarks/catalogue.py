@@ -112,6 +112,11 @@ BENCHMARKS = (
         ('algorithms.json',),
     ),
     Benchmark(
+        'ranks',
+        'several GPUs on one link: plans that know it, plans that do not, the bound',
+        ('ranks.json',),
+    ),
+    Benchmark(
         'largest_batch',
         'the largest batch trains and one example more does not, over drawn cases',
         ('largest_batch.json',),
