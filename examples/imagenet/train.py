@@ -351,8 +351,9 @@ def add_memory(
     trainer: chainer.training.Trainer,
     args: argparse.Namespace,
     communicator: Any = None,
+    link: str | None = None,
 ) -> Any | None:
-    """Adds HybridMemory, unless told not to."""
+    """Adds HybridMemory, unless told not to; ``link`` names what processes share."""
     if args.no_hybridmem:
         return None
     options = {} if args.time_budget is None else {'time_budget': args.time_budget}
@@ -361,6 +362,7 @@ def add_memory(
         planner=args.planner,
         link_bandwidth=args.link_bandwidth,
         swap_dir=args.swap_dir,
+        shared_link=link if args.link_bandwidth else None,
         communicator=communicator,
         progress=communicator is None or communicator.rank == 0,
         **options,

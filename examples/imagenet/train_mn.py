@@ -15,6 +15,7 @@ On GPUs, one process for each, with NCCL:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +85,8 @@ def make_trainer(
         iterator = train.make_iterator(validation, args, train=False)
         evaluator = extensions.Evaluator(iterator, model, device=device)
         trainer.extend(chainermn.create_multi_node_evaluator(evaluator, communicator))
-    extension = train.add_memory(trainer, args, communicator)
+    link = communicator.mpi_comm.bcast(f'imagenet-{os.getpid()}')
+    extension = train.add_memory(trainer, args, communicator, link)
     if communicator.rank == 0:
         train.add_log(trainer, args)
     if args.snapshot_interval != 0 or args.resume:

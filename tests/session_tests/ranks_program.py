@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -78,6 +79,7 @@ def train(way: str, communicator: object) -> dict[str, object]:
             limit,
             communicator=communicator,
             link_bandwidth='400MB/s',
+            shared_link=communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}'),
             host_limit='64MiB',
             progress=lines,
         )
@@ -98,6 +100,7 @@ def train(way: str, communicator: object) -> dict[str, object]:
     }
     if opened is not None:
         found['state'] = opened.state
+        found['link'] = dataclasses.asdict(opened.profile.link)
         found['maps'] = repr(opened.plan.maps)
         found['peak_bytes'] = opened.statistics()['peak_bytes']
         found['host_limit_bytes'] = opened.options.host_limit_bytes

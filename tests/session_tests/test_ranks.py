@@ -65,6 +65,10 @@ def test_all_follow_the_plan_of_the_first(count, tmp_path):
         assert one['state'] == 'guided'
         assert one['maps'] == found[0]['maps'] and "'swap'" in one['maps']
         assert one['peak_bytes'] <= LIMIT_BYTES
+        link = one['link']
+        assert link['ranks'] == count
+        rates = link['d2h_bytes_per_second'], link['h2d_bytes_per_second']
+        assert all(rate < 0.8 * 400e6 for rate in rates)  # together
         assert one['host_limit_bytes'] == 2**26 // count
         assert not lines_with(one, 'alone')
 

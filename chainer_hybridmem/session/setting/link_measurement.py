@@ -8,6 +8,7 @@ from typing import NamedTuple
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.sharing import share_link
 from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 
@@ -56,10 +57,16 @@ class LinkMeasurement:
         free_bytes = device.memory.limit_bytes - device.memory.used_bytes
         if free_bytes < MEASURING_BYTES:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
-        together = self._ranks is not None and self._ranks.meet(Topic('link'))
+        came: list[bool] = []
+
+        def gather() -> None:
+            """Ranks that share a link copy at the same moment."""
+            if self._ranks is not None:
+                came.append(self._ranks.meet(Topic('link')))
+
         try:
-            ram = measure_link(device)
-            disk = measure_link(device, tier=Tier.DISK)
+            ram = measure_link(device, gather=gather)
+            disk = measure_link(device, tier=Tier.DISK, gather=gather)
         except MemoryError:
             self._tell('no memory to measure the link: profiled later')
             return None
@@ -70,16 +77,9 @@ class LinkMeasurement:
         if self._ranks is None:
             return Links(link, disk)
         count = self._ranks.count
-        link = _of_ranks(link, count, together)
-        return Links(link, disk and _of_ranks(disk, count, together))
-
-
-def _of_ranks(link: Link, count: int, together: bool) -> Link:
-    """What one rank has while all copy; measured so, or as its equal part."""
-    if not together:
-        link = dataclasses.replace(
-            link,
-            d2h_bytes_per_second=link.d2h_bytes_per_second / count,
-            h2d_bytes_per_second=link.h2d_bytes_per_second / count,
-        )
-    return link
+        if all(came):  # this is what one rank has while all copy
+            return Links(
+                dataclasses.replace(link, ranks=count),
+                disk and dataclasses.replace(disk, ranks=count),
+            )
+        return Links(share_link(link, count), disk and share_link(disk, count))
