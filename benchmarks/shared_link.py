@@ -40,18 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--mib', type=int, default=64, help='MiB that each one copies')
 
 
-def main(args: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> int:
     """Measures every case and saves the table."""
-    rows = saving.Rows('shared_link', mib=args.mib, repeats=args.repeats)
-    maps = (args.mib << 20) // MAP_BYTES
+    rows = saving.Rows('shared_link', mib=options.mib, repeats=options.repeats)
+    maps = (options.mib << 20) // MAP_BYTES
     for rate in RATES:
         for processes, link, both in (
             (1, None, False),
             *((n, NAME, False) for n in PROCESSES),
             *((n, NAME, True) for n in PROCESSES[1:]),
         ):
-            rows.add(row := measure(rate, processes, link, both, maps, args.repeats))
+            rows.add(row := measure(rate, processes, link, both, maps, options.repeats))
             print(row, flush=True)
+    return 0
 
 
 def measure(

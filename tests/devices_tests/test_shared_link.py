@@ -307,8 +307,19 @@ def test_what_a_killed_process_has_left_is_used_again(name, start):
         SharedLink(name, 2 * RATE)
     victim.kill()
     victim.wait()
-    assert os.path.exists(_path(name))
     SharedLink(name, 2 * RATE).close()
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_link(name, start):
+    victim = start(BEGIN, "link = SharedLink(name, rate); print('open', flush=True)\n"
+                   'time.sleep(3600)')  # fmt: skip
+    assert victim.stdout.readline() == 'open\n'
+    SharedLink(f'{name}-other', 1e6).close()
+    assert os.path.exists(_path(name))  # it is in use
+    victim.kill()
+    victim.wait()
+    SharedLink(f'{name}-other', 1e6).close()
+    assert not os.path.exists(_path(name))
 
 
 def test_a_process_that_ends_without_closing_leaves_no_file(name, start):

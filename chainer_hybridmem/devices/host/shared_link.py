@@ -22,6 +22,7 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import glob
 import mmap
 import os
 import re
@@ -55,15 +56,9 @@ _files: dict[str, _LinkFile] = {}
 class _LinkFile:
     """The file of one link, open in this process.
 
-    Args:
-        path: Of the file.
-
     Attributes:
         numbers (memoryview): What the file holds.
         own (set of int): Places of this process.
-
-    Raises:
-        OSError: If there is none, and none can be made.
     """
 
     def __init__(self, path: str) -> None:
@@ -104,14 +99,12 @@ class _LinkFile:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 + place)
         except (BlockingIOError, PermissionError):
             return True
-        for first in _ENDS:
-            self.numbers[first + place] = 0.0
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, 1 + place)
+        self.give_place(place)
         return False
 
     def in_use(self) -> list[int]:
         """Places of users that live."""
-        return [p for p in range(int(self.numbers[_USERS])) if self.uses(p)]
+        return list(filter(self.uses, range(int(self.numbers[_USERS]))))
 
     def take_place(self, name: str, bandwidth: float) -> int:
         """A free place; the first user sets the bandwidth.
@@ -141,7 +134,7 @@ class _LinkFile:
         return place
 
     def give_place(self, place: int) -> None:
-        """Frees a place of this process."""
+        """Frees a place of this process, or of one that has died."""
         self.own.discard(place)
         for first in _ENDS:
             self.numbers[first + place] = 0.0
@@ -154,7 +147,7 @@ class _LinkFile:
                 os.unlink(self._path)
 
     def close(self) -> None:
-        """Ends all locks of this process, too."""
+        """Ends all locks of this process."""
         self.numbers.release()
         self._memory.close()
         os.close(self._fd)
@@ -190,8 +183,8 @@ class Lane:
         with self._file.locked():
             now = time.perf_counter()
             if not self._advance(now):
-                earliest = max(begin, now - LATE_SECONDS)
-                numbers[self._clock] = max(numbers[self._clock], min(earliest, now))
+                earliest = min(max(begin, now - LATE_SECONDS), now)
+                numbers[self._clock] = max(numbers[self._clock], earliest)
             self._end = numbers[self._carried] + nbytes
             numbers[self._first + self._place] = self._end
 
@@ -280,7 +273,7 @@ class SharedLink:
 
     def __init__(self, name: str, bandwidth: float) -> None:
         self.name = name
-        self._path = _path_of(name)
+        self._path = _path_of(check_name(name))
         try:
             with _visit(self._path) as file:
                 self._place = file.take_place(name, bandwidth)
@@ -307,6 +300,7 @@ def _visit(path: str) -> Iterator[_LinkFile]:
     with _turn:
         if path not in _files:
             _files[path] = _LinkFile(path)
+            _remove_abandoned()
         else:
             _files[path].lock()
         file = _files[path]
@@ -319,6 +313,20 @@ def _visit(path: str) -> Iterator[_LinkFile]:
                 del _files[path]
                 file.remove_unused()
                 file.close()
+
+
+def _remove_abandoned() -> None:
+    """Removes the files of processes that were killed."""
+    for path in glob.glob(_path_of('*')):
+        if path in _files:
+            continue
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:  # the lock of all bytes: there is no user, and none may come meanwhile
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+            finally:
+                os.close(fd)
 
 
 def check_name(name: object) -> str:
@@ -336,11 +344,10 @@ def check_name(name: object) -> str:
 
 
 def _path_of(name: str) -> str:
-    """Where all processes of this user find a link."""
-    folder = _SHARED_FOLDER
-    if not os.access(folder, os.W_OK):
-        folder = tempfile.gettempdir()
-    return os.path.join(folder, f'chainer_hybridmem-{os.geteuid()}-{check_name(name)}')
+    """Where all processes of this user find a link; ``*`` stands for any name."""
+    writable = os.access(_SHARED_FOLDER, os.W_OK)
+    folder = _SHARED_FOLDER if writable else tempfile.gettempdir()
+    return os.path.join(folder, f'chainer_hybridmem-{os.geteuid()}-{name}')
 
 
 def _open_locked(path: str) -> int:
