@@ -101,8 +101,8 @@ def _measure(
         outward.append(bench.run(*[large.out] * repeats))
         gather()
         inward.append(bench.run(*[large.back] * repeats))
+        gather()  # also without a second buffer: others may have one
         if second is not None:
-            gather()
             both.append(bench.run(*[large.out, second.back] * repeats))
     out_seconds = statistics.median(sum(run.copies) for run in outward[1:]) / repeats
     in_seconds = statistics.median(sum(run.copies) for run in inward[1:]) / repeats
