@@ -43,6 +43,17 @@ BENCHMARKS = (
         ('host_os_limit.json',),
     ),
     Benchmark('host_limit', 'less and less RAM for host copies', ('host_limit.json',)),
+    Benchmark(
+        'shared_link',
+        'rates and shares of processes that share a throttled link',
+        ('shared_link.json',),
+    ),
+    Benchmark(
+        'ranks_measured',
+        'processes that share a link and know of each other, measured over MPI',
+        ('ranks_measured.json',),
+        'an MPI',
+    ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
         'varying_lengths',
@@ -99,6 +110,11 @@ BENCHMARKS = (
         'algorithms',
         'algorithms of convolutions chosen with the plan, on modelled GPUs',
         ('algorithms.json',),
+    ),
+    Benchmark(
+        'ranks',
+        'several GPUs on one link: plans that know it, plans that do not, the bound',
+        ('ranks.json',),
     ),
     Benchmark(
         'largest_batch',

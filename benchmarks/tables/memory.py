@@ -160,6 +160,29 @@ def host_limit(body: Body) -> str:
     )
 
 
+def shared_link(body: Body) -> str:
+    """Returns how evenly processes share a link, and how exactly it keeps its rate."""
+    head = ['link', 'processes', 'copies', 'rate off by', 'worst']
+    head += ['shares', 'worst share off by', "processor's time", 'without throttle']
+    return table(
+        head,
+        [
+            [
+                f'{row["bandwidth"]}, {row["link"]}',
+                row['processes'],
+                'both ways' if row['both_ways'] else 'out',
+                overhead(row['rate_error'], 2),
+                overhead(row['worst_rate_error'], 2),
+                f'{percent(row["least_share"])} to {percent(row["largest_share"])}',
+                percent(row['worst_share_error']),
+                percent(row['cpu_share']),
+                percent(row['unthrottled_cpu_share']),
+            ]
+            for row in body['rows']
+        ],
+    )
+
+
 def multiloading(body: Body) -> str:
     """Returns what a forward pass without backward saves of the sum of all blobs."""
     head = ['network', 'sum of all blobs', '`run`', '`last-use`', '`in-place`']
@@ -276,6 +299,18 @@ SECTIONS = (
         The host limit is a share of what `swap-all` swaps. Some measured times are
         far from the prediction; the file does not say why.""",
         host_limit,
+    ),
+    Section(
+        ('shared_link',),
+        'Processes that share a link',
+        """Each process copies 64 MiB in maps of 4 MiB, all at the same time, on a link
+        throttled with `link_bandwidth` and shared with `shared_link`. *Rate*: of all
+        together, from the first beginning to the last end, over the throttle, in the
+        worse direction. *Shares*: of what the link carries until the first process is
+        done; *off by* is relative to the equal share. *Processor's time*: of all
+        processes, per second of copying, beside what the same copies take without a
+        throttle. Medians, and the worst runs. The machine was busy with other work.""",
+        shared_link,
     ),
     Section(
         ('crossing',),

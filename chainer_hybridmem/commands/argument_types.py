@@ -29,6 +29,16 @@ def positive(text: str) -> int:
     return number
 
 
+def ranks(text: str) -> int:
+    """Turns an argument into a number of processes on one link."""
+    from chainer_hybridmem.records.sharing import check_ranks
+
+    try:
+        return check_ranks(positive(text), 'it')
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f'{text!r}: {error}') from error
+
+
 def size(text: str) -> int:
     """Turns an argument such as ``16GB`` into bytes."""
     number = _bytes_of(text)

@@ -12,6 +12,7 @@ from chainer_hybridmem.commands.argument_types import (
     bandwidth,
     host_size,
     positive,
+    ranks,
     rule,
     size,
     splitting,
@@ -91,6 +92,11 @@ def add_memory(group: Any) -> None:
         type=bandwidth,
         metavar='RATE',
         help='slow swapping down, such as 2GB/s; default as it is',
+    )
+    group.add_argument(
+        '--shared-link',
+        metavar='NAME',
+        help='share --link-bandwidth with all processes that give this name',
     )
     group.add_argument(
         '--swap-dir',
@@ -187,6 +193,17 @@ def add_rules(parser: Any) -> None:
         help='what plans may do with the feature maps of layers or functions: keep, '
         "swap, recompute, no keep, no swap, no recompute, 'at most SIZE'; may be given "
         'several times',
+    )
+
+
+def add_sharing(parser: Any) -> None:
+    """Adds ``--shared-by`` of the commands that plan."""
+    parser.add_argument(
+        '--shared-by',
+        type=ranks,
+        metavar='N',
+        help='plan for N equal processes that copy over the same link at the same '
+        'time; default: as many as the profile says',
     )
 
 

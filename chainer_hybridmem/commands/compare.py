@@ -11,6 +11,7 @@ from chainer_hybridmem.commands import argument_types, arguments, base, outputs,
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
 from chainer_hybridmem.records import library
+from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting import canvas, comparison_plot
 from chainer_hybridmem.reporting.comparison import comparison, summary
 from chainer_hybridmem.terminal import printable
@@ -61,6 +62,7 @@ class CompareCommand(base.Command):
         arguments.add_host_limit(parser)
         arguments.add_splitting(parser)
         arguments.add_rules(parser)
+        arguments.add_sharing(parser)
         parser.add_argument(
             '-o',
             '--output',
@@ -89,6 +91,7 @@ class CompareCommand(base.Command):
             args.host_limit,
             args.splitting,
             args.rules,
+            args.shared_by,
         )
         cases = [
             Case(path, problem, limit)
@@ -150,6 +153,7 @@ def read_problems(
     host_limit_bytes: int | None = None,
     splitting: bool | str = 'exact',
     rules: Any = None,
+    shared_by: int | None = None,
 ) -> dict[str, Problem]:
     """The profiles, ready to be planned without compiling anything.
 
@@ -163,7 +167,7 @@ def read_problems(
 
     problems = {
         path: make_problem(
-            library.load_profile(path),
+            share_links(library.load_profile(path), shared_by),
             cross_iteration,
             host_limit_bytes,
             splitting,

@@ -11,11 +11,13 @@ from chainer_hybridmem.commands import (
     arguments,
     base,
     estimating,
+    node_table,
     outputs,
 )
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.link_rows import sharing_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
@@ -56,6 +58,7 @@ class EstimateCommand(base.Command):
         arguments.add_network(parser.add_argument_group('network'))
         device = parser.add_argument_group('device')
         estimating.add_device(device)
+        node_table.add(parser.add_argument_group('several GPUs'))
         device.add_argument(
             '--algorithms',
             action='store_true',
@@ -87,6 +90,7 @@ class EstimateCommand(base.Command):
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)
+        args = node_table.resolve(args)
         _check_algorithms(args)
         check_batchsize(args.batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
@@ -100,6 +104,7 @@ class EstimateCommand(base.Command):
             )
 
         steps = len(methods) * (1 + args.largest) + args.algorithms
+        steps += args.ranks is not None
         with estimating.open_progress(args, steps) as progress:
             sampled, estimator = estimating.obtain(args, progress)
             decided = None
@@ -122,6 +127,11 @@ class EstimateCommand(base.Command):
                 *(sampled, estimator, problem, limit_bytes, methods, args.largest),
                 progress,
             )
+            if args.ranks is not None:
+                progress.step('planning for several GPUs')
+                figures['ranks'] = node_table.summarise(
+                    problem, limit_bytes, planner, args, progress
+                )
         if decided is not None:
             figures['algorithms'] = decided.figures
         outputs.publish(_text(figures, args.largest), figures, args.json)
@@ -242,6 +252,8 @@ def _text(figures: dict[str, Any], largest: bool) -> str:
         named_values(title, _values(figures)),
         table(HEADERS[:keep], [row[:keep] for row in rows]),
     ]
+    if 'ranks' in figures:
+        parts.append(node_table.describe(figures['ranks']))
     reasons = dict.fromkeys(r['reason'] for r in figures['methods'] if not r['fits'])
     return '\n\n'.join([*parts, '\n'.join(reasons)]).rstrip()
 
@@ -271,6 +283,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('feature maps', format_bytes(f['feature_map_bytes'])),
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
         ('times', times),
+        *sharing_rows(f['link']['ranks'], 'link shared by'),
         *(algorithms.describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', f'batch sizes {first} and {second}'),
         *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
     arguments.add_limit(
         group, limit, default="the GPU's memory or, on a CPU, all the RAM"
     )
+    arguments.add_sharing(group)
     group.add_argument(
         '--convolution',
         choices=('cudnn', 'im2col'),
@@ -132,7 +134,7 @@ def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estim
     estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
     if args.images_per_second is not None:
         estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
-    return sampled, estimator
+    return sampled, dataclasses.replace(estimator, ranks=args.shared_by)
 
 
 def device_bytes(estimator: Estimator) -> int:

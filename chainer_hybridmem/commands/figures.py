@@ -47,6 +47,7 @@ def profile_figures(problem: Problem) -> dict[str, Any]:
             'latency_seconds': link.latency_seconds,
             'd2h_bytes_per_second': link.d2h_bytes_per_second,
             'h2d_bytes_per_second': link.h2d_bytes_per_second,
+            'ranks': link.ranks,
         },
     }
 

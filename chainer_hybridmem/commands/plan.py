@@ -14,6 +14,7 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
@@ -56,6 +57,7 @@ class PlanCommand(base.Command):
         arguments.add_host_limit(parser)
         arguments.add_splitting(parser)
         arguments.add_rules(parser)
+        arguments.add_sharing(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         arguments.add_json(parser)
 
@@ -90,9 +92,8 @@ class PlanCommand(base.Command):
             )
         inputs = [path for path in (args.profile, args.manual) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
-        profile = library.load_profile(args.profile)
         problem = make_problem(
-            profile,
+            share_links(library.load_profile(args.profile), args.shared_by),
             args.cross_iteration,
             args.host_limit,
             args.splitting,

@@ -10,6 +10,7 @@ from typing import Any
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.link_rows import sharing_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
@@ -56,6 +57,7 @@ class ProfileCommand(base.Command):
             args.swap_dir,
             args.host_limit,
             args.disk_bandwidth,
+            args.shared_link,
         )
         # The session has a line for each iteration.
         with Progress(args.iterations, sys.stderr, plain=False) as progress:
@@ -102,6 +104,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),
         ('swap-out', _rate(link['d2h_bytes_per_second'])),
         ('swap-in', _rate(link['h2d_bytes_per_second'])),
+        *sharing_rows(link['ranks']),
         ('copy latency', format_seconds(link['latency_seconds'])),
         ('s / iteration, in-core', format_seconds(f['in_core_seconds'])),
         *(

@@ -59,6 +59,7 @@ class Memory:
         swap_dir (str or None): Folder for swapped feature maps.
         host_limit_bytes (int or None): Most bytes of RAM for them.
         disk_bandwidth (float or None): Bytes per second.
+        shared_link (str or None): Name of a link that processes share.
     """
 
     limit_bytes: int
@@ -67,6 +68,7 @@ class Memory:
     swap_dir: str | None = None
     host_limit_bytes: int | None = None
     disk_bandwidth: float | None = None
+    shared_link: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +135,7 @@ def open_session(
         progress=progress or False,
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
+        shared_link=memory.shared_link,
     )
     return RecordingSession(model, options, parts, timed)
 

@@ -83,6 +83,7 @@ class VerifyCommand(base.Command):
             args.swap_dir,
             args.host_limit,
             args.disk_bandwidth,
+            args.shared_link,
         )
         with Progress(2 * args.iterations, sys.stderr) as progress:
             limited, other = (
@@ -193,6 +194,7 @@ def train_limited(
         link_bandwidth=memory.link_bandwidth,
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
+        shared_link=memory.shared_link,
         progress=progress.lines,
         verify=iterations,
         rules=rules,

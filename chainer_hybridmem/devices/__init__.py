@@ -45,6 +45,7 @@ def open_device(
     swap_dir: str | None = None,
     host_limit_bytes: int | None = None,
     disk_bandwidth: float | None = None,
+    shared_link: str | None = None,
 ) -> Device:
     """Opens a device by name.
 
@@ -55,9 +56,11 @@ def open_device(
         swap_dir: Folder for swapped feature maps of the host device.
         host_limit_bytes: Most bytes of host memory for swapped feature maps.
         disk_bandwidth: Throttle of copies to and from ``swap_dir``, likewise.
+        shared_link: Name under which devices of several processes share that throttle.
 
     Raises:
         UnknownNameError: If no device has this name.
+        OptionError: If it cannot do what the others say.
     """
     kind, device_id = parse_device(spec)
     if kind == 'host':
@@ -67,6 +70,7 @@ def open_device(
             swap_dir,
             host_limit_bytes=host_limit_bytes,
             disk_bandwidth=disk_bandwidth,
+            shared_link=shared_link,
         )
     # CuPy is looked for only here: most machines that plan have none.
     from chainer_hybridmem.devices.cuda.device import CudaDevice
@@ -78,4 +82,5 @@ def open_device(
         swap_dir,
         host_limit_bytes,
         disk_bandwidth,
+        shared_link,
     )

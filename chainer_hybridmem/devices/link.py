@@ -37,7 +37,10 @@ _NOTICEABLE = 0.03  # a smaller loss of speed is noise, even where all runs agre
 
 
 def measure_link(
-    device: Device, nbytes: int = 2**24, tier: Tier = Tier.RAM
+    device: Device,
+    nbytes: int = 2**24,
+    tier: Tier = Tier.RAM,
+    gather: Callable[[], object] = lambda: None,
 ) -> Link | None:
     """Latency, bandwidths, and what copies and compute cost each other.
 
@@ -49,6 +52,8 @@ def measure_link(
         device: Open, installed or not.
         nbytes: Of the largest copy; less where the link is slow or memory short.
         tier: Where the copies go.
+        gather: Called before copies are timed: where several processes share a link, it
+            waits until all are there.
 
     Returns:
         Link: None if there is no room for two small copies in this tier.
@@ -61,14 +66,20 @@ def measure_link(
     nbytes -= nbytes % device.offsets.alignment_bytes  # or allocations would be larger
     with device.memory.without_reclaim():
         try:
-            return _measure(device, nbytes, tier, buffers)
+            return _measure(device, nbytes, tier, buffers, gather)
         finally:
             device.clock.synchronize()
             for buffer in buffers:
                 buffer.close()
 
 
-def _measure(device: Device, nbytes: int, tier: Tier, buffers: list[_Buffer]) -> Link:
+def _measure(
+    device: Device,
+    nbytes: int,
+    tier: Tier,
+    buffers: list[_Buffer],
+    gather: Callable[[], object],
+) -> Link:
     bench = _Bench(device)
     small = _Buffer(device, _LEAST_BYTES, tier)
     buffers.append(small)
@@ -86,8 +97,11 @@ def _measure(device: Device, nbytes: int, tier: Tier, buffers: list[_Buffer]) ->
     alone, outward, inward, both = [], [], [], []
     for _ in range(_REPEATS):
         alone.append(bench.run())
+        gather()
         outward.append(bench.run(*[large.out] * repeats))
+        gather()
         inward.append(bench.run(*[large.back] * repeats))
+        gather()  # also without a second buffer: others may have one
         if second is not None:
             both.append(bench.run(*[large.out, second.back] * repeats))
     out_seconds = statistics.median(sum(run.copies) for run in outward[1:]) / repeats

@@ -17,17 +17,29 @@ from chainer_hybridmem.estimation.estimator import (
     ways,
 )
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
+from chainer_hybridmem.estimation.nodes import (
+    Node,
+    all_reduce_bytes,
+    load_node,
+    node_names,
+    with_all_reduce,
+)
 
 __all__ = [
     'MOST_PICTURES',
     'DeviceModel',
     'Estimator',
+    'Node',
     'SamplePair',
+    'all_reduce_bytes',
     'check_algorithms',
     'check_ascending',
     'check_batchsize',
     'load_device_model',
+    'load_node',
     'lower_to_cudnn',
     'model_names',
+    'node_names',
     'ways',
+    'with_all_reduce',
 ]

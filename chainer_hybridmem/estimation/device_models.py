@@ -72,7 +72,7 @@ class DeviceModel:
 
 def model_names() -> list[str]:
     """Names that :func:`load_device_model` knows."""
-    return list(_catalogue()['models'])
+    return list(read_catalogue()['models'])
 
 
 def load_device_model(name: str) -> DeviceModel:
@@ -86,7 +86,7 @@ def load_device_model(name: str) -> DeviceModel:
         UnknownNameError: If it is neither.
         FormatError: If the file cannot be used, naming what is wrong.
     """
-    catalogue = _catalogue()
+    catalogue = read_catalogue()
     if name in catalogue['models']:
         return _model(name, catalogue['models'][name])
     if name.lower().endswith('.json') or os.path.sep in name or os.path.isfile(name):
@@ -111,7 +111,8 @@ def load_device_model(name: str) -> DeviceModel:
 
 
 @functools.lru_cache(maxsize=1)
-def _catalogue() -> dict[str, Any]:
+def read_catalogue() -> dict[str, Any]:
+    """Models, their defaults and nodes, as the package's file has them."""
     folder = importlib.resources.files('chainer_hybridmem.estimation')
     text = folder.joinpath(_DATA).read_text(encoding='utf-8')
     return files.parse(text, FORMAT_OF_ALL, VERSION)
@@ -119,7 +120,7 @@ def _catalogue() -> dict[str, Any]:
 
 def _model(name: str, given: dict[str, Any]) -> DeviceModel:
     """Checks a model's values and fills in what it leaves to the defaults."""
-    defaults = _catalogue()['defaults']
+    defaults = read_catalogue()['defaults']
     known = {field.name for field in dataclasses.fields(DeviceModel)} - {'name'}
     for key in given:
         if key not in known:
@@ -159,7 +160,8 @@ def _model(name: str, given: dict[str, Any]) -> DeviceModel:
 
 
 def _link(name: str, body: dict[str, Any]) -> Link:
-    fields = dataclasses.fields(Link)
+    # What one GPU has while no other copies: how many share it is asked for each time.
+    fields = [field for field in dataclasses.fields(Link) if field.name != 'ranks']
     names = {field.name for field in fields}
     needed = {field.name for field in fields if field.default is dataclasses.MISSING}
     if not needed <= set(body) <= names:
@@ -167,7 +169,9 @@ def _link(name: str, body: dict[str, Any]) -> Link:
     for share in ('duplex_share', 'd2h_compute_share', 'h2d_compute_share'):
         if not 0 < _number(name, share, body.get(share, 1.0)) <= 1:
             raise _wrong(name, f'{share} is {body[share]}, not in (0, 1]')
-    optional = {key: float(value) for key, value in body.items() if key not in needed}
+    optional: dict[str, Any] = {
+        key: float(value) for key, value in body.items() if key not in needed
+    }
     return Link(
         latency_seconds=_not_negative(name, body, 'latency_seconds'),
         d2h_bytes_per_second=_positive(name, body, 'd2h_bytes_per_second'),

@@ -25,6 +25,7 @@ from chainer_hybridmem.estimation.recomputing import (
     with_whole_forwards,
 )
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.sharing import share_links
 
 KIND = 'estimate'
 MOST_PICTURES = 2**24
@@ -116,6 +117,8 @@ class Estimator:
             Without a model recipes are as recorded whatever it says.
         factor (float): All compute times are multiplied by it.
         calibration (dict or None): What ``factor`` comes from.
+        ranks (int or None): Processes that share the link; None for as many as the
+            model or the recording has.
     """
 
     samples: SamplePair
@@ -124,6 +127,7 @@ class Estimator:
     recompute: str = PASS
     factor: float = 1.0
     calibration: dict[str, Any] | None = None
+    ranks: int | None = None
 
     @classmethod
     def make(
@@ -227,6 +231,7 @@ class Estimator:
             profile = with_seconds(profile, chosen)
             # How functions run in parts is known of the recording's device only.
             profile = dataclasses.replace(profile, link=self.model.link, splits=())
+        profile = share_links(profile, self.ranks)
         return dataclasses.replace(
             profile,
             operations=tuple(

@@ -6,6 +6,7 @@ Other packages add theirs with an entry point in the group
 
 from chainer_hybridmem.planners.make import make_plan
 from chainer_hybridmem.planners.planner import Planner
+from chainer_hybridmem.planners.ranks import RankPlans, plan_ranks, retime
 from chainer_hybridmem.planners.registry import (
     DEFAULT,
     PLANNERS,
@@ -22,6 +23,7 @@ __all__ = [
     'DEFAULT',
     'PLANNERS',
     'Planner',
+    'RankPlans',
     'check_name',
     'check_options',
     'find_planner',
@@ -30,4 +32,6 @@ __all__ = [
     'names',
     'needs_options',
     'options_of',
+    'plan_ranks',
+    'retime',
 ]

@@ -259,6 +259,8 @@ class Link:
         h2d_compute_share (float): Likewise beside a swap-in.
         issue_seconds (float): Time the host needs to issue one copy; zero where
             issuing is computing.
+        ranks (int): Processes that copy over it at the same time; the rates are what
+            each of them has while all copy.
     """
 
     latency_seconds: float
@@ -268,6 +270,7 @@ class Link:
     d2h_compute_share: float = 1.0
     h2d_compute_share: float = 1.0
     issue_seconds: float = 0.0
+    ranks: int = 1
 
     def d2h_seconds(self, nbytes: int) -> float:
         """Seconds one swap-out of ``nbytes`` takes on a free link."""

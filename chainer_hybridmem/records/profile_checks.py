@@ -175,7 +175,10 @@ def _check_functions_in_parts(profile: Profile) -> None:
 
 def _check_link(link: Link) -> None:
     for name, value in dataclasses.asdict(link).items():
-        if name.endswith('_share'):
+        if name == 'ranks':
+            fits = type(value) is int and value >= 1
+            rule = 'a whole number, one or more'
+        elif name.endswith('_share'):
             fits, rule = 0 < value <= 1, 'above zero and at most one'
         elif name.endswith('_per_second'):
             fits, rule = 0 < value < math.inf, 'above zero'

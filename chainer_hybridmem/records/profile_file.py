@@ -73,9 +73,12 @@ def parse_profile(text: str) -> Profile:
 def _read_link(body: Any) -> Link:
     names = [field.name for field in dataclasses.fields(Link)]
     for name in names:
-        if not isinstance(body, dict) or name not in body:
+        if not isinstance(body, dict) or name not in {'ranks': 1, **body}:
             raise files.broken('profile', f'its link lacks {name}')
     for name in body:
         if name not in names:
             raise files.broken('profile', f'its link has an unknown figure {name!r}')
-    return Link(**{name: float(body[name]) for name in names})
+    # Files from before links were shared lack it. What is no number is refused later.
+    ranks = body.get('ranks', 1)
+    figures = {name: float(body[name]) for name in names if name != 'ranks'}
+    return Link(**figures, ranks=ranks)

@@ -184,6 +184,8 @@ class Session:
         self._thread.end()
         try:
             self._planning.search.stop()
+            if self._runtime.ranks is not None:
+                self._runtime.ranks.close()
             message = self._explainer.explain(error, self._hook, self.iterations + 1)
             self._runtime.instruments.discard()
             if isinstance(error, MemoryError):  # or who keeps it, keeps the graph

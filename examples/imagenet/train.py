@@ -334,11 +334,26 @@ def add_extensions(
     trainer: chainer.training.Trainer, args: argparse.Namespace
 ) -> Any | None:
     """Adds Chainer's usual extensions and, unless told not to, HybridMemory."""
+    add_log(trainer, args)
+    if args.snapshot_interval != 0:
+        trainer.extend(extensions.snapshot(), trigger=snapshot_trigger(args))
+    return add_memory(trainer, args)
+
+
+def add_log(trainer: chainer.training.Trainer, args: argparse.Namespace) -> None:
+    """Adds the log and the table."""
     log = (args.log_interval, 'iteration')
     trainer.extend(extensions.LogReport(trigger=log))
     trainer.extend(extensions.PrintReport(columns(args), out=sys.stdout), trigger=log)
-    if args.snapshot_interval != 0:
-        trainer.extend(extensions.snapshot(), trigger=snapshot_trigger(args))
+
+
+def add_memory(
+    trainer: chainer.training.Trainer,
+    args: argparse.Namespace,
+    communicator: Any = None,
+    link: str | None = None,
+) -> Any | None:
+    """Adds HybridMemory, unless told not to; ``link`` names what processes share."""
     if args.no_hybridmem:
         return None
     options = {} if args.time_budget is None else {'time_budget': args.time_budget}
@@ -347,7 +362,9 @@ def add_extensions(
         planner=args.planner,
         link_bandwidth=args.link_bandwidth,
         swap_dir=args.swap_dir,
-        progress=True,
+        shared_link=link if args.link_bandwidth else None,
+        communicator=communicator,
+        progress=communicator is None or communicator.rank == 0,
         **options,
     )
     trainer.extend(extension)

@@ -1,6 +1,7 @@
 """``hybridmem profile``."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -106,12 +107,13 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
         *arguments,
         *('--arch', 'alexnet', '--insize', '67', '--batchsize', '1'),
         *('--memory-limit', '2GB', '--link-bandwidth', '100MB/s', '--swap-dir', '.'),
-        *('--json', '-'),
+        *('--shared-link', f'test-{os.getpid()}', '--json', '-'),
     )
     assert status == 0, err
     figures = json.loads(out)
     assert figures['insize'] == 67
     assert figures['link']['h2d_bytes_per_second'] == pytest.approx(1e8, rel=0.3)
+    assert library.load_profile('p.json').device['link_is_shared'] is True
 
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
@@ -153,6 +155,7 @@ def test_refused(arguments, options, expected, folder, refused):
     'options, expected',
     [
         (('--memory-limit', '100kB'), 'do not fit'),
+        (('--shared-link', 'bus0'), 'there is no link_bandwidth to share'),
         (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
         (('--arch', 'own_networks:Restless', '--iterations', '5'), 'Nothing has been'),
     ],

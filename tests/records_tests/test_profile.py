@@ -206,6 +206,10 @@ def test_an_event_of_nothing(event: int) -> None:
         ('d2h_compute_share', 1.01),
         ('h2d_compute_share', math.nan),
         ('issue_seconds', -1e-6),
+        ('ranks', 0),
+        ('ranks', 1.5),
+        ('ranks', True),
+        ('ranks', 'two'),
     ],
 )
 def test_a_link_that_cannot_be(field: str, value: float) -> None:
@@ -310,6 +314,19 @@ def test_seconds_of_a_copy() -> None:
     link = Link(0.5, 10.0, 20.0)
     assert link.d2h_seconds(40) == 4.5
     assert link.h2d_seconds(40) == 2.5
+
+
+def test_a_shared_link_in_a_file() -> None:
+    profile = toys.chain(3)
+    link = dataclasses.replace(profile.link, ranks=4)
+    shared = dataclasses.replace(profile, link=link)
+    assert parse_profile(serialise_profile(shared)).link == link
+
+
+def test_links_of_older_files_are_not_shared() -> None:
+    older = body()
+    del older['link']['ranks']
+    assert read(older).link.ranks == 1
 
 
 # -- arbitrary damage ---------------------------------------------------------------

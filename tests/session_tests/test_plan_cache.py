@@ -278,6 +278,14 @@ def test_other_options(options, folder):
     assert begin(folder, **options) == (0, '')
 
 
+def test_a_link_that_is_shared_and_not_its_name(data, tmp_path):
+    shared = {'link_bandwidth': '1GB/s', 'shared_link': f'test-{os.getpid()}'}
+    train(tmp_path, data[: LEARNING + 1], **shared)
+    assert begin(tmp_path, **shared)[0] == 1
+    assert begin(tmp_path, **{**shared, 'shared_link': f'other-{os.getpid()}'})[0] == 1
+    assert begin(tmp_path, link_bandwidth='1GB/s') == (0, '')
+
+
 @pytest.mark.parametrize(
     ('changed', 'new'),
     [

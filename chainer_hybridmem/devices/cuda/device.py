@@ -37,6 +37,7 @@ class CudaDevice(Device):
         swap_dir: Must be None: feature maps are swapped to pinned memory.
         host_limit_bytes: Most bytes of pinned memory for them; None is no limit.
         disk_bandwidth: Must be None: there is no ``swap_dir``.
+        shared_link: Must be None: GPUs share what the machine has.
 
     Raises:
         OptionError: If CuPy or a GPU is missing or an option cannot be used.
@@ -53,7 +54,13 @@ class CudaDevice(Device):
         swap_dir: str | None = None,
         host_limit_bytes: int | None = None,
         disk_bandwidth: float | None = None,
+        shared_link: str | None = None,
     ) -> None:
+        if shared_link is not None:
+            raise OptionError(
+                f'shared_link is {shared_link!r}, but GPUs share the links that the '
+                "machine has; leave it out, or use device 'cpu'."
+            )
         _check_options(limit_bytes, link_bandwidth, swap_dir, disk_bandwidth)
         self._gpu = gpu = Gpu(device_id)
         self.memory = memory = CudaMemory(gpu, limit_bytes)

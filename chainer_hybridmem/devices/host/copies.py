@@ -17,8 +17,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from chainer_hybridmem.devices.host.shared_link import LATE_SECONDS, Lane
 from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
@@ -29,7 +30,6 @@ from chainer_hybridmem.records.plan import Tier
 # other threads then spin: seldom is better.
 _STEP_SECONDS = 0.2
 AT_ONCE_BYTES = 1 << 17  # up to this size; see Note: [small copies]
-_LATE_SECONDS = 0.01  # a copy thread that woke late may make up for so much
 _LEAST_STEP_BYTES = 1 << 16
 _ALIVE_SECONDS = 1.0  # who waits looks so often whether the thread still lives
 
@@ -142,6 +142,7 @@ class CopyThread:
         bandwidth: Bytes per second that no copy exceeds; None for no limit.
         latency_seconds: What every copy takes on top.
         disk_bandwidth: Likewise for copies to and from files.
+        lane: Of a link with this bandwidth that is shared; None for one of its own.
     """
 
     def __init__(
@@ -150,8 +151,10 @@ class CopyThread:
         bandwidth: float | None,
         latency_seconds: float,
         disk_bandwidth: float | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self._name = name
+        self._lane = lane
         self._latency = latency_seconds
         self._disk_bandwidth = disk_bandwidth
         self.throttle(bandwidth)
@@ -299,19 +302,48 @@ class CopyThread:
         due = begin
         if bandwidth is None:
             copy(job.offset, job.address, nbytes)
+        elif self._lane is not None:
+            due = self._copy_shared(copy, job, begin, self._lane)
         else:
             due += nbytes / bandwidth
             _copy_in_steps(copy, job, begin, bandwidth)
-        self._free_from = max(due, time.perf_counter() - _LATE_SECONDS)
+        self._free_from = max(due, time.perf_counter() - LATE_SECONDS)
+
+    def _copy_shared(self, copy: _Copy, job: _Job, begin: float, lane: Lane) -> float:
+        """Spreads a copy over the time that the shared link takes; returns its end.
+
+        The throttle of the disk is this process's own.
+        """
+        nbytes = job.transfer.nbytes
+        bandwidth, disk = self._bandwidths[Tier.RAM], self._disk_bandwidth
+        assert bandwidth is not None
+        due = begin
+        lane.enter(nbytes, begin)
+        try:
+            for copied in _copy_steps(copy, job, bandwidth):
+                due = lane.wait(nbytes - copied)
+                if job.tier is Tier.DISK and disk is not None:
+                    due = max(due, begin + copied / disk)
+                    _sleep_until(due)
+        except BaseException:
+            lane.leave()
+            raise
+        return due
 
 
 def _copy_in_steps(copy: _Copy, job: _Job, begin: float, bandwidth: float) -> None:
+    for copied in _copy_steps(copy, job, bandwidth):
+        _sleep_until(begin + copied / bandwidth)
+
+
+def _copy_steps(copy: _Copy, job: _Job, bandwidth: float) -> Iterator[int]:
+    """Copies a step, and says how many bytes are copied by now."""
     nbytes = job.transfer.nbytes
     step = max(_LEAST_STEP_BYTES, int(bandwidth * _STEP_SECONDS))
     for start in range(0, nbytes, step):
         size = min(step, nbytes - start)
         copy(job.offset + start, job.address + start, size)
-        _sleep_until(begin + (start + size) / bandwidth)
+        yield start + size
 
 
 def _sleep_until(moment: float) -> None:

@@ -7,6 +7,7 @@ import time
 from chainer_hybridmem.devices.copies import CopyEngine
 from chainer_hybridmem.devices.host.array_data import address_of
 from chainer_hybridmem.devices.host.copies import CopyThread, HostTransfer
+from chainer_hybridmem.devices.host.shared_link import SharedLink
 from chainer_hybridmem.devices.swap_store.space import Space
 from chainer_hybridmem.devices.values import Root, Transfer
 from chainer_hybridmem.errors import SwapStoreError
@@ -19,9 +20,11 @@ class HostCopyEngine(CopyEngine):
         bandwidth: Bytes per second and direction; None for no limit.
         latency_seconds: What every copy takes on top.
         disk_bandwidth: Like ``bandwidth``, for copies to and from files.
+        shared_link: The link with this bandwidth, if others use it, too.
 
     Attributes:
         bandwidth (float or None): As given or throttled.
+        shared_link (SharedLink or None): As given.
     """
 
     def __init__(
@@ -29,11 +32,16 @@ class HostCopyEngine(CopyEngine):
         bandwidth: float | None,
         latency_seconds: float,
         disk_bandwidth: float | None,
+        shared_link: SharedLink | None = None,
     ) -> None:
         self.bandwidth = bandwidth
+        self.shared_link = shared_link
+        lanes = shared_link and (shared_link.outward, shared_link.inward)
         self._d2h, self._h2d = (
-            CopyThread(name, bandwidth, latency_seconds, disk_bandwidth)
-            for name in ('hybridmem-d2h', 'hybridmem-h2d')
+            CopyThread(name, bandwidth, latency_seconds, disk_bandwidth, lane)
+            for name, lane in zip(
+                ('hybridmem-d2h', 'hybridmem-h2d'), lanes or (None, None), strict=True
+            )
         )
         self._stall_seconds = 0.0
 
@@ -76,3 +84,5 @@ class HostCopyEngine(CopyEngine):
     def close(self) -> None:
         self._d2h.close()
         self._h2d.close()
+        if self.shared_link is not None:
+            self.shared_link.close()

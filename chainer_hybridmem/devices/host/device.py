@@ -14,6 +14,7 @@ from chainer_hybridmem.devices.host.clock import HostClock
 from chainer_hybridmem.devices.host.copy_engine import HostCopyEngine
 from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.devices.host.offsets import HostOffsets
+from chainer_hybridmem.devices.host.shared_link import SharedLink
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
 from chainer_hybridmem.devices.swap_store.tiers import TieredStore
@@ -34,9 +35,11 @@ class HostDevice(Device):
             maps; the rest goes to ``swap_dir``. None is no limit or, with
             ``swap_dir``, no memory.
         disk_bandwidth: Like ``link_bandwidth``, for copies to and from the file.
+        shared_link: Name of a link with this ``link_bandwidth``: devices that give the
+            same name share it, also those of other processes. None for an own link.
 
     Raises:
-        OptionError: If a number is out of range.
+        OptionError: If a number is out of range, or the link cannot be shared.
         SwapStoreError: If no file can be made in ``swap_dir``.
     """
 
@@ -51,6 +54,7 @@ class HostDevice(Device):
         link_latency_seconds: float = 0.0,
         host_limit_bytes: int | None = None,
         disk_bandwidth: float | None = None,
+        shared_link: str | None = None,
     ) -> None:
         _check_options(limit_bytes, link_bandwidth, link_latency_seconds)
         _check_host_options(host_limit_bytes, swap_dir, disk_bandwidth)
@@ -58,8 +62,13 @@ class HostDevice(Device):
         if disk is not None and host_limit_bytes is None:
             host_limit_bytes = 0
         self._store = TieredStore(RamStore(host_limit_bytes), disk)
+        try:
+            link = _open_link(shared_link, link_bandwidth)
+        except BaseException:
+            self._store.close()
+            raise
         self._engine = HostCopyEngine(
-            link_bandwidth, link_latency_seconds, disk_bandwidth
+            link_bandwidth, link_latency_seconds, disk_bandwidth, link
         )
         self.memory = HostMemory(limit_bytes)
         self.arrays = HostArrays(self.memory)
@@ -76,6 +85,7 @@ class HostDevice(Device):
             'numpy': numpy.__version__,
             'python': platform.python_version(),
             'link_bandwidth': self._engine.bandwidth,
+            'link_is_shared': self._engine.shared_link is not None,
             'swap_dir': self._store.describe(),
         }
 
@@ -87,8 +97,14 @@ class HostDevice(Device):
                 machine can.
 
         Raises:
-            OptionError: If the number is out of range.
+            OptionError: If the number is out of range, or the link is shared.
         """
+        link = self._engine.shared_link
+        if link is not None:
+            raise OptionError(
+                f'the link {link.name!r} is shared, and keeps its link_bandwidth; '
+                f'close the device, and open one with another shared_link.'
+            )
         _check_options(self.memory.limit_bytes, link_bandwidth, 0.0)
         self._engine.throttle(link_bandwidth)
 
@@ -107,6 +123,17 @@ def _check_options(
         raise OptionError(
             f'link_latency_seconds is {link_latency_seconds}; it must be zero or more.'
         )
+
+
+def _open_link(name: str | None, bandwidth: float | None) -> SharedLink | None:
+    if name is None:
+        return None
+    if bandwidth is None:
+        raise OptionError(
+            f'shared_link is {name!r}, but there is no link_bandwidth to share; leave '
+            f'it out, or give link_bandwidth a number of bytes per second.'
+        )
+    return SharedLink(name, bandwidth)
 
 
 def _check_host_options(

@@ -64,7 +64,9 @@ _NOT_IN_NAMES = frozenset(  # options with which the same plan is right
     {
         *('memory_limit', 'host_limit'),  # their bytes count
         *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
+        'shared_link',  # the device tells whether there is one; its name is arbitrary
         *('progress', 'improve', 'feedback', 'cache_dir', 'verify'),
+        'communicator',  # its ranks count
     }
 )
 _CONFIG = (  # of Chainer, with which a replay might give other bits
@@ -328,6 +330,7 @@ class PlanCache:
                 for field in dataclasses.fields(options)
                 if field.name not in _NOT_IN_NAMES
             },
+            'ranks_per_node': options.ranks_per_node,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }
         return json.dumps(found, sort_keys=True, default=repr)

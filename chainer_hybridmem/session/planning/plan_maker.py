@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.needless_drops import without_needless_drops
 from chainer_hybridmem.session.guides.guide import Guide
@@ -25,6 +27,7 @@ from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes
 
 ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
+OTHERS_PLAN = 'the plan of this node leaves none that fits here'
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
@@ -95,6 +98,31 @@ class PlanMaker:
             bound = lower_bound(problem, room_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
         return self._leave_to_graph(guide, problem, plan)
+
+    def take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
+        """The plan that another rank has made, if it fits here; else None.
+
+        Args:
+            guide: Whose plan it would become.
+            problem: Of its iterations here.
+            plan: For the same iterations there.
+        """
+        room_bytes = self.room_bytes(guide)
+        problem = fitted(problem, room_bytes)
+        if plan.parts != problem.parts:
+            return None
+        try:
+            check_plan(
+                problem.profile, plan, room_bytes, self._options.host_limit_bytes
+            )
+        except PlanError:
+            return None
+        if self.arena_fits(guide, problem, plan):
+            return plan
+        if not self._device.offsets.moves_in:  # without one the limit may not hold
+            return None
+        guide.arena.reject(OTHERS_PLAN)
+        return plan
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
         """Without needless drops, as far as the arena allows it."""

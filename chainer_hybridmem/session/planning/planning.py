@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import cast
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import DEFAULT, find_planner
@@ -27,6 +28,7 @@ from chainer_hybridmem.session.planning.background_search import BackgroundSearc
 from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
+from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.session.setting.user_warnings import warn_user
@@ -64,6 +66,7 @@ class Planning:
         self._options = options
         self._rules = runtime.rules
         self._tell = runtime.tell
+        self._ranks = runtime.ranks
         self._observe = observe
         self._keep = keep
         self.maker = PlanMaker(runtime.device, options, runtime.tell)
@@ -81,7 +84,9 @@ class Planning:
         self._observe(problem)
         guide.begin_planning()
         try:
-            plan = self.maker.make_plan(guide, problem)
+            plan = self._decide(
+                'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
+            )
         except InfeasibleError as error:
             if options.planner != DEFAULT:  # this one was asked for
                 raise
@@ -90,7 +95,31 @@ class Planning:
             self._tell(message)
             warn_user(message)
             return
+        assert plan is not None
         self.follow(guide, problem, plan)
+
+    def _decide(
+        self,
+        topic: str,
+        guide: Guide,
+        problem: Problem,
+        decide: Callable[[], Plan | None],
+    ) -> Plan | None:
+        """What this rank decides, or the one that plans for all on its node."""
+        ranks = self._ranks
+        if ranks is None:
+            return decide()
+        options = self._options
+        iteration = problem.profile.fingerprint()
+        about = (iteration, options.limit_bytes, options.planner)
+        plan, followed = ranks.decide(Topic(topic, about), decide)
+        if not followed or plan is None:
+            return cast('Plan | None', plan)
+        taken = self.maker.take(guide, problem, plan)
+        if taken is not None:
+            return taken
+        self._tell(f'rank {ranks.rank} plans alone: the plan of the node has no room')
+        return decide()
 
     # -- times ----------------------------------------------------------------
     @count_time
@@ -102,7 +131,12 @@ class Planning:
         seconds = simulate(problem, old).total_seconds
         plan = None
         if not guide.pace.timed_again:
-            plan = self._find_faster(guide, problem, seconds)
+            plan = self._decide(
+                'times',
+                guide,
+                problem,
+                lambda: self._find_faster(guide, problem, seconds),
+            )
         if plan is None:
             plan = dataclasses.replace(
                 old,

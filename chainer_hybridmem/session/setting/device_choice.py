@@ -28,6 +28,7 @@ def open_device_of(model: chainer.Link, options: Options) -> Device:
         options.swap_dir,
         options.host_limit_bytes,
         options.disk_bandwidth,
+        options.shared_link,
     )
 
 

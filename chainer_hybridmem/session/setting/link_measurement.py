@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.sharing import share_link
+from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
@@ -33,6 +36,7 @@ class LinkMeasurement:
 
     def __init__(self, runtime: Runtime) -> None:
         self._device = runtime.device
+        self._ranks = runtime.ranks
         self._executor = runtime.executor
         self._tell = runtime.tell
         self._links: Links | None = None
@@ -53,9 +57,16 @@ class LinkMeasurement:
         free_bytes = device.memory.limit_bytes - device.memory.used_bytes
         if free_bytes < MEASURING_BYTES:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
+        came: list[bool] = []
+
+        def gather() -> None:
+            """Ranks that share a link copy at the same moment."""
+            if self._ranks is not None:
+                came.append(self._ranks.meet(Topic('link')))
+
         try:
-            ram = measure_link(device)
-            disk = measure_link(device, tier=Tier.DISK)
+            ram = measure_link(device, gather=gather)
+            disk = measure_link(device, tier=Tier.DISK, gather=gather)
         except MemoryError:
             self._tell('no memory to measure the link: profiled later')
             return None
@@ -63,4 +74,12 @@ class LinkMeasurement:
         if link is None:
             self._tell('no host memory to measure the link: profiled later')
             return None
-        return Links(link, disk)
+        if self._ranks is None:
+            return Links(link, disk)
+        count = self._ranks.count
+        if all(came):  # this is what one rank has while all copy
+            return Links(
+                dataclasses.replace(link, ranks=count),
+                disk and dataclasses.replace(disk, ranks=count),
+            )
+        return Links(share_link(link, count), disk and share_link(disk, count))

@@ -24,6 +24,7 @@ from chainer_hybridmem.planners import (
 from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.setting.cache_folder import open_folder
+from chainer_hybridmem.session.setting.ranks import check_communicator
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
@@ -49,6 +50,9 @@ class Options:
             RAM or, with ``host_limit``, for those that RAM has no room for.
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
+        shared_link: Host device only: name of a link that processes of this machine
+            share, such as ``'bus0'``. All that give the same name and
+            ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
         improve: Whether planner ``hybrid`` goes on searching in a thread of low
             priority; what it finds is followed from the next iteration. Worth it
@@ -74,6 +78,9 @@ class Options:
             first one; see docs/guide/cache_dir.md.
         verify: How many of the first guided iterations are checked bit by bit; True:
             three. See docs/guide/checking.md.
+        communicator: ChainerMN's, where several processes train together: those of one
+            node measure their link at once and follow one plan, and ``host_limit`` is
+            that of the node; see docs/guide/data_parallel.md.
         rules: What plans may do with feature maps, by name of a layer or function,
             such as ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at
             most 2GiB'}``; see docs/guide/rules.md.
@@ -103,9 +110,11 @@ class Options:
     cross_iteration: CrossIteration = False
     host_limit: int | str | None = None
     disk_bandwidth: Any = None
+    shared_link: str | None = None
     splitting: Splitting = EXACT
     cache_dir: Any = None  # an absolute path, once it is checked
     verify: bool | int = False
+    communicator: Any = None
     rules: Any = None  # pairs of pattern and rule, once they are checked
     planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -132,6 +141,10 @@ class Options:
         self.verified_iterations = iterations_of(self.verify)
         self.limit_bytes = parse_bytes(self.memory_limit, 'memory_limit')
         self.host_limit_bytes = host_limit_bytes(self.host_limit, self.swap_dir)
+        if self.communicator is not None:
+            check_communicator(self.communicator)
+        if self.host_limit_bytes is not None:
+            self.host_limit_bytes //= self.ranks_per_node
         for name in ('link_bandwidth', 'disk_bandwidth'):
             value = getattr(self, name)
             if value is not None:
@@ -170,6 +183,11 @@ class Options:
         """
         planner_options = check_options(check_name(planner), planner_options)
         self.planner, self.planner_options = planner, planner_options
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes that train together on this machine."""
+        return 1 if self.communicator is None else int(self.communicator.intra_size)
 
     @property
     def feeds_back(self) -> bool:

@@ -14,6 +14,7 @@ from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.ranks import Ranks, open_ranks
 from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.splitting import Splitter
 
@@ -29,6 +30,7 @@ class Runtime:
         instruments (Instruments): Find something out about the iteration under way.
         rules (SessionRules): What plans obey.
         tell (callable): Takes a line of progress.
+        ranks (Ranks or None): Those on this node, if there are several.
     """
 
     device: Device
@@ -37,6 +39,7 @@ class Runtime:
     instruments: Instruments
     rules: SessionRules
     tell: Callable[[str], None]
+    ranks: Ranks | None
 
 
 def open_runtime(
@@ -56,6 +59,7 @@ def open_runtime(
     Raises:
         OptionError: If the model is on another device.
         UnknownNameError: If there is no such device.
+        SessionError: If other ranks do not come.
     """
     device = open_device_of(model, options)
     may_drop = options.host_limit_bytes is not None
@@ -65,4 +69,5 @@ def open_runtime(
     verification = Verification(device, model, verified, followed)
     instruments = Instruments(device, executor, verification)
     rules = SessionRules(options.rules, model)
-    return Runtime(device, executor, splitter, instruments, rules, tell)
+    ranks = open_ranks(options.communicator, tell)
+    return Runtime(device, executor, splitter, instruments, rules, tell, ranks)

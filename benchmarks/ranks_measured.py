@@ -1,0 +1,96 @@
+"""Processes that share a link: plans that know of each other, measured on the host.
+
+    python -m benchmarks run ranks_measured [--processes 2 4] [--rounds 3]
+
+Trains networks with ChainerMN over MPI on a throttled link that all processes share, at
+1/1.33 and 1/2 of what plain Chainer needs. `alone`: every process plans for the link
+as if it were its own. `together`: with ``communicator``. In turns in the same
+processes, beside plain ChainerMN; told are medians of guided iterations. Writes
+``ranks_measured.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from benchmarks import common, saving
+
+SHARES = (1.33, 2.0)
+NETWORKS = {
+    # name: side of the pictures, batch size, link
+    'Plain': (64, 8, '120MB/s'),
+    'Normalised': (64, 8, '120MB/s'),
+}
+MOST_SECONDS = 1800
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
+    parser.add_argument('--processes', type=int, nargs='+', default=[2, 4])
+    parser.add_argument('--networks', nargs='+', default=sorted(NETWORKS))
+    parser.add_argument('--rounds', type=int, default=3)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs every case and saves each row as it is measured."""
+    rows = saving.Rows('ranks_measured', rounds=options.rounds)
+    for network in options.networks:
+        for processes in options.processes:
+            for row in run(network, processes, options.rounds):
+                rows.add(row)
+                print(describe(row), flush=True)
+    return 0 if all(row['equal'] for row in rows.rows) else 1
+
+
+def run(network: str, processes: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows of one network and number of processes.
+
+    Raises:
+        subprocess.SubprocessError: If a process fails.
+    """
+    own = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    mpiexec = own if os.access(own, os.X_OK) else shutil.which('mpiexec')
+    if mpiexec is None:
+        raise subprocess.SubprocessError('needs an MPI: pip install mpi4py mpich')
+    insize, batchsize, bandwidth = NETWORKS[network]
+    path = [common.ROOT, *sys.path[1:]]
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(p for p in path if p),
+        'OMP_NUM_THREADS': '1',
+        'OPENBLAS_NUM_THREADS': '1',
+    }
+    case = {
+        'network': network,
+        'insize': insize,
+        'batchsize': batchsize,
+        'bandwidth': bandwidth,
+        'rounds': rounds,
+        'shares': SHARES,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, 'rows.json')
+        subprocess.run(
+            [mpiexec, '-n', str(processes), sys.executable, '-m',
+             'benchmarks.ranks_worker', json.dumps(case), output],
+            env=environment, check=True, timeout=MOST_SECONDS,
+        )  # fmt: skip
+        with open(output, encoding='utf-8') as file:
+            found: list[dict[str, Any]] = json.load(file)
+    return found
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    return (
+        '{network}, {processes} processes, memory / {share}: plain {plain_seconds:.3f} '
+        's, alone {alone_seconds:.3f} s, together {together_seconds:.3f} s '
+        '({gain:.2f}x), forecast {forecast_error:+.1%}, bits {equal}'
+    ).format(**row)

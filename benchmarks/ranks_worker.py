@@ -1,0 +1,213 @@
+"""What each process of ``ranks_measured`` runs: a case as JSON, and a file for rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.setting import link_measurement
+from chainer_hybridmem.units import parse_bandwidth
+
+WARM = 10  # iterations until the plan of a session stands
+MEASURED = 6
+
+
+class Plain(chainer.Chain):
+    """Convolutions whose maps are larger than all their parameters."""
+
+    depth, width = 10, 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.convolutions = chainer.ChainList(
+                *(
+                    L.Convolution2D(None, self.width, 3, pad=1)
+                    for _ in range(self.depth)
+                )
+            )
+            self.last = L.Linear(None, 10)
+
+    def between(self, i: int, x: Any) -> Any:
+        """What follows convolution i."""
+        return F.relu(x)
+
+    def forward(self, x: Any, t: Any) -> Any:
+        """The loss."""
+        for i, convolution in enumerate(self.convolutions):
+            x = self.between(i, convolution(x))
+        return F.softmax_cross_entropy(self.last(F.average(x, axis=(2, 3))), t)
+
+
+class Normalised(Plain):
+    """The same with batch normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.norms = chainer.ChainList(
+                *(L.BatchNormalization(self.width) for _ in range(self.depth))
+            )
+
+    def between(self, i: int, x: Any) -> Any:
+        """What follows convolution i."""
+        return F.relu(self.norms[i](x))
+
+
+NETWORKS = {network.__name__: network for network in (Plain, Normalised)}
+
+
+@dataclasses.dataclass
+class Trained:
+    """How one training went.
+
+    Attributes:
+        seconds (float): Median of the last iterations; of the slowest rank.
+        bits (str): Of all parameters at its end.
+        session: Its session, if it had one.
+    """
+
+    seconds: float
+    bits: str
+    session: Any
+
+
+class Case:
+    """One network in several processes.
+
+    Args:
+        case: As ``ranks_measured`` gives it.
+    """
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.communicator = chainermn.create_communicator('naive')
+        self.link = self.communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}')
+        self.measure_link = link_measurement.measure_link
+
+    def measure_alone(self, device: Any, **options: Any) -> Link | None:
+        """What a process finds that has the link for itself."""
+        link = self.measure_link(device, **options)
+        if link is None:
+            return None
+        rate = parse_bandwidth(self.case['bandwidth'])
+        return dataclasses.replace(
+            link, d2h_bytes_per_second=rate, h2d_bytes_per_second=rate
+        )
+
+    def train(self, way: str, limit_bytes: int) -> Trained:
+        """Trains from the beginning."""
+        case, communicator = self.case, self.communicator
+        np.random.seed(0)
+        model = NETWORKS[case['network']]()
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(1e-4), communicator
+        ).setup(model)
+        data = np.random.RandomState(communicator.rank)
+        shape = (case['batchsize'], 3, case['insize'], case['insize'])
+        session: Any = contextlib.nullcontext()
+        if way != 'plain':
+            alone = way == 'alone'
+            link_measurement.measure_link = (
+                self.measure_alone if alone else self.measure_link
+            )
+            session = hybridmem.optimize(
+                model,
+                limit_bytes,
+                'hybrid',
+                link_bandwidth=case['bandwidth'],
+                shared_link=self.link,
+                communicator=None if alone else communicator,
+            )
+        taken = []
+        with session as opened:
+            for _ in range(WARM + MEASURED):
+                x = data.rand(*shape).astype(np.float32)
+                t = data.randint(0, 10, case['batchsize']).astype(np.int32)
+                began = time.perf_counter()
+                optimizer.update(model, x, t)
+                taken.append(time.perf_counter() - began)
+        seconds = statistics.median(taken[-MEASURED:])
+        digest = hashlib.sha256()
+        for _, parameter in sorted(model.namedparams()):
+            digest.update(np.ascontiguousarray(parameter.array))
+        slowest = max(communicator.mpi_comm.allgather(seconds))
+        return Trained(slowest, digest.hexdigest(), opened)
+
+    def run(self, share: float, in_core_bytes: int) -> dict[str, Any]:
+        """The row for one share of the memory."""
+        limit = int(in_core_bytes / share)
+        ways: dict[str, list[Trained]] = {'plain': [], 'alone': [], 'together': []}
+        for _ in range(self.case['rounds']):
+            for way, runs in ways.items():
+                runs.append(self.train(way, limit))
+        seconds = {w: statistics.median(r.seconds for r in t) for w, t in ways.items()}
+        bits = {run.bits for runs in ways.values() for run in runs}
+        last = ways['together'][-1].session
+        equal = self.communicator.mpi_comm.allgather(len(bits) == 1)
+        plans = self.communicator.mpi_comm.allgather(repr(last.plan.maps))
+        predicted = statistics.median(
+            r.session.plan.predicted_seconds for r in ways['together']
+        )
+        peaks = [
+            r.session.statistics()['guided_peak_bytes']
+            for w in ('alone', 'together')
+            for r in ways[w]
+        ]
+        counts = {
+            f'{way}_{action.value}': ways[way][-1].session.plan.count(action)
+            for way in ('alone', 'together')
+            for action in Action
+        }
+        return {
+            **{k: v for k, v in self.case.items() if k != 'shares'},
+            'processes': self.communicator.size,
+            'share': share,
+            'limit_bytes': limit,
+            'peak_bytes': max(peaks),
+            **{f'{way}_seconds': value for way, value in seconds.items()},
+            'gain': seconds['alone'] / seconds['together'],
+            'predicted_seconds': predicted,
+            'forecast_error': predicted / seconds['together'] - 1,
+            'bound_seconds': last.plan.lower_bound_seconds,
+            'rate_together': last.profile.link.h2d_bytes_per_second,
+            'one_plan': len(set(plans)) == 1,
+            'equal': all(equal),
+            **counts,
+        }
+
+    def in_core_bytes(self) -> int:
+        """What plain Chainer needs, found by a session with ample memory."""
+        session = self.train('together', 2**50).session
+        return int(session.statistics()['in_core_peak_bytes'])
+
+
+def main(text: str, output: str) -> None:
+    """Runs the case; the first process writes its rows."""
+    case = Case(json.loads(text))
+    needed = max(case.communicator.mpi_comm.allgather(case.in_core_bytes()))
+    rows = [case.run(share, needed) for share in case.case['shares']]
+    if case.communicator.rank == 0:
+        with open(output, 'w', encoding='utf-8') as file:
+            json.dump(rows, file)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,195 @@
+"""``hybridmem estimate --ranks``: how many GPUs on one link are worth it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.commands.argument_types import ranks
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.progress import Progress
+    from chainer_hybridmem.estimation import Node
+    from chainer_hybridmem.simulation import Problem
+
+HEADERS = (
+    'GPUs',
+    'on a link',
+    'images / s',
+    'per GPU',
+    'overhead',
+    'bound',
+    'gap',
+    'plan for a link alone',
+    'all-reduce',
+)
+
+
+def add(group: Any) -> None:
+    """Adds the options that ask about several GPUs."""
+    from chainer_hybridmem.estimation import node_names
+
+    group.add_argument(
+        '--ranks',
+        type=ranks,
+        metavar='N',
+        help='also tell what 1, 2, 4 ... up to N GPUs on one link would do; with '
+        '--node, GPUs of the node',
+    )
+    group.add_argument(
+        '--node',
+        metavar='NAME',
+        help=f'the GPUs are those of {", ".join(node_names())}; --gpu is its own one '
+        'then, and --ranks all of them, unless they are given',
+    )
+    group.add_argument(
+        '--all-reduce',
+        action='store_true',
+        help='the sum of gradients crosses the same link, as a part of the update '
+        '(where the node has no NVLink)',
+    )
+
+
+def resolve(args: argparse.Namespace) -> argparse.Namespace:
+    """The options with what a node says where they say nothing.
+
+    Raises:
+        OptionError: If they contradict each other, or the node.
+        UnknownNameError: If there is no such node.
+    """
+    found = vars(args).copy()
+    node = _find_node(args)
+    if node is not None:
+        found['gpu'] = node.gpu if args.gpu is None else args.gpu
+        found['ranks'] = node.gpus if args.ranks is None else args.ranks
+        node.ranks_on_link(found['ranks'])  # or it has not so many
+    if found['ranks'] is None and args.all_reduce:
+        raise OptionError(
+            '--all-reduce is about several GPUs: say how many with --ranks, or name a '
+            'node with --node.'
+        )
+    if found['ranks'] is not None and args.shared_by is not None:
+        raise OptionError(
+            '--ranks counts the processes on the link from one on: leave out '
+            '--shared-by, or leave out --ranks and --node.'
+        )
+    return argparse.Namespace(**found)
+
+
+def _find_node(args: argparse.Namespace) -> Node | None:
+    from chainer_hybridmem.estimation import load_node
+
+    return None if args.node is None else load_node(args.node)
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4 ... and the number itself."""
+    powers = [2**i for i in range(most.bit_length()) if 2**i < most]
+    return [*powers, most]
+
+
+def summarise(
+    problem: Problem,
+    limit_bytes: int,
+    planner: str,
+    args: argparse.Namespace,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Figures by the number of GPUs, as plain values.
+
+    Args:
+        problem: One process with the link for itself.
+        limit_bytes: Memory limit of each process.
+        planner: Its name.
+        args: Of :func:`resolve`.
+        progress: Is told what is planned.
+    """
+    from chainer_hybridmem.estimation import with_all_reduce
+    from chainer_hybridmem.planners import plan_ranks
+    from chainer_hybridmem.records.sharing import share_links
+    from chainer_hybridmem.simulation.problem import with_profile
+
+    node = _find_node(args)
+    on_link = {n: node.ranks_on_link(n) if node else n for n in counts(args.ranks)}
+    problems = {
+        shared: with_profile(problem, share_links(problem.profile, shared))
+        for shared in sorted({1, *on_link.values()})
+    }
+    try:
+        plans = plan_ranks(problems, limit_bytes, planner, tell=progress.detail)
+    except InfeasibleError as error:
+        return [_misfit(n, shared, str(error)) for n, shared in on_link.items()]
+    summed = args.all_reduce and not (node is not None and node.nvlink)
+    rows = []
+    for n, shared in on_link.items():
+        there = problems[shared]
+        if summed:
+            there = with_profile(there, with_all_reduce(there.profile, n))
+        rows.append(_row(there, n, shared, plans, summed))
+    return rows
+
+
+def _row(
+    problem: Problem, gpus: int, shared: int, plans: Any, summed: bool
+) -> dict[str, Any]:
+    from chainer_hybridmem.estimation import all_reduce_bytes
+    from chainer_hybridmem.planners import retime
+
+    best = retime(problem, plans.best[shared])
+    alone = retime(problem, plans.made.get(1, plans.best[1]))
+    seconds, in_core = best.predicted_seconds, best.in_core_seconds
+    link, batchsize = problem.profile.link, problem.profile.device['batchsize']
+    nbytes = all_reduce_bytes(problem.profile, gpus)
+    rate = min(link.d2h_bytes_per_second, link.h2d_bytes_per_second)
+    return {
+        'gpus': gpus,
+        'ranks_on_link': shared,
+        'fits': True,
+        'iteration_seconds': seconds,
+        'in_core_seconds': in_core,
+        'images_per_second_per_gpu': batchsize / seconds if seconds else None,
+        'images_per_second': gpus * batchsize / seconds if seconds else None,
+        'overhead': best.overhead,
+        'lower_bound_seconds': best.lower_bound_seconds,
+        'bound_overhead': best.lower_bound_seconds / in_core - 1 if in_core else 0.0,
+        'gap': best.gap,
+        'alone_plan_seconds': alone.predicted_seconds,
+        'alone_plan_overhead': alone.overhead,
+        'all_reduce_bytes': nbytes,
+        'all_reduce_seconds': nbytes / rate if summed else None,
+    }
+
+
+def _misfit(gpus: int, shared: int, reason: str) -> dict[str, Any]:
+    return {'gpus': gpus, 'ranks_on_link': shared, 'fits': False, 'reason': reason}
+
+
+def describe(rows: list[dict[str, Any]]) -> str:
+    """The table for people."""
+    if not rows[0]['fits']:
+        return rows[0]['reason']
+    keep = len(HEADERS)
+    if all(row['all_reduce_seconds'] is None for row in rows):
+        keep -= 1
+    return table(HEADERS[:keep], [_cells(row)[:keep] for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    per_gpu, speed = row['images_per_second_per_gpu'], row['images_per_second']
+    summed = row['all_reduce_seconds']
+    return [
+        str(row['gpus']),
+        str(row['ranks_on_link']),
+        f'{speed:.1f}' if speed else UNKNOWN,
+        f'{per_gpu:.1f}' if per_gpu else UNKNOWN,
+        f'{row["overhead"]:+.1%}',
+        f'{row["bound_overhead"]:+.1%}',
+        f'{row["gap"]:.1%}',
+        f'{row["alone_plan_overhead"]:+.1%}',
+        UNKNOWN
+        if summed is None
+        else f'{format_bytes(row["all_reduce_bytes"])}, {format_seconds(summed)}',
+    ]

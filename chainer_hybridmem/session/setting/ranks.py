@@ -1,0 +1,292 @@
+"""The processes that train together on one node, and what they agree about.
+
+Note: [no rank waits for ever]
+    Messages go from process to process, never through collective calls, so that one
+    that does not come keeps none of them. Each meeting has a name; a rank that has
+    another network, another limit or an iteration of its own has other names, and the
+    others go on without it after a few seconds.
+
+Note: [one plans]
+    Ranks that follow the same plan in lockstep share a link in equal parts, which is
+    what the simulator counts on. Measured times differ from rank to rank, so each would
+    plan something else: the first rank of a node plans for all.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from chainer_hybridmem.errors import OptionError, SessionError
+
+PATIENCE_SECONDS = 10.0  # for a rank that should come to the same meeting
+OPENING_SECONDS = 60.0  # for one that should call optimize()
+PLANNING_SECONDS = 600.0  # for one that has said that it plans
+POLL_SECONDS = 0.0005
+MOST_KEPT = 1000  # messages that are not asked for
+_TAG = 31_415  # of messages between sessions; ChainerMN's have the user's
+
+
+class Topic(NamedTuple):
+    """What ranks meet for.
+
+    Attributes:
+        kind (str): In a word.
+        about (tuple): What must be alike in all of them.
+    """
+
+    kind: str
+    about: tuple[Hashable, ...] = ()
+
+
+class _Key(NamedTuple):
+    """Names a message: of the k-th meeting for a topic."""
+
+    topic: Topic
+    number: int
+    what: str
+
+
+class Decision(NamedTuple):
+    """What the first rank has decided.
+
+    Attributes:
+        value: The decision.
+        followed (bool): Whether it comes from another rank.
+    """
+
+    value: Any
+    followed: bool
+
+
+def check_communicator(communicator: Any) -> None:
+    """Checks that processes can be asked through it.
+
+    Raises:
+        OptionError: If it is no communicator of ChainerMN over MPI.
+    """
+    needed = ('mpi_comm', 'rank', 'size', 'intra_size')
+    if not all(hasattr(communicator, name) for name in needed):
+        raise OptionError(
+            f'communicator is {communicator!r}; what '
+            f'chainermn.create_communicator() returns is needed.'
+        )
+
+
+def open_ranks(communicator: Any, tell: Callable[[str], None]) -> Ranks | None:
+    """The ranks on this node; None if there is one.
+
+    Args:
+        communicator: Of ChainerMN; None if there is one process.
+        tell: Takes a line of progress.
+
+    Raises:
+        SessionError: If other ranks do not come.
+    """
+    if communicator is None or communicator.size == 1:
+        return None
+    end_all_on_errors()
+    ranks = Ranks(communicator, tell)
+    return ranks if ranks.count > 1 else None
+
+
+def end_all_on_errors() -> None:
+    """An error that is not caught ends all ranks; else the others wait for ever."""
+    from chainermn import global_except_hook
+
+    if sys.excepthook is not global_except_hook._global_except_hook:
+        global_except_hook.add_hook()
+
+
+class Ranks:
+    """The ranks of one node; made by all of them at once.
+
+    Args:
+        communicator: Of ChainerMN.
+        tell (callable): Takes a line of progress.
+
+    Attributes:
+        node (tuple of int): The ranks on this node, ascending, this one among them.
+
+    Raises:
+        SessionError: If some do not come within :data:`OPENING_SECONDS`.
+    """
+
+    def __init__(self, communicator: Any, tell: Callable[[str], None]) -> None:
+        self._comm = communicator.mpi_comm
+        self._tell = tell
+        self.rank: int = communicator.rank
+        self._others = [r for r in range(communicator.size) if r != self.rank]
+        self._received: dict[tuple[int, _Key], Any] = {}
+        self._sent: list[Any] = []  # requests under way
+        self._meetings: dict[Topic, int] = {}  # how often each has been held
+        self._absent: set[int] = set()  # have not come to a meeting
+        self.node: tuple[int, ...] = self._find_node()
+
+    def _find_node(self) -> tuple[int, ...]:
+        name = socket.gethostname()
+        key = self._name_meeting(Topic('node'))
+        self._send_all(self._others, key, name)
+        missing = self._wait(self._others, key, OPENING_SECONDS)
+        if missing:
+            count = len(self._others) + 1
+            raise SessionError(
+                f'Ranks {_list(missing)} of {count} have not called optimize() with '
+                f'this communicator within {OPENING_SECONDS:.0f} s; every rank has to.'
+            )
+        near = [r for r in self._others if self._take(r, key) == name]
+        return tuple(sorted([*near, self.rank]))
+
+    @property
+    def count(self) -> int:
+        """How many share this node's link."""
+        return len(self.node)
+
+    @property
+    def plans(self) -> bool:
+        """Whether this one plans for the node."""
+        return self.rank == self.node[0]
+
+    # -- meetings -------------------------------------------------------------
+    def meet(self, topic: Topic) -> bool:
+        """Waits until all ranks of the node are here; whether they are.
+
+        Args:
+            topic: What they meet for; the k-th time, all meet for the k-th time.
+        """
+        key = self._name_meeting(topic)
+        peers = [r for r in self.node if r != self.rank]
+        self._send_all(peers, key, None)
+        missing = self._wait(peers, key, self._patience(peers))
+        late = key._replace(what='gone')
+        gone = [r for r in peers if (r, late) in self._received]
+        if missing or gone:
+            self._send_all(peers, late, None)
+        if missing:
+            self._leave_out(missing, topic)
+        return not missing and not gone
+
+    def decide(self, topic: Topic, decide: Callable[[], Any]) -> Decision:
+        """What the first rank of the node decides; this one's own if it does not come.
+
+        Args:
+            topic: What is to be decided, as for :meth:`meet`.
+            decide: Decides, where this is the first rank or that one does not come.
+        """
+        key = self._name_meeting(topic)
+        begins, ends = key._replace(what='begins'), key._replace(what='ends')
+        peers = [r for r in self.node if r != self.rank]
+        if self.plans:
+            self._send_all(peers, begins, None)
+            decided = False
+            value = None
+            try:
+                value = decide()
+                decided = True
+            finally:
+                self._send_all(peers, ends, (decided, value))
+            return Decision(value, False)
+        first = [self.node[0]]
+        if self._wait(first, begins, self._patience(first), ends_early=True):
+            self._leave_out(first, topic)
+            return Decision(decide(), False)
+        if not self._wait(first, ends, PLANNING_SECONDS):
+            decided, value = self._take(first[0], ends)
+            if decided:
+                return Decision(value, True)
+        return Decision(decide(), False)
+
+    def _patience(self, ranks: list[int]) -> float:
+        """No second wait for those that have not come before."""
+        return 0.0 if self._absent.issuperset(ranks) else PATIENCE_SECONDS
+
+    def _leave_out(self, missing: list[int], topic: Topic) -> None:
+        new = [r for r in missing if r not in self._absent]
+        self._absent.update(missing)
+        if new:
+            self._tell(
+                f'rank {self.rank} goes on alone ({topic.kind}): rank {_list(new)} has '
+                f'another iteration, limit or network, or does not come'
+            )
+
+    def _name_meeting(self, topic: Topic) -> _Key:
+        number = self._meetings[topic] = self._meetings.get(topic, 0) + 1
+        return _Key(topic, number, 'here')
+
+    # -- messages -------------------------------------------------------------
+    def _send_all(self, ranks: list[int], key: _Key, value: Any) -> None:
+        self._sent = [request for request in self._sent if not request.test()[0]]
+        for rank in ranks:
+            self._sent.append(self._comm.isend((key, value), dest=rank, tag=_TAG))
+
+    def _receive(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while True:
+            message = self._comm.improbe(tag=_TAG, status=status)
+            if message is None:
+                return
+            source = status.Get_source()
+            key, value = message.recv()
+            self._absent.discard(source)
+            self._received[source, key] = value
+            while len(self._received) > MOST_KEPT:
+                del self._received[next(iter(self._received))]
+
+    def _wait(
+        self,
+        ranks: list[int],
+        key: _Key,
+        seconds: float,
+        ends_early: bool = False,
+    ) -> list[int]:
+        """Waits for a message of each; returns those that have not sent any.
+
+        Args:
+            ranks: Who is waited for.
+            key: Of the message.
+            seconds: For how long.
+            ends_early: Whether a rank need not be waited for that has begun something
+                else on this topic.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self._receive()
+            missing = [r for r in ranks if (r, key) not in self._received]
+            if not missing or time.monotonic() >= deadline:
+                return missing
+            if ends_early and all(self._is_elsewhere(r, key) for r in missing):
+                return missing
+            time.sleep(POLL_SECONDS)
+
+    def _is_elsewhere(self, rank: int, key: _Key) -> bool:
+        """Whether a rank has begun something else on the topic; forgets that."""
+        others = [
+            (source, other)
+            for source, other in self._received
+            if source == rank
+            and other != key
+            and (other.topic.kind, other.what) == (key.topic.kind, key.what)
+        ]
+        for item in others:
+            del self._received[item]
+        return bool(others)
+
+    def _take(self, rank: int, key: _Key) -> Any:
+        return self._received.pop((rank, key))
+
+    def close(self) -> None:
+        """Ends what no rank has received."""
+        sent, self._sent = self._sent, []
+        for request in sent:
+            if not request.test()[0]:
+                request.Cancel()
+                request.Free()
+
+
+def _list(ranks: list[int]) -> str:
+    return ', '.join(map(str, ranks))

@@ -1,0 +1,54 @@
+"""Nodes, and what their GPUs share."""
+
+from __future__ import annotations
+
+import pytest
+from support import toys
+
+from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.estimation import (
+    all_reduce_bytes,
+    load_device_model,
+    load_node,
+    node_names,
+    with_all_reduce,
+)
+from chainer_hybridmem.estimation.nodes import parameter_bytes
+from chainer_hybridmem.records.sharing import share_links
+
+
+@pytest.mark.parametrize('name', node_names())
+def test_each_node(name: str) -> None:
+    node = load_node(name)
+    assert node.source and node.title
+    assert load_device_model(node.gpu).name == node.gpu
+    assert node.ranks_on_link(node.gpus) == node.gpus_per_link
+    assert node.ranks_on_link(1) == 1
+    with pytest.raises(OptionError, match=f'has {node.gpus} GPUs, not'):
+        node.ranks_on_link(node.gpus + 1)
+
+
+def test_gpus_are_spread_over_the_links() -> None:
+    node = load_node('dgx-1')
+    assert [node.ranks_on_link(n) for n in (1, 2, 4, 5, 8)] == [1, 1, 1, 2, 2]
+
+
+def test_a_node_that_is_not_there() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'dgx-1'"):
+        load_node('dgx1')
+
+
+def test_gradients_go_around_a_ring() -> None:
+    profile = toys.with_persistent(toys.random_network(1, 6), 1)
+    nbytes = parameter_bytes(profile)
+    assert nbytes > 0
+    assert all_reduce_bytes(profile, 1) == 0
+    assert all_reduce_bytes(profile, 2) == nbytes
+    assert all_reduce_bytes(profile, 4) == 3 * nbytes // 2
+    shared = share_links(profile, 4)
+    rate = shared.link.d2h_bytes_per_second
+    more = with_all_reduce(shared, 4)
+    assert more.compute_seconds - profile.compute_seconds == pytest.approx(
+        all_reduce_bytes(profile, 4) / rate
+    )
+    assert with_all_reduce(profile, 1) == profile

@@ -1,0 +1,120 @@
+"""What each of the processes in test_ranks.py runs: a way to train, and a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainermn
+import numpy as np
+
+from chainer_hybridmem.session.setting import ranks
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from support import networks
+
+ITERATIONS = 12
+LIMIT = '9MiB'
+
+
+class Lines:
+    """Keeps the lines of progress."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.lines += text.splitlines()
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+
+def disturb(way: str, rank: int, i: int) -> None:
+    """Does to one rank what the test asks for, in the middle."""
+    if rank != 1 or i != ITERATIONS // 2:
+        return
+    if way == 'raise':
+        raise ValueError('rank 1 is broken')
+    if way == 'memory':
+        held = np.zeros(2**21, np.float32)
+        held.fill(1.0)
+    if way == 'kill':
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == 'stop':
+        wake = f'import os, time; time.sleep(3); os.kill({os.getpid()}, 18)'
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, '-c', wake])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def train(way: str, communicator: object) -> dict[str, object]:
+    """Trains; returns what the test looks at."""
+    rank, lines, began = communicator.rank, Lines(), time.monotonic()
+    np.random.seed(0)
+    model = networks.Everything()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(), communicator
+    ).setup(model)
+    data = np.random.RandomState(rank)
+    limit = '10MiB' if way == 'limit' and rank else LIMIT
+    size = 24 if way == 'network' and rank else 32
+    session = contextlib.nullcontext()
+    if way == 'absent':
+        ranks.OPENING_SECONDS = 2.0
+    if way != 'plain' and not (way == 'absent' and rank):
+        session = hybridmem.optimize(
+            model,
+            limit,
+            communicator=communicator,
+            link_bandwidth='400MB/s',
+            shared_link=communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}'),
+            host_limit='64MiB',
+            progress=lines,
+        )
+    with session as opened:
+        for i in range(ITERATIONS):
+            x = data.rand(size, 3, 24, 24).astype(np.float32)
+            t = data.randint(0, 10, size).astype(np.int32)
+            disturb(way, rank, i)
+            optimizer.update(model, x, t)
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.namedparams()):
+        digest.update(np.ascontiguousarray(parameter.array))
+    found: dict[str, object] = {
+        'parameters': digest.hexdigest(),
+        'lines': lines.lines,
+        'seconds': time.monotonic() - began,
+        'threads': threading.active_count(),
+    }
+    if opened is not None:
+        found['state'] = opened.state
+        found['link'] = dataclasses.asdict(opened.profile.link)
+        found['maps'] = repr(opened.plan.maps)
+        found['peak_bytes'] = opened.statistics()['peak_bytes']
+        found['host_limit_bytes'] = opened.options.host_limit_bytes
+    return found
+
+
+def main(way: str, folder: str) -> None:
+    """Trains and writes what it has found."""
+    communicator = chainermn.create_communicator('naive')
+    found = train(way, communicator)
+    path = os.path.join(folder, f'{way}-{communicator.rank}.json')
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(found, file)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

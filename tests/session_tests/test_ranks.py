@@ -1,0 +1,123 @@
+"""Ranks that train together: one plans for all, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.units import parse_bytes
+
+# isort: split
+import chainer.links as L
+from session_tests import ranks_program
+
+pytestmark = needs_mpi
+COUNT = 2
+LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
+
+
+def start(way, folder, count=COUNT):
+    """Runs all ranks; returns the process that has ended and the seconds it took."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    program = os.path.join(FOLDER, 'ranks_program.py')
+    began = time.monotonic()
+    result = subprocess.run(
+        [find_mpiexec(), '-n', str(count), sys.executable, program, way, str(folder)],
+        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return result, time.monotonic() - began
+
+
+def found_in(way, folder, count=COUNT):
+    """What the ranks have found, once they have ended well."""
+    result, _ = start(way, folder, count)
+    assert result.returncode == 0, result.stdout + result.stderr
+    files = [folder / f'{way}-{rank}.json' for rank in range(count)]
+    return [json.loads(file.read_text(encoding='utf-8')) for file in files]
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+    return found_in('plain', tmp_path_factory.mktemp('plain'))
+
+
+def lines_with(found, what):
+    return [line for line in found['lines'] if what in line]
+
+
+@pytest.mark.parametrize('count', [2, 3])
+def test_all_follow_the_plan_of_the_first(count, tmp_path):
+    found = found_in('together', tmp_path, count)
+    expected = found_in('plain', tmp_path, count)
+    for one, other in zip(found, expected, strict=True):
+        assert one['parameters'] == other['parameters']
+        assert one['state'] == 'guided'
+        assert one['maps'] == found[0]['maps'] and "'swap'" in one['maps']
+        assert one['peak_bytes'] <= LIMIT_BYTES
+        link = one['link']
+        assert link['ranks'] == count
+        rates = link['d2h_bytes_per_second'], link['h2d_bytes_per_second']
+        assert all(rate < 0.8 * 400e6 for rate in rates)  # together
+        assert one['host_limit_bytes'] == 2**26 // count
+        assert not lines_with(one, 'alone')
+
+
+@pytest.mark.parametrize('way', ['limit', 'network'])
+def test_a_rank_that_differs_plans_alone(way, plain, tmp_path):
+    first, second = found_in(way, tmp_path)
+    assert first['state'] == second['state'] == 'guided'
+    assert lines_with(second, 'rank 1 goes on alone (plan): rank 0 has another')
+    assert not lines_with(first, 'alone')
+    assert first['maps'] != second['maps']
+    assert first['parameters'] == second['parameters']
+    if way == 'limit':
+        assert first['parameters'] == plain[0]['parameters']
+
+
+def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(plain, tmp_path):
+    found = found_in('stop', tmp_path)
+    assert found[0]['parameters'] == plain[0]['parameters']
+    assert min(one['seconds'] for one in found) > 3
+    assert [one['state'] for one in found] == ['guided'] * COUNT
+
+
+@pytest.mark.parametrize(
+    ('way', 'said'),
+    [
+        ('raise', 'ValueError: rank 1 is broken'),
+        ('absent', 'Ranks 1 of 2 have not called optimize()'),
+        ('kill', 'SIGKILL|Killed|KILLED'),
+    ],
+)
+def test_a_rank_that_fails_ends_all(way, said, tmp_path):
+    result, seconds = start(way, tmp_path)
+    told = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert any(words in told for words in said.split('|')), told
+    assert seconds < 60
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_communicators_are_refused():
+    with pytest.raises(hybridmem.OptionError, match='chainermn.create_communicator'):
+        hybridmem.optimize(L.Linear(2, 2), '1GiB', communicator='naive')
+
+
+def test_one_process_needs_nobody():
+    import chainermn
+
+    communicator = chainermn.create_communicator('naive')
+    model = L.Linear(2, 2)
+    with hybridmem.optimize(model, '1GiB', communicator=communicator) as session:
+        assert session.options.ranks_per_node == 1

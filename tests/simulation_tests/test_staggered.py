@@ -1,0 +1,73 @@
+"""Processes that begin one after the other, against the reference of tests/support."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ranks, toys
+from support.drawn_plans import drawn_case
+
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.simulation.staggered import (
+    stagger,
+    staggered_seconds,
+    synchronous_seconds,
+)
+
+shares = st.sampled_from([0.3, 0.5, 0.9, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), shares, shares, shares)
+def test_the_reference_says_the_same(
+    seed: int, n: int, out: float, back: float, duplex: float
+) -> None:
+    problem, plan = drawn_case(seed, out, back, duplex)
+    rng = random.Random(seed)
+    spread = rng.choice([0.0, 0.5, 1.0]) * plan.predicted_seconds
+    offsets = tuple(rng.random() * spread for _ in range(n))
+    expected = ranks.steady_seconds(problem, plan, offsets, 6)
+    found = staggered_seconds(problem, plan, offsets, 6)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_without_offsets_it_is_lockstep(seed: int, n: int) -> None:
+    problem, plan = drawn_case(seed, 0.9, 0.9, 0.9)
+    shared = make_problem(share_links(problem.profile, n))
+    seconds = simulate(shared, plan).total_seconds
+    assert staggered_seconds(shared, plan, (0.0,) * n) == pytest.approx(seconds)
+    best = stagger(problem, plan, n)
+    assert best.seconds <= seconds * (1 + 1e-9)
+    assert len(best.offsets) == n and min(best.offsets) == 0
+
+
+def test_one_copies_out_while_the_other_copies_in() -> None:
+    """Copies of 1 s beside layers of 1 s: half an iteration apart, few of them wait."""
+    problem = make_problem(toys.chain(8))
+    plan = make_plan(problem, 45 * toys.MIB, 'swap-all')
+    shared = make_problem(share_links(problem.profile, 2))
+    alone, lockstep = plan.predicted_seconds, simulate(shared, plan).total_seconds
+    best = stagger(problem, plan, 2)
+    assert lockstep > 1.2 * alone
+    assert alone <= best.seconds < alone + 0.25 * (lockstep - alone)
+    assert best.offsets[1] > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_who_begins_later_ends_later(seed: int, n: int) -> None:
+    """In synchronous training all wait for the last one."""
+    problem, plan = drawn_case(seed, 1.0, 1.0, 1.0)
+    alone = ranks.seconds_of(problem, plan, 1)
+    delta = 0.1 * alone
+    together = ranks.seconds_of(problem, plan, n, delta)
+    assert together >= alone + (n - 1) * delta - 1e-9
+    offsets = tuple(r * delta for r in range(n))
+    assert synchronous_seconds(problem, plan, offsets) == pytest.approx(together)
