@@ -91,12 +91,12 @@ def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     measure = link_measurement.measure_link
 
-    def know(device: Any, tier: Tier = Tier.RAM) -> Link | None:
+    def know(device: Any, tier: Tier = Tier.RAM, **options: Any) -> Link | None:
         throttled = device.describe().get('link_bandwidth')
         no_room = device.copies.host_room(tier) < LEAST_ROOM_BYTES
         real_gpu = device.clock.asynchronous and 'EMU_LIBRARY' not in os.environ
         if throttled or no_room or real_gpu:
-            return measure(device, tier=tier)
+            return measure(device, tier=tier, **options)
         return known
 
     monkeypatch.setattr(link_measurement, 'measure_link', know)
