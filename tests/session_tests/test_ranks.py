@@ -73,6 +73,14 @@ def test_all_follow_the_plan_of_the_first(count, tmp_path):
         assert not lines_with(one, 'alone')
 
 
+def test_one_session_after_the_other(plain, tmp_path):
+    found = found_in('twice', tmp_path)
+    for one in found:
+        assert one['parameters'] == plain[0]['parameters']
+        assert one['maps'] == found[0]['maps']
+        assert not lines_with(one, 'alone')
+
+
 @pytest.mark.parametrize('way', ['limit', 'network'])
 def test_a_rank_that_differs_plans_alone(way, plain, tmp_path):
     first, second = found_in(way, tmp_path)

@@ -15,8 +15,8 @@ Note: [one plans]
 from __future__ import annotations
 
 import socket
-import sys
 import time
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -43,11 +43,20 @@ class Topic(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Names a message: of the k-th meeting for a topic."""
+    """Names a message: of the k-th meeting of a session for a topic."""
 
+    session: int
     topic: Topic
     number: int
     what: str
+
+    def is_like(self, other: _Key) -> bool:
+        """Whether both say the same, of topics of one kind in one session."""
+        return (self.session, self.topic.kind, self.what) == (
+            other.session,
+            other.topic.kind,
+            other.what,
+        )
 
 
 class Decision(NamedTuple):
@@ -97,8 +106,67 @@ def end_all_on_errors() -> None:
     """An error that is not caught ends all ranks; else the others wait for ever."""
     from chainermn import global_except_hook
 
-    if sys.excepthook is not global_except_hook._global_except_hook:
+    if global_except_hook._orig_except_hook is None:
         global_except_hook.add_hook()
+
+
+class _Mailbox:
+    """What has come through one communicator, for whichever session it is.
+
+    Others may have begun their next session while this rank is in an earlier one.
+
+    Args:
+        communicator: Of ChainerMN.
+
+    Attributes:
+        received (dict): Values by sender and key.
+        sessions (int): How many this rank has opened.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._comm = communicator.mpi_comm
+        self._sent: list[Any] = []  # requests under way
+        self.received: dict[tuple[int, _Key], Any] = {}
+        self.sessions = 0
+
+    def open_session(self) -> int:
+        """Counts a session; returns its number."""
+        self.sessions += 1
+        return self.sessions
+
+    def send(self, ranks: list[int], key: _Key, value: Any) -> None:
+        """Sends to each of them."""
+        self._sent = [request for request in self._sent if not request.test()[0]]
+        for rank in ranks:
+            self._sent.append(self._comm.isend((key, value), dest=rank, tag=_TAG))
+
+    def collect(self) -> set[int]:
+        """Takes in what has come; returns its senders."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        senders: set[int] = set()
+        while True:
+            message = self._comm.improbe(tag=_TAG, status=status)
+            if message is None:
+                return senders
+            source = status.Get_source()
+            senders.add(source)
+            key, value = message.recv()
+            self.received[source, key] = value
+            while len(self.received) > MOST_KEPT:
+                del self.received[next(iter(self.received))]
+
+    def close(self) -> None:
+        """Ends what no rank has received."""
+        sent, self._sent = self._sent, []
+        for request in sent:
+            if not request.test()[0]:
+                request.Cancel()
+                request.Free()
+
+
+_mailboxes: weakref.WeakKeyDictionary[Any, _Mailbox] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
@@ -116,12 +184,13 @@ class Ranks:
     """
 
     def __init__(self, communicator: Any, tell: Callable[[str], None]) -> None:
-        self._comm = communicator.mpi_comm
+        if communicator not in _mailboxes:
+            _mailboxes[communicator] = _Mailbox(communicator)
+        self._mail = _mailboxes[communicator]
+        self._session = self._mail.open_session()
         self._tell = tell
         self.rank: int = communicator.rank
         self._others = [r for r in range(communicator.size) if r != self.rank]
-        self._received: dict[tuple[int, _Key], Any] = {}
-        self._sent: list[Any] = []  # requests under way
         self._meetings: dict[Topic, int] = {}  # how often each has been held
         self._absent: set[int] = set()  # have not come to a meeting
         self.node: tuple[int, ...] = self._find_node()
@@ -129,7 +198,7 @@ class Ranks:
     def _find_node(self) -> tuple[int, ...]:
         name = socket.gethostname()
         key = self._name_meeting(Topic('node'))
-        self._send_all(self._others, key, name)
+        self._mail.send(self._others, key, name)
         missing = self._wait(self._others, key, OPENING_SECONDS)
         if missing:
             count = len(self._others) + 1
@@ -159,14 +228,16 @@ class Ranks:
         """
         key = self._name_meeting(topic)
         peers = [r for r in self.node if r != self.rank]
-        self._send_all(peers, key, None)
+        self._mail.send(peers, key, None)
         missing = self._wait(peers, key, self._patience(peers))
         late = key._replace(what='gone')
-        gone = [r for r in peers if (r, late) in self._received]
+        gone = [r for r in peers if (r, late) in self._mail.received]
         if missing or gone:
-            self._send_all(peers, late, None)
+            self._mail.send(peers, late, None)
         if missing:
             self._leave_out(missing, topic)
+        for rank in set(peers).difference(missing):
+            self._take(rank, key)
         return not missing and not gone
 
     def decide(self, topic: Topic, decide: Callable[[], Any]) -> Decision:
@@ -180,14 +251,14 @@ class Ranks:
         begins, ends = key._replace(what='begins'), key._replace(what='ends')
         peers = [r for r in self.node if r != self.rank]
         if self.plans:
-            self._send_all(peers, begins, None)
+            self._mail.send(peers, begins, None)
             decided = False
             value = None
             try:
                 value = decide()
                 decided = True
             finally:
-                self._send_all(peers, ends, (decided, value))
+                self._mail.send(peers, ends, (decided, value))
             return Decision(value, False)
         first = [self.node[0]]
         if self._wait(first, begins, self._patience(first), ends_early=True):
@@ -214,29 +285,9 @@ class Ranks:
 
     def _name_meeting(self, topic: Topic) -> _Key:
         number = self._meetings[topic] = self._meetings.get(topic, 0) + 1
-        return _Key(topic, number, 'here')
+        return _Key(self._session, topic, number, 'here')
 
     # -- messages -------------------------------------------------------------
-    def _send_all(self, ranks: list[int], key: _Key, value: Any) -> None:
-        self._sent = [request for request in self._sent if not request.test()[0]]
-        for rank in ranks:
-            self._sent.append(self._comm.isend((key, value), dest=rank, tag=_TAG))
-
-    def _receive(self) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while True:
-            message = self._comm.improbe(tag=_TAG, status=status)
-            if message is None:
-                return
-            source = status.Get_source()
-            key, value = message.recv()
-            self._absent.discard(source)
-            self._received[source, key] = value
-            while len(self._received) > MOST_KEPT:
-                del self._received[next(iter(self._received))]
-
     def _wait(
         self,
         ranks: list[int],
@@ -255,8 +306,8 @@ class Ranks:
         """
         deadline = time.monotonic() + seconds
         while True:
-            self._receive()
-            missing = [r for r in ranks if (r, key) not in self._received]
+            self._absent -= self._mail.collect()
+            missing = [r for r in ranks if (r, key) not in self._mail.received]
             if not missing or time.monotonic() >= deadline:
                 return missing
             if ends_early and all(self._is_elsewhere(r, key) for r in missing):
@@ -267,25 +318,19 @@ class Ranks:
         """Whether a rank has begun something else on the topic; forgets that."""
         others = [
             (source, other)
-            for source, other in self._received
-            if source == rank
-            and other != key
-            and (other.topic.kind, other.what) == (key.topic.kind, key.what)
+            for source, other in self._mail.received
+            if source == rank and other != key and other.is_like(key)
         ]
         for item in others:
-            del self._received[item]
+            del self._mail.received[item]
         return bool(others)
 
     def _take(self, rank: int, key: _Key) -> Any:
-        return self._received.pop((rank, key))
+        return self._mail.received.pop((rank, key))
 
     def close(self) -> None:
-        """Ends what no rank has received."""
-        sent, self._sent = self._sent, []
-        for request in sent:
-            if not request.test()[0]:
-                request.Cancel()
-                request.Free()
+        """The session has ended."""
+        self._mail.close()
 
 
 def _list(ranks: list[int]) -> str:
