@@ -25,8 +25,8 @@ from benchmarks import common, saving
 SHARES = (1.33, 2.0)
 NETWORKS = {
     # name: side of the pictures, batch size, link
-    'Plain': (64, 8, '120MB/s'),
-    'Normalised': (64, 8, '120MB/s'),
+    'Plain': (48, 8, '100MB/s'),
+    'Normalised': (48, 8, '100MB/s'),
 }
 MOST_SECONDS = 1800
 
