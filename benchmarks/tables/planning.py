@@ -285,6 +285,29 @@ def ranks(body: Body) -> str:
     return table(head, lines)
 
 
+def ranks_measured(body: Body) -> str:
+    """Returns what processes gain that know of each other, measured."""
+    head = ['network', 'processes', 'memory', 'plain', 'plans for a link alone']
+    head += ['one plan that knows', 'gain', 'forecast off by', 'bits equal']
+    return table(
+        head,
+        [
+            [
+                row['network'].lower(),
+                row['processes'],
+                f'1 / {row["share"]:g}',
+                f'{seconds(row["plain_seconds"])} s',
+                f'{seconds(row["alone_seconds"])} s',
+                f'{seconds(row["together_seconds"])} s',
+                ratio(row['gain']),
+                overhead(row['forecast_error']),
+                'yes' if row['equal'] else 'no',
+            ]
+            for row in body['rows']
+        ],
+    )
+
+
 SECTIONS = (
     Section(
         ('rivals_compare',),
@@ -373,6 +396,18 @@ SECTIONS = (
         of the plans and of several offsets. The bound is that of lockstep. Where
         the gap was above 1 %, planner `exact` had a minute to raise it.""",
         ranks,
+    ),
+    Section(
+        ('ranks_measured',),
+        'Processes on one link, measured',
+        """Ten convolutions, with batch normalization and without, trained by ChainerMN
+        over MPI on CPUs. All processes share a throttle of 100 MB/s in each direction
+        ([explained](guide/data_parallel.md)). *Plans for a link alone*: each process
+        plans as if it had the throttle for itself. *One plan that knows*: with
+        `communicator`. Seconds of an iteration: medians of the last six, of the slowest
+        process, in turns in the same processes. One round on two cores that other
+        work shares: seconds of plain Chainer differ by a quarter from row to row.""",
+        ranks_measured,
     ),
     Section(
         ('cuda_counts',),
