@@ -405,8 +405,8 @@ SECTIONS = (
         ([explained](guide/data_parallel.md)). *Plans for a link alone*: each process
         plans as if it had the throttle for itself. *One plan that knows*: with
         `communicator`. Seconds of an iteration: medians of the last six, of the slowest
-        process, in turns in the same processes. Two rounds on two cores that other
-        work shares: they differ by a tenth from round to round.""",
+        process, in turns in the same processes. Two rounds, on two
+        cores that other work shares.""",
         ranks_measured,
     ),
     Section(
