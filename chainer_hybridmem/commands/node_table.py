@@ -135,15 +135,14 @@ def summarise(
 def _row(
     problem: Problem, gpus: int, shared: int, plans: Any, summed: bool
 ) -> dict[str, Any]:
-    from chainer_hybridmem.estimation import all_reduce_bytes
+    from chainer_hybridmem.estimation import all_reduce_bytes, all_reduce_seconds
     from chainer_hybridmem.planners import retime
 
     best = retime(problem, plans.best[shared])
     alone = retime(problem, plans.made.get(1, plans.best[1]))
     seconds, in_core = best.predicted_seconds, best.in_core_seconds
-    link, batchsize = problem.profile.link, problem.profile.device['batchsize']
-    nbytes = all_reduce_bytes(problem.profile, gpus)
-    rate = min(link.d2h_bytes_per_second, link.h2d_bytes_per_second)
+    profile = problem.profile
+    batchsize = profile.device['batchsize']
     return {
         'gpus': gpus,
         'ranks_on_link': shared,
@@ -158,8 +157,8 @@ def _row(
         'gap': best.gap,
         'alone_plan_seconds': alone.predicted_seconds,
         'alone_plan_overhead': alone.overhead,
-        'all_reduce_bytes': nbytes,
-        'all_reduce_seconds': nbytes / rate if summed else None,
+        'all_reduce_bytes': all_reduce_bytes(profile, gpus),
+        'all_reduce_seconds': all_reduce_seconds(profile, gpus) if summed else None,
     }
 
 

@@ -50,15 +50,7 @@ class ProfileCommand(base.Command):
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording
 
-        memory = recording.Memory(
-            args.memory_limit,
-            args.device,
-            args.link_bandwidth,
-            args.swap_dir,
-            args.host_limit,
-            args.disk_bandwidth,
-            args.shared_link,
-        )
+        memory = recording.Memory.of(args)
         # The session has a line for each iteration.
         with Progress(args.iterations, sys.stderr, plain=False) as progress:
             recorded = recording.record(

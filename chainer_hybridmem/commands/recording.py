@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import traceback
@@ -69,6 +70,19 @@ class Memory:
     host_limit_bytes: int | None = None
     disk_bandwidth: float | None = None
     shared_link: str | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Memory:
+        """What a command line says, with the options of ``arguments.add_memory``."""
+        return cls(
+            args.memory_limit,
+            args.device,
+            args.link_bandwidth,
+            args.swap_dir,
+            args.host_limit,
+            args.disk_bandwidth,
+            args.shared_link,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

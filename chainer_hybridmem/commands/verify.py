@@ -76,15 +76,7 @@ class VerifyCommand(base.Command):
         network = recording.Network(
             args.arch, args.batchsize, args.insize, args.n_class
         )
-        memory = recording.Memory(
-            args.memory_limit,
-            args.device,
-            args.link_bandwidth,
-            args.swap_dir,
-            args.host_limit,
-            args.disk_bandwidth,
-            args.shared_link,
-        )
+        memory = recording.Memory.of(args)
         with Progress(2 * args.iterations, sys.stderr) as progress:
             limited, other = (
                 train(network, memory, args.iterations, name, args.rules, progress)

@@ -20,6 +20,7 @@ from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.estimation.nodes import (
     Node,
     all_reduce_bytes,
+    all_reduce_seconds,
     load_node,
     node_names,
     with_all_reduce,
@@ -32,6 +33,7 @@ __all__ = [
     'Node',
     'SamplePair',
     'all_reduce_bytes',
+    'all_reduce_seconds',
     'check_algorithms',
     'check_ascending',
     'check_batchsize',

@@ -104,21 +104,30 @@ def all_reduce_bytes(profile: Profile, gpus: int) -> int:
     return 2 * (gpus - 1) * parameter_bytes(profile) // gpus
 
 
+def all_reduce_seconds(profile: Profile, gpus: int) -> float:
+    """The time in which these bytes cross the link; the slower direction counts.
+
+    Args:
+        profile: One of the processes, with the link as it has it while all copy.
+        gpus: How many take part, on all links of the node.
+    """
+    link = profile.link
+    rate = min(link.d2h_bytes_per_second, link.h2d_bytes_per_second)
+    return all_reduce_bytes(profile, gpus) / rate
+
+
 def with_all_reduce(profile: Profile, gpus: int) -> Profile:
     """The profile with the sum of gradients as a part of the update.
 
-    It takes the time in which its bytes cross the link, as each process has it while
-    all copy; the slower direction counts. Nothing else is assumed to be on the link
-    then, and nothing of it to overlap with backward.
+    It takes :func:`all_reduce_seconds`. Nothing else is assumed to be on the link then,
+    and nothing of it to overlap with backward.
 
     Args:
         profile: One of the processes, with the link as it has it.
         gpus: How many take part, on all links of the node.
     """
-    link = profile.link
-    rate = min(link.d2h_bytes_per_second, link.h2d_bytes_per_second)
     update = profile.operations[-1]
-    seconds = update.device_seconds + all_reduce_bytes(profile, gpus) / rate
+    seconds = update.device_seconds + all_reduce_seconds(profile, gpus)
     return dataclasses.replace(
         profile,
         operations=(

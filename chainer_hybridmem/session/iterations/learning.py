@@ -24,6 +24,8 @@ from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes, format_seconds
 
+PROFILING_RUNS = 2
+
 
 class Learning:
     """Learns from iterations that have ended.
@@ -59,7 +61,7 @@ class Learning:
         self._signatures = signatures
         self._history = history
         self._links = links
-        self._recordings = 2
+        self._recordings = PROFILING_RUNS
 
     def plan_after(self, recordings: int) -> None:
         """Makes a first plan after so many recordings; the fastest one counts."""

@@ -76,10 +76,13 @@ class LinkMeasurement:
             return None
         if self._ranks is None:
             return Links(link, disk)
-        count = self._ranks.count
-        if all(came):  # this is what one rank has while all copy
-            return Links(
-                dataclasses.replace(link, ranks=count),
-                disk and dataclasses.replace(disk, ranks=count),
-            )
-        return Links(share_link(link, count), disk and share_link(disk, count))
+        count, together = self._ranks.count, all(came)
+        return Links(
+            _of_ranks(link, count, together), disk and _of_ranks(disk, count, together)
+        )
+
+
+def _of_ranks(link: Link, count: int, together: bool) -> Link:
+    """What one rank has while all copy: measured so, or as its equal part."""
+    measured = dataclasses.replace(link, ranks=count if together else 1)
+    return share_link(measured, count)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from chainer_hybridmem.chainer_access.owners import (
     Owner,
@@ -15,6 +16,8 @@ from chainer_hybridmem.chainer_access.owners import (
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.records.profile import Category
+
+T = TypeVar('T')
 
 
 class ModelArrays:
@@ -32,12 +35,7 @@ class ModelArrays:
 
     def find_categories(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
-        identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
-        return {
-            identify(array): category
-            for category, array in permanent_arrays(self._model)
-            if owns(array)
-        }
+        return self._by_allocation(permanent_arrays(self._model))
 
     def protect_from(self, executor: Executor) -> dict[int, Category]:
         """Tells an executor which allocations never leave; returns what they hold."""
@@ -61,12 +59,12 @@ class ModelArrays:
 
     def find_labels(self) -> dict[int, str]:
         """Names of gradients and persistent arrays, by allocation id."""
+        return self._by_allocation(named_arrays(self._model))
+
+    def _by_allocation(self, arrays: Iterable[tuple[T, Any]]) -> dict[int, T]:
+        """What is said of arrays of the device, by allocation id."""
         identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
-        return {
-            identify(array): label
-            for label, array in named_arrays(self._model)
-            if owns(array)
-        }
+        return {identify(array): what for what, array in arrays if owns(array)}
 
     def find_states(self) -> list[Owner]:
         """The owners of optimizer states."""
