@@ -111,6 +111,9 @@ def train(way: str, communicator: object) -> dict[str, object]:
 def main(way: str, folder: str) -> None:
     """Trains and writes what it has found."""
     communicator = chainermn.create_communicator('naive')
+    said = os.path.join(folder, f'rank-{communicator.rank}.txt')
+    with open(said, 'w', encoding='utf-8') as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())  # mpiexec may lose the last words
     if way == 'twice':  # one is through with the first session long before the other
         train(way, communicator)
         time.sleep(communicator.rank)

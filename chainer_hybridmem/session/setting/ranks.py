@@ -15,6 +15,7 @@ Note: [one plans]
 from __future__ import annotations
 
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Hashable
@@ -26,6 +27,7 @@ PATIENCE_SECONDS = 10.0  # for a rank that should come to the same meeting
 OPENING_SECONDS = 60.0  # for one that should call optimize()
 PLANNING_SECONDS = 600.0  # for one that has said that it plans
 POLL_SECONDS = 0.0005
+HEARD_SECONDS = 0.5  # for an error's words to reach the terminal
 MOST_KEPT = 1000  # messages that are not asked for
 _TAG = 31_415  # of messages between sessions; ChainerMN's have the user's
 
@@ -104,10 +106,30 @@ def open_ranks(communicator: Any, tell: Callable[[str], None]) -> Ranks | None:
 
 def end_all_on_errors() -> None:
     """An error that is not caught ends all ranks; else the others wait for ever."""
-    from chainermn import global_except_hook
+    from chainermn import global_except_hook as hook
 
-    if global_except_hook._orig_except_hook is None:
-        global_except_hook.add_hook()
+    if hook._orig_except_hook is None:
+        hook.add_hook()
+    if not isinstance(hook._orig_except_hook, _HeardFirst):
+        hook._orig_except_hook = _HeardFirst(hook._orig_except_hook)
+
+
+class _HeardFirst:
+    """An exception hook that lets the text reach the terminal.
+
+    ``MPI_Abort()`` comes next, and ``mpiexec`` may end with words still in its pipes.
+
+    Args:
+        hook (callable): Prints the error.
+    """
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *error: Any) -> None:
+        self._hook(*error)
+        sys.stderr.flush()
+        time.sleep(HEARD_SECONDS)
 
 
 class _Mailbox:
