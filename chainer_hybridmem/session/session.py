@@ -242,15 +242,8 @@ class Session:
         if self._hook.iteration.is_incomplete:
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_planning()
-        planning = self._planning
-        plan = call_uncounted(
-            planning.maker.make_plan, guide, guide.problem, planner, options
-        )
         self.finish_iteration()
-        planning.search.stop()
-        self.options.plan_with(planner, options)
-        call_uncounted(planning.follow, guide, guide.problem, plan)
-        return plan
+        return call_uncounted(self._planning.replan, guide, planner, options)
 
     def retime(self) -> None:
         """Times the next guided iterations again and predicts anew from them.
@@ -371,7 +364,7 @@ class Session:
             FormatError: If the page cannot be written.
         """
         statistics = self.statistics()
-        costs = self._planning.price_rules(self._results.find_planned())
+        costs = self._planning.rule_prices.find(self._results.find_planned())
         facts = self.plan, self.profile, self.verdict
         text = session_report(statistics, *facts, costs)
         if html is not None:

@@ -26,6 +26,8 @@ from support import networks
 
 ITERATIONS = 12
 LIMIT = '9MiB'
+AMPLE = '16MiB'  # nothing runs in parts
+held = []  # by the program, beyond what it has trained with so far
 
 
 class Lines:
@@ -42,14 +44,15 @@ class Lines:
 
 
 def disturb(way: str, rank: int, i: int) -> None:
-    """Does to one rank what the test asks for, in the middle."""
-    if rank != 1 or i != ITERATIONS // 2:
+    """Does to one rank or all what the test asks for, in the middle."""
+    if i != ITERATIONS // 2:
+        return
+    if way == f'hold-{rank}':
+        held.append(np.ones(2**18, np.float32))
+    if rank != 1:
         return
     if way == 'raise':
         raise ValueError('rank 1 is broken')
-    if way == 'memory':
-        held = np.zeros(2**21, np.float32)
-        held.fill(1.0)
     if way == 'kill':
         os.kill(os.getpid(), signal.SIGKILL)
     if way == 'stop':
@@ -69,9 +72,12 @@ def train(way: str, communicator: object) -> dict[str, object]:
     ).setup(model)
     data = np.random.RandomState(rank)
     limit = '10MiB' if way == 'limit' and rank else LIMIT
+    if way in ('hold-0', 'replan'):
+        limit = AMPLE
     size = 24 if way == 'network' and rank else 32
     session = contextlib.nullcontext()
     link = communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}')
+    ranks.PATIENCE_SECONDS = 2.0
     if way == 'absent':
         ranks.OPENING_SECONDS = 2.0
     if way != 'plain' and not (way == 'absent' and rank):
@@ -85,11 +91,13 @@ def train(way: str, communicator: object) -> dict[str, object]:
             progress=lines,
         )
     with session as opened:
-        for i in range(ITERATIONS):
+        for i in range(ITERATIONS + 4 * way.startswith('hold')):
             x = data.rand(size, 3, 24, 24).astype(np.float32)
             t = data.randint(0, 10, size).astype(np.int32)
             disturb(way, rank, i)
             optimizer.update(model, x, t)
+            if way == 'replan' and i == ITERATIONS - 3:
+                opened.replan('swap-all')
     digest = hashlib.sha256()
     for _, parameter in sorted(model.namedparams()):
         digest.update(np.ascontiguousarray(parameter.array))

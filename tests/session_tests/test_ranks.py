@@ -87,6 +87,23 @@ def test_one_session_after_the_other(plain, tmp_path):
         assert not lines_with(one, 'alone')
 
 
+def test_a_planner_that_all_ask_for_plans_once(tmp_path):
+    first, second = found_in('replan', tmp_path)
+    assert first['maps'] == second['maps'] and "'swap'" in first['maps']
+    assert "'keep'" not in first['maps']
+    assert first['parameters'] == second['parameters']
+    assert not lines_with(second, 'alone')
+
+
+def test_all_follow_when_the_plan_of_the_first_changes(tmp_path):
+    first, second = found_in('hold-0', tmp_path)
+    assert first['maps'] == second['maps']
+    assert lines_with(first, 'arena: ')  # has no place any more
+    assert lines_with(second, 'the plan of the node has changed')
+    assert not lines_with(second, 'alone')
+    assert first['parameters'] == second['parameters']
+
+
 @pytest.mark.parametrize('way', ['limit', 'network'])
 def test_a_rank_that_differs_plans_alone(way, plain, tmp_path):
     first, second = found_in(way, tmp_path)

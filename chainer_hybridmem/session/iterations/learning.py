@@ -194,6 +194,7 @@ class Learning:
             guide.pace.note_times(watch.times())
             if guide.timed:
                 call_uncounted(planning.retime, guide)
+        call_uncounted(planning.follow_node, guide)
         if guide.arena.is_logged:
             call_uncounted(planning.lay_out, guide)
         elif guide.arena.missing_bytes:

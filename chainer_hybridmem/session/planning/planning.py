@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
-from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import DEFAULT, find_planner
-from chainer_hybridmem.planners.rule_costs import price_rules
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
-from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (
     moved_earlier,
@@ -25,12 +23,12 @@ from chainer_hybridmem.search.feedback import (
 )
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.background_search import BackgroundSearch
+from chainer_hybridmem.session.planning.node_plans import NodePlans
 from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
+from chainer_hybridmem.session.planning.rule_prices import RulePrices
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
-from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.session.setting.user_warnings import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
@@ -52,6 +50,7 @@ class Planning:
     Attributes:
         maker (PlanMaker): Makes each of them.
         search (BackgroundSearch): Goes on beside training.
+        rule_prices (RulePrices): What rules cost.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class Planning:
         self._options = options
         self._rules = runtime.rules
         self._tell = runtime.tell
-        self._ranks = runtime.ranks
         self._observe = observe
         self._keep = keep
         self.maker = PlanMaker(runtime.device, options, runtime.tell)
+        self._node = NodePlans(runtime, options, self.maker)
         self.search = BackgroundSearch()
-        self._priced: tuple[Plan | None, tuple[RuleCost, ...]] = (None, ())
+        self.rule_prices = RulePrices(options, self.maker)
 
     @count_time
     def plan(self, guide: Guide) -> None:
@@ -84,7 +83,7 @@ class Planning:
         self._observe(problem)
         guide.begin_planning()
         try:
-            plan = self._decide(
+            plan = self._node.decide(
                 'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
             )
         except InfeasibleError as error:
@@ -95,48 +94,56 @@ class Planning:
             self._tell(message)
             warn_user(message)
             return
-        assert plan is not None
         self.follow(guide, problem, plan)
 
-    def _decide(
-        self,
-        topic: str,
-        guide: Guide,
-        problem: Problem,
-        decide: Callable[[], Plan | None],
-    ) -> Plan | None:
-        """What this rank decides, or the one that plans for all on its node."""
-        ranks = self._ranks
-        if ranks is None:
-            return decide()
-        options = self._options
-        iteration = problem.profile.fingerprint()
-        about = (iteration, options.limit_bytes, options.planner)
-        plan, followed = ranks.decide(Topic(topic, about), decide)
-        if not followed or plan is None:
-            return cast('Plan | None', plan)
-        taken = self.maker.take(guide, problem, plan)
-        if taken is not None:
-            return taken
-        self._tell(f'rank {ranks.rank} plans alone: the plan of the node has no room')
-        return decide()
+    @count_time
+    def replan(self, guide: Guide, planner: str, options: dict[str, Any]) -> Plan:
+        """A plan that the program has asked for.
+
+        Args:
+            guide: Has a problem.
+            planner: Name of the planner.
+            options: Of that planner.
+
+        Raises:
+            InfeasibleError: If the planner finds none; the old plan stays.
+        """
+        problem = guide.problem
+        assert problem is not None
+        plan = self._node.decide(
+            f'replan {planner} {sorted(options.items())}',
+            guide,
+            problem,
+            lambda: self.maker.make_plan(guide, problem, planner, options),
+        )
+        self.search.stop()
+        self._options.plan_with(planner, options)
+        self.follow(guide, problem, plan)
+        return plan
+
+    def follow_node(self, guide: Guide) -> None:
+        """Takes over what has become of the plan of the node, if anything has."""
+        problem = guide.problem
+        assert problem is not None
+        plan = self._node.find_change(guide, problem)
+        if plan is not None:
+            self._tell('the plan of the node has changed')
+            self.follow(guide, problem, plan)
 
     # -- times ----------------------------------------------------------------
     @count_time
     def retime(self, guide: Guide) -> None:
-        """A plan from the times of guided iterations, if it is better for them."""
+        """A plan from the times of guided iterations, if it is better for them.
+
+        Another rank's plan is predicted anew only: that rank times it, too.
+        """
         old = guide.plan
         assert old is not None
         problem = guide.make_timed_problem()
         seconds = simulate(problem, old).total_seconds
         plan = None
-        if not guide.pace.timed_again:
-            plan = self._decide(
-                'times',
-                guide,
-                problem,
-                lambda: self._find_faster(guide, problem, seconds),
-            )
+        if not guide.pace.timed_again and not self._node.is_followed(guide):
+            plan = self._find_faster(guide, problem, seconds)
         if plan is None:
             plan = dataclasses.replace(
                 old,
@@ -146,6 +153,7 @@ class Planning:
             )
         else:
             guide.pace.change_timed_plan()
+            self._node.announce(guide, problem, plan)
         self.follow(guide, problem, plan, old)
 
     def _find_faster(
@@ -178,6 +186,8 @@ class Planning:
 
         One is taken over only now and then: see :attr:`.PlanPace.may_change`.
         """
+        if self._node.is_followed(guide):
+            return
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
         current = self.search.find(problem)
@@ -190,6 +200,7 @@ class Planning:
             guide.pace.count_change()
             guide.spent.add(better.planning_seconds - plan.planning_seconds)
             if self.maker.arena_fits(guide, problem, better):
+                self._node.announce(guide, problem, better)
                 self.follow(guide, problem, better)
 
     @count_time
@@ -198,6 +209,8 @@ class Planning:
 
         Only now and then, like :meth:`adopt`.
         """
+        if self._node.is_followed(guide):
+            return
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
         feedback = guide.pace.feedback
@@ -217,9 +230,9 @@ class Planning:
         self._tell(f'{len(late)} swap-ins were late: they begin earlier')
         guide.pace.count_change()
         bound = self._lower_bound_seconds(guide, problem)
-        self.follow(
-            guide, problem, dataclasses.replace(moved, lower_bound_seconds=bound)
-        )
+        moved = dataclasses.replace(moved, lower_bound_seconds=bound)
+        self._node.announce(guide, problem, moved)
+        self.follow(guide, problem, moved)
 
     def _move_earlier(
         self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
@@ -265,7 +278,7 @@ class Planning:
             foreign.leave_free(held_bytes + reserve_bytes)
             guide.begin_planning()
             try:
-                plan = self.maker.make_plan(guide, problem)
+                plan = self._change(guide, problem)
             except InfeasibleError:
                 continue
             self._tell(
@@ -312,8 +325,13 @@ class Planning:
         assert problem is not None
         guide.arena.exceed(missing_bytes + self._options.limit_bytes // SPARE_SHARE)
         guide.pace.forget_times()
-        plan = self.maker.make_plan(guide, problem)
-        self.follow(guide, problem, plan)
+        self.follow(guide, problem, self._change(guide, problem))
+
+    def _change(self, guide: Guide, problem: Problem) -> Plan:
+        """Another plan because of memory, which the node may need as well."""
+        return self._node.change(
+            guide, problem, lambda: self.maker.make_plan(guide, problem)
+        )
 
     def reserve(self, guide: Guide) -> None:
         """Takes the host memory that the guide's plan needs."""
@@ -321,28 +339,6 @@ class Planning:
             profile = guide.problem.profile
             ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
             self._device.copies.reserve(ram, disk)
-
-    # -- what is told ---------------------------------------------------------
-    def price_rules(self, guide: Guide | None) -> tuple[RuleCost, ...]:
-        """What each rule costs that a guide's plan obeys; searched once for a plan."""
-        if guide is None or guide.plan is None or guide.problem is None:
-            return ()
-        plan, costs = self._priced
-        if plan is not guide.plan:
-            costs = call_uncounted(self._search_costs, guide, guide.problem, guide.plan)
-            self._priced = (guide.plan, costs)
-        return costs
-
-    def _search_costs(
-        self, guide: Guide, problem: Problem, plan: Plan
-    ) -> tuple[RuleCost, ...]:
-        options, room_bytes = self._options, self.maker.room_bytes(guide)
-        own = options.planner_options
-        try:
-            return price_rules(problem, room_bytes, options.planner, **own)
-        except (InfeasibleError, OptionError):  # a plan of former times or planners
-            seconds = plan.predicted_seconds
-            return price_rules(problem, room_bytes, options.planner, seconds, **own)
 
     # -- the next iteration ---------------------------------------------------
     @count_time

@@ -17,48 +17,18 @@ from __future__ import annotations
 import socket
 import sys
 import time
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.session.setting.mailbox import Key, Topic, mailbox_of
 
 PATIENCE_SECONDS = 10.0  # for a rank that should come to the same meeting
 OPENING_SECONDS = 60.0  # for one that should call optimize()
+LED = 'led'  # what the first rank has decided, when others may need it or not
 PLANNING_SECONDS = 600.0  # for one that has said that it plans
 POLL_SECONDS = 0.0005
 HEARD_SECONDS = 0.5  # for an error's words to reach the terminal
-MOST_KEPT = 1000  # messages that are not asked for
-_TAG = 31_415  # of messages between sessions; ChainerMN's have the user's
-
-
-class Topic(NamedTuple):
-    """What ranks meet for.
-
-    Attributes:
-        kind (str): In a word.
-        about (tuple): What must be alike in all of them.
-    """
-
-    kind: str
-    about: tuple[Hashable, ...] = ()
-
-
-class _Key(NamedTuple):
-    """Names a message: of the k-th meeting of a session for a topic."""
-
-    session: int
-    topic: Topic
-    number: int
-    what: str
-
-    def is_like(self, other: _Key) -> bool:
-        """Whether both say the same, of topics of one kind in one session."""
-        return (self.session, self.topic.kind, self.what) == (
-            other.session,
-            other.topic.kind,
-            other.what,
-        )
 
 
 class Decision(NamedTuple):
@@ -132,65 +102,6 @@ class _HeardFirst:
         time.sleep(HEARD_SECONDS)
 
 
-class _Mailbox:
-    """What has come through one communicator, for whichever session it is.
-
-    Others may have begun their next session while this rank is in an earlier one.
-
-    Args:
-        communicator: Of ChainerMN.
-
-    Attributes:
-        received (dict): Values by sender and key.
-        sessions (int): How many this rank has opened.
-    """
-
-    def __init__(self, communicator: Any) -> None:
-        self._comm = communicator.mpi_comm
-        self._sent: list[Any] = []  # requests under way
-        self.received: dict[tuple[int, _Key], Any] = {}
-        self.sessions = 0
-
-    def open_session(self) -> int:
-        """Counts a session; returns its number."""
-        self.sessions += 1
-        return self.sessions
-
-    def send(self, ranks: list[int], key: _Key, value: Any) -> None:
-        """Sends to each of them."""
-        self._sent = [request for request in self._sent if not request.test()[0]]
-        for rank in ranks:
-            self._sent.append(self._comm.isend((key, value), dest=rank, tag=_TAG))
-
-    def collect(self) -> set[int]:
-        """Takes in what has come; returns its senders."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        senders: set[int] = set()
-        while True:
-            message = self._comm.improbe(tag=_TAG, status=status)
-            if message is None:
-                return senders
-            source = status.Get_source()
-            senders.add(source)
-            key, value = message.recv()
-            self.received[source, key] = value
-            while len(self.received) > MOST_KEPT:
-                del self.received[next(iter(self.received))]
-
-    def close(self) -> None:
-        """Ends what no rank has received."""
-        sent, self._sent = self._sent, []
-        for request in sent:
-            if not request.test()[0]:
-                request.Cancel()
-                request.Free()
-
-
-_mailboxes: weakref.WeakKeyDictionary[Any, _Mailbox] = weakref.WeakKeyDictionary()
-
-
 class Ranks:
     """The ranks of one node; made by all of them at once.
 
@@ -206,9 +117,7 @@ class Ranks:
     """
 
     def __init__(self, communicator: Any, tell: Callable[[str], None]) -> None:
-        if communicator not in _mailboxes:
-            _mailboxes[communicator] = _Mailbox(communicator)
-        self._mail = _mailboxes[communicator]
+        self._mail = mailbox_of(communicator)
         self._session = self._mail.open_session()
         self._tell = tell
         self.rank: int = communicator.rank
@@ -292,6 +201,50 @@ class Ranks:
                 return Decision(value, True)
         return Decision(decide(), False)
 
+    # -- what the first rank changes -------------------------------------------
+    def lead(self, topic: Topic, decide: Callable[[], Any]) -> Any:
+        """What the first rank decides, when others may need it or not.
+
+        Args:
+            topic: What is decided; the newest decision counts.
+            decide: Decides.
+        """
+        key = self._name(topic, LED)
+        peers = [r for r in self.node if r != self.rank]
+        self._mail.send(peers, key._replace(what='begins'), None)
+        value = None
+        try:
+            value = decide()
+        finally:
+            self._mail.send(peers, key, value)
+        return value
+
+    def has_lead(self) -> bool:
+        """Whether the first rank has decided anything that is not taken yet."""
+        self._absent -= self._mail.collect()
+        return any(key.what == LED for _, key in self._mail.received)
+
+    def find_lead(self, topic: Topic) -> Any:
+        """What the first rank has decided since this one has last asked; else None."""
+        return self._take_lead(self._name(topic, LED))
+
+    def await_lead(self, topic: Topic) -> Any:
+        """Likewise, but waits: the first rank is about to decide, too."""
+        first, key = [self.node[0]], self._name(topic, LED)
+        begins = key._replace(what='begins')
+        if self._wait(first, begins, self._patience(first)):
+            self._leave_out(first, topic)
+            return None
+        self._wait(first, key, PLANNING_SECONDS)
+        return self._take_lead(key)
+
+    def _take_lead(self, key: Key) -> Any:
+        received, first = self._mail.received, self.node[0]
+        if (first, key) not in received:
+            return None
+        received.pop((first, key._replace(what='begins')), None)
+        return received.pop((first, key))
+
     def _patience(self, ranks: list[int]) -> float:
         """No second wait for those that have not come before."""
         return 0.0 if self._absent.issuperset(ranks) else PATIENCE_SECONDS
@@ -305,15 +258,18 @@ class Ranks:
                 f'another iteration, limit or network, or does not come'
             )
 
-    def _name_meeting(self, topic: Topic) -> _Key:
+    def _name_meeting(self, topic: Topic) -> Key:
         number = self._meetings[topic] = self._meetings.get(topic, 0) + 1
-        return _Key(self._session, topic, number, 'here')
+        return self._name(topic, 'here', number)
+
+    def _name(self, topic: Topic, what: str, number: int = 0) -> Key:
+        return Key(self._session, topic, number, what)
 
     # -- messages -------------------------------------------------------------
     def _wait(
         self,
         ranks: list[int],
-        key: _Key,
+        key: Key,
         seconds: float,
         ends_early: bool = False,
     ) -> list[int]:
@@ -336,7 +292,7 @@ class Ranks:
                 return missing
             time.sleep(POLL_SECONDS)
 
-    def _is_elsewhere(self, rank: int, key: _Key) -> bool:
+    def _is_elsewhere(self, rank: int, key: Key) -> bool:
         """Whether a rank has begun something else on the topic; forgets that."""
         others = [
             (source, other)
@@ -347,7 +303,7 @@ class Ranks:
             del self._mail.received[item]
         return bool(others)
 
-    def _take(self, rank: int, key: _Key) -> Any:
+    def _take(self, rank: int, key: Key) -> Any:
         return self._mail.received.pop((rank, key))
 
     def close(self) -> None:

@@ -1,0 +1,115 @@
+"""The plans that all ranks of a node follow: those of its first rank."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import cast
+
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.planning.plan_maker import PlanMaker
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.ranks import Topic
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.simulation import Problem
+
+
+class NodePlans:
+    """Hands the first rank's plans to the others, and takes them there.
+
+    Without ranks, every plan is the session's own.
+
+    Args:
+        runtime (Runtime): Has the ranks.
+        options (Options): What must be alike in ranks that follow the same plan.
+        maker (PlanMaker): Checks plans that come from another rank.
+    """
+
+    def __init__(self, runtime: Runtime, options: Options, maker: PlanMaker) -> None:
+        self._ranks = runtime.ranks
+        self._tell = runtime.tell
+        self._options = options
+        self._maker = maker
+        self._followed: weakref.WeakSet[Guide] = weakref.WeakSet()
+
+    def is_followed(self, guide: Guide) -> bool:
+        """Whether the guide's plan is another rank's: that one changes it."""
+        return guide in self._followed
+
+    def decide(
+        self,
+        topic: str,
+        guide: Guide,
+        problem: Problem,
+        decide: Callable[[], Plan],
+    ) -> Plan:
+        """What the first rank decides at a point that all come to.
+
+        Args:
+            topic: What is decided, in a word.
+            guide: Whose plan it becomes.
+            problem: Of its iterations.
+            decide: Decides, where no other rank does.
+        """
+        if self._ranks is None:
+            return decide()
+        decision = self._ranks.decide(self._topic(topic, problem), decide)
+        if not decision.followed:
+            self._followed.discard(guide)
+            return cast(Plan, decision.value)
+        return self._take(guide, problem, decision.value) or decide()
+
+    def change(self, guide: Guide, problem: Problem, make: Callable[[], Plan]) -> Plan:
+        """Another plan, which others may need in the same iteration or not at all.
+
+        Args:
+            guide: Whose plan it becomes.
+            problem: Of its iterations.
+            make: Makes one, where no other rank does.
+        """
+        if self._ranks is None:
+            return make()
+        if self._ranks.plans:
+            return cast(Plan, self._ranks.lead(self._topic('change', problem), make))
+        plan = None
+        if guide in self._followed:
+            plan = self._ranks.await_lead(self._topic('change', problem))
+        taken = plan and self._take(guide, problem, plan)
+        if taken is None:
+            self._followed.discard(guide)
+            return make()
+        return taken
+
+    def announce(self, guide: Guide, problem: Problem, plan: Plan) -> None:
+        """The first rank's plan has changed; the others will find it."""
+        ranks = self._ranks
+        if ranks is not None and ranks.plans:
+            ranks.lead(self._topic('change', problem), lambda: plan)
+
+    def find_change(self, guide: Guide, problem: Problem) -> Plan | None:
+        """What the first rank has changed its plan to, if it has and this fits here."""
+        if self._ranks is None or guide not in self._followed:
+            return None
+        if not self._ranks.has_lead():
+            return None
+        plan = self._ranks.find_lead(self._topic('change', problem))
+        return plan and self._take(guide, problem, plan)
+
+    def _take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
+        """The first rank's plan if it fits here; else the guide gets its own."""
+        taken = self._maker.take(guide, problem, plan)
+        if taken is not None:
+            self._followed.add(guide)
+            return taken
+        assert self._ranks is not None
+        self._followed.discard(guide)
+        self._tell(
+            f'rank {self._ranks.rank} plans alone: the plan of the node has no room'
+        )
+        return None
+
+    def _topic(self, kind: str, problem: Problem) -> Topic:
+        options = self._options
+        iteration = problem.profile.fingerprint()
+        return Topic(kind, (iteration, options.limit_bytes, options.planner))
