@@ -48,6 +48,7 @@ BENCHMARKS = (
         'rates and shares of processes that share a throttled link',
         ('shared_link.json',),
     ),
+    Benchmark('draw_ranks', 'the lanes of two processes on one link'),
     Benchmark(
         'ranks_measured',
         'processes that share a link and know of each other, measured over MPI',

@@ -20,10 +20,10 @@ import chainer.links as L
 import chainermn
 import numpy as np
 
+from benchmarks import deep
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.setting import link_measurement
-from chainer_hybridmem.units import parse_bandwidth
 
 WARM = 10  # iterations until the plan of a session stands
 MEASURED = 6
@@ -32,7 +32,7 @@ MEASURED = 6
 class Plain(chainer.Chain):
     """Convolutions whose maps are larger than all their parameters."""
 
-    depth, width = 10, 32
+    depth, width = 24, 32
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,18 @@ class Normalised(Plain):
         return F.relu(self.norms[i](x))
 
 
-NETWORKS = {network.__name__: network for network in (Plain, Normalised)}
+class Residual(deep.ResNet1001):
+    """20 layers of residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=2)
+
+    def forward(self, x: Any, t: Any) -> Any:
+        """The loss."""
+        return F.softmax_cross_entropy(self.logits(x), t)
+
+
+NETWORKS = {network.__name__: network for network in (Plain, Normalised, Residual)}
 
 
 @dataclasses.dataclass
@@ -101,13 +112,14 @@ class Case:
         self.communicator = chainermn.create_communicator('naive')
         self.link = self.communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}')
         self.measure_link = link_measurement.measure_link
+        self.rate: int | None = None  # of the link
 
     def measure_alone(self, device: Any, **options: Any) -> Link | None:
         """What a process finds that has the link for itself."""
         link = self.measure_link(device, **options)
         if link is None:
             return None
-        rate = parse_bandwidth(self.case['bandwidth'])
+        rate = self.rate
         return dataclasses.replace(
             link, d2h_bytes_per_second=rate, h2d_bytes_per_second=rate
         )
@@ -132,13 +144,13 @@ class Case:
                 model,
                 limit_bytes,
                 'hybrid',
-                link_bandwidth=case['bandwidth'],
-                shared_link=self.link,
+                link_bandwidth=self.rate,
+                shared_link=None if self.rate is None else self.link,
                 communicator=None if alone else communicator,
             )
         taken = []
         with session as opened:
-            for _ in range(WARM + MEASURED):
+            for _ in range((WARM if opened else 3) + MEASURED):
                 x = data.rand(*shape).astype(np.float32)
                 t = data.randint(0, 10, case['batchsize']).astype(np.int32)
                 began = time.perf_counter()
@@ -178,6 +190,7 @@ class Case:
         }
         return {
             **{k: v for k, v in self.case.items() if k != 'shares'},
+            'link_bytes_per_second': self.rate,
             'processes': self.communicator.size,
             'share': share,
             'limit_bytes': limit,
@@ -193,16 +206,22 @@ class Case:
             **counts,
         }
 
-    def in_core_bytes(self) -> int:
-        """What plain Chainer needs, found by a session with ample memory."""
+    def prepare(self) -> int:
+        """Chooses the link; returns the bytes that plain Chainer needs."""
         session = self.train('together', 2**50).session
-        return int(session.statistics()['in_core_peak_bytes'])
+        maps = sum(s.nbytes for s in session.profile.feature_maps())
+        plain_seconds = self.train('plain', 0).seconds
+        rate = maps / (self.case['copies'] * plain_seconds)
+        everywhere = self.communicator.mpi_comm
+        self.rate = everywhere.bcast(int(rate))
+        needed = session.statistics()['in_core_peak_bytes']
+        return max(everywhere.allgather(int(needed)))
 
 
 def main(text: str, output: str) -> None:
     """Runs the case; the first process writes its rows."""
     case = Case(json.loads(text))
-    needed = max(case.communicator.mpi_comm.allgather(case.in_core_bytes()))
+    needed = case.prepare()
     rows = [case.run(share, needed) for share in case.case['shares']]
     if case.communicator.rank == 0:
         with open(output, 'w', encoding='utf-8') as file:

@@ -13,6 +13,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.estimation import Node
+    from chainer_hybridmem.planners.ranks import RankPlans
     from chainer_hybridmem.simulation import Problem
 
 HEADERS = (
@@ -24,8 +25,11 @@ HEADERS = (
     'bound',
     'gap',
     'plan for a link alone',
-    'all-reduce',
 )
+EXTRA_HEADERS = {
+    'half_apart_overhead': 'half an iteration apart',
+    'all_reduce_seconds': 'all-reduce',
+}
 
 
 def add(group: Any) -> None:
@@ -51,6 +55,12 @@ def add(group: Any) -> None:
         help='the sum of gradients crosses the same link, as a part of the update '
         '(where the node has no NVLink)',
     )
+    group.add_argument(
+        '--double-buffering',
+        action='store_true',
+        help='also tell what they reach half an iteration apart, as double buffering '
+        'lets them be; the sum of gradients is left out',
+    )
 
 
 def resolve(args: argparse.Namespace) -> argparse.Namespace:
@@ -66,10 +76,16 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
         found['gpu'] = node.gpu if args.gpu is None else args.gpu
         found['ranks'] = node.gpus if args.ranks is None else args.ranks
         node.ranks_on_link(found['ranks'])  # or it has not so many
-    if found['ranks'] is None and args.all_reduce:
+    for name in ('all_reduce', 'double_buffering'):
+        if found['ranks'] is None and found[name]:
+            raise OptionError(
+                f'--{name.replace("_", "-")} is about several GPUs: say how many with '
+                f'--ranks, or name a node with --node.'
+            )
+    if args.all_reduce and args.double_buffering:
         raise OptionError(
-            '--all-reduce is about several GPUs: say how many with --ranks, or name a '
-            'node with --node.'
+            '--all-reduce counts the sum of gradients as a part of the update; with '
+            'double buffering it runs beside the next iteration: ask for one of both.'
         )
     if found['ranks'] is not None and args.shared_by is not None:
         raise OptionError(
@@ -128,12 +144,15 @@ def summarise(
         there = problems[shared]
         if summed:
             there = with_profile(there, with_all_reduce(there.profile, n))
-        rows.append(_row(there, n, shared, plans, summed))
+        row = _row(there, n, shared, plans, summed)
+        if args.double_buffering:
+            row |= _half_apart(there, shared, plans)
+        rows.append(row)
     return rows
 
 
 def _row(
-    problem: Problem, gpus: int, shared: int, plans: Any, summed: bool
+    problem: Problem, gpus: int, shared: int, plans: RankPlans, summed: bool
 ) -> dict[str, Any]:
     from chainer_hybridmem.estimation import all_reduce_bytes, all_reduce_seconds
     from chainer_hybridmem.planners import retime
@@ -162,6 +181,22 @@ def _row(
     }
 
 
+def _half_apart(problem: Problem, shared: int, plans: RankPlans) -> dict[str, Any]:
+    from chainer_hybridmem.simulation.problem import with_parts
+    from chainer_hybridmem.simulation.staggered import stagger
+
+    found = {
+        stagger(with_parts(problem, plan.parts), plan, shared)
+        for plan in plans.best.values()
+    }
+    best, in_core = min(found), problem.in_core_seconds
+    return {
+        'half_apart_seconds': best.seconds,
+        'half_apart_offset_seconds': max(best.offsets),
+        'half_apart_overhead': max(0.0, best.seconds / in_core - 1) if in_core else 0.0,
+    }
+
+
 def _misfit(gpus: int, shared: int, reason: str) -> dict[str, Any]:
     return {'gpus': gpus, 'ranks_on_link': shared, 'fits': False, 'reason': reason}
 
@@ -170,15 +205,13 @@ def describe(rows: list[dict[str, Any]]) -> str:
     """The table for people."""
     if not rows[0]['fits']:
         return rows[0]['reason']
-    keep = len(HEADERS)
-    if all(row['all_reduce_seconds'] is None for row in rows):
-        keep -= 1
-    return table(HEADERS[:keep], [_cells(row)[:keep] for row in rows])
+    extra = [k for k in EXTRA_HEADERS if any(row.get(k) is not None for row in rows)]
+    headers = [*HEADERS, *(EXTRA_HEADERS[key] for key in extra)]
+    return table(headers, [[*_cells(row), *_extra(row, extra)] for row in rows])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     per_gpu, speed = row['images_per_second_per_gpu'], row['images_per_second']
-    summed = row['all_reduce_seconds']
     return [
         str(row['gpus']),
         str(row['ranks_on_link']),
@@ -188,7 +221,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f'{row["bound_overhead"]:+.1%}',
         f'{row["gap"]:.1%}',
         f'{row["alone_plan_overhead"]:+.1%}',
-        UNKNOWN
-        if summed is None
-        else f'{format_bytes(row["all_reduce_bytes"])}, {format_seconds(summed)}',
     ]
+
+
+def _extra(row: dict[str, Any], keys: list[str]) -> list[str]:
+    seconds = row['all_reduce_seconds']
+    cells = {
+        'all_reduce_seconds': UNKNOWN
+        if seconds is None
+        else f'{format_bytes(row["all_reduce_bytes"])}, {format_seconds(seconds)}',
+    }
+    if 'half_apart_overhead' in keys:
+        cells['half_apart_overhead'] = f'{row["half_apart_overhead"]:+.1%}'
+    return [cells[key] for key in keys]

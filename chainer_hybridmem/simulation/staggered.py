@@ -24,7 +24,9 @@ from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work
 
 HOST, SUBMIT, AWAIT, COMPUTE = 0, 1, 2, 3
+LANES = 'd2h', 'h2d', 'compute'
 CLOSE = 1e-12  # seconds: what is left of rounding
+NO_SPANS = np.zeros((0, 4))
 ITERATIONS = 12  # of which the second half counts
 SPREADS = 0.0, 0.3, 0.4, 0.5, 0.6, 0.7  # of an iteration, between the two halves
 
@@ -39,6 +41,22 @@ class Staggered(NamedTuple):
 
     seconds: float
     offsets: tuple[float, ...]
+
+
+class Span(NamedTuple):
+    """Something that runs in one process.
+
+    Attributes:
+        rank (int): Of the process.
+        lane (str): ``'d2h'``, ``'h2d'`` or ``'compute'``.
+        begin (float): Seconds.
+        end (float): Seconds.
+    """
+
+    rank: int
+    lane: str
+    begin: float
+    end: float
 
 
 class _Program(NamedTuple):
@@ -122,15 +140,46 @@ def synchronous_seconds(
     return float(_run_ranks(problem, plan, offsets, 1)[0])
 
 
-def _run_ranks(
+def find_spans(
     problem: Problem, plan: Plan, offsets: tuple[float, ...], iterations: int
+) -> tuple[Span, ...]:
+    """What runs when in each process, as in :func:`staggered_seconds`.
+
+    Args:
+        problem: As there.
+        plan: Of each process.
+        offsets: Seconds after which each process begins first.
+        iterations: How many are simulated.
+
+    Raises:
+        PlanError: If the plan is for another profile.
+    """
+    lengths = (len(problem.maps), len(problem.maps), len(problem.arrays.seconds))
+    spans = np.zeros((len(offsets) * iterations * sum(lengths), 4))
+    _run_ranks(problem, plan, offsets, iterations, spans)
+    return tuple(
+        Span(int(rank), LANES[int(lane)], float(begin), float(end))
+        for rank, lane, begin, end in spans.tolist()
+        if end > begin
+    )
+
+
+def _run_ranks(
+    problem: Problem,
+    plan: Plan,
+    offsets: tuple[float, ...],
+    iterations: int,
+    spans: np.ndarray = NO_SPANS,
 ) -> np.ndarray:
-    """(iterations,) moments at which all processes have ended an iteration."""
+    """(iterations,) moments at which all processes have ended an iteration.
+
+    Fills ``spans``, as far as there is place.
+    """
     whole = with_profile(problem, share_links(problem.profile, 1))
     link = whole.profile.link
     shares = link.duplex_share, link.d2h_compute_share, link.h2d_compute_share
     starts = np.array(offsets, np.float64)
-    ends: np.ndarray = _run(_program(whole, plan), starts, iterations, shares)
+    ends: np.ndarray = _run(_program(whole, plan), starts, iterations, shares, spans)
     return ends.max(axis=0)
 
 
@@ -196,8 +245,12 @@ def _run(
     starts: np.ndarray,
     iterations: int,
     shares: tuple[float, float, float],
+    spans: np.ndarray,
 ) -> np.ndarray:
-    """(ranks, iterations) moments at which iterations end."""
+    """(ranks, iterations) moments at which iterations end.
+
+    Writes (rank, lane, begin, end) into ``spans``, (rows, 4); lane 2 is compute.
+    """
     n = len(starts)
     ends = np.full((n, iterations), np.inf)
     done = np.zeros(n, np.int64)  # iterations that have ended
@@ -209,6 +262,8 @@ def _run(
     last = np.zeros((n, 2), np.int64)  # the end of the queue
     latency = np.zeros((n, 2))  # of the copy under way, left
     on_link = np.zeros((n, 2))
+    began = np.zeros((n, 3))  # what is under way in each lane
+    written = 0  # of the spans
     duplex = shares[0]
     now = 0.0
     while True:
@@ -235,6 +290,7 @@ def _run(
                         if first[r, lane] == last[r, lane]:
                             latency[r, lane] = p.latency[lane, place]
                             on_link[r, lane] = p.on_link[lane, place]
+                            began[r, lane] = now
                         last[r, lane] += 1
                         host[r] += p.host[s]
                     elif p.kind[s] == HOST and host[r] > now:
@@ -243,6 +299,7 @@ def _run(
                     elif p.kind[s] == COMPUTE:
                         host[r] += p.host[s]
                         work[r] = p.seconds[s]
+                        began[r, 2] = now
                         if work[r] > 0:
                             break
                 ended = step[r] == len(p.kind) and work[r] <= 0
@@ -288,6 +345,11 @@ def _run(
                 else:
                     on_link[r, lane] -= span * slowed / sharing[lane]
                 if latency[r, lane] <= CLOSE and on_link[r, lane] <= CLOSE:
+                    if written < len(spans):
+                        spans[written, 0], spans[written, 1] = r, lane
+                        spans[written, 2], spans[written, 3] = began[r, lane], now
+                        written += 1
+                    began[r, lane] = now
                     first[r, lane] += 1
                     place = first[r, lane]
                     if place < last[r, lane]:
@@ -299,3 +361,7 @@ def _run(
                 work[r] -= span * speed
                 if work[r] <= CLOSE:
                     work[r] = 0.0
+                    if written < len(spans):
+                        spans[written, 0], spans[written, 1] = r, 2
+                        spans[written, 2], spans[written, 3] = began[r, 2], now
+                        written += 1

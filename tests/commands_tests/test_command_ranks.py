@@ -68,6 +68,18 @@ def test_gradients_over_nvlink_take_no_time_on_the_link(network, hybridmem):
     assert rows[3]['all_reduce_bytes'] > 0
 
 
+def test_half_an_iteration_apart(network, hybridmem):
+    arguments = ('estimate', *network, *BATCH, *GPU, '--ranks', '4')
+    arguments = (*arguments, '--double-buffering')
+    rows = json.loads(hybridmem(*arguments, '--json', '-')[1])['ranks']
+    for row in rows:  # lockstep is one of the ways to begin
+        assert row['half_apart_seconds'] <= row['iteration_seconds'] * (1 + 1e-9)
+        assert row['half_apart_seconds'] >= row['in_core_seconds'] * (1 - 1e-9)
+    out = hybridmem(*arguments)[1]
+    assert 'half an iteration apart' in out
+    assert f'{rows[-1]["half_apart_overhead"]:+.1%}' in out
+
+
 def test_nothing_fits_for_any_number(network, hybridmem):
     limit = ('--batchsize', '8', '--memory-limit', '20KiB')
     arguments = ('estimate', *network, *limit, *GPU, '--ranks', '2')
@@ -91,6 +103,11 @@ def test_numbers_of_gpus():
         (('--node', 'dgx'), "Did you mean 'dgx-1'"),
         (('--node', 'dgx-1', '--ranks', '9'), 'Node dgx-1 has 8 GPUs, not 9'),
         (('--all-reduce',), 'say how many with --ranks'),
+        (('--double-buffering',), 'say how many with --ranks'),
+        (
+            ('--ranks', '2', '--all-reduce', '--double-buffering'),
+            'ask for one of both',
+        ),
         (('--ranks', '2', '--shared-by', '2'), 'leave out --shared-by'),
     ],
 )

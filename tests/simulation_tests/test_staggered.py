@@ -14,6 +14,7 @@ from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.staggered import (
+    find_spans,
     stagger,
     staggered_seconds,
     synchronous_seconds,
@@ -71,3 +72,27 @@ def test_who_begins_later_ends_later(seed: int, n: int) -> None:
     assert together >= alone + (n - 1) * delta - 1e-9
     offsets = tuple(r * delta for r in range(n))
     assert synchronous_seconds(problem, plan, offsets) == pytest.approx(together)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3))
+def test_spans_are_what_runs(seed: int, n: int) -> None:
+    """In lockstep on the shared link, every process runs what the simulator says."""
+    problem, plan = drawn_case(seed, 0.9, 0.9, 0.9)
+    expected = simulate(make_problem(share_links(problem.profile, n)), plan)
+    spans = find_spans(problem, plan, (0.0,) * n, 1)
+    for rank in range(n):
+        for lane in ('compute', 'd2h', 'h2d'):
+            found = [s for s in spans if (s.rank, s.lane) == (rank, lane)]
+            busy = sum(span.end - span.begin for span in found)
+            events = [
+                event
+                for event in expected.intervals
+                if event.lane == lane and event.kind != 'stall'
+            ]
+            wanted = sum(event.end_seconds - event.start_seconds for event in events)
+            assert busy == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+            ends = [event.end_seconds for event in events]
+            if found:
+                last = max(span.end for span in found)
+                assert last == pytest.approx(max(ends), rel=1e-9)
