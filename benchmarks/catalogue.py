@@ -48,6 +48,12 @@ BENCHMARKS = (
         'rates and shares of processes that share a throttled link',
         ('shared_link.json',),
     ),
+    Benchmark(
+        'ranks_faults',
+        'what becomes of the others when one of several processes fails',
+        ('ranks_faults.json',),
+        'an MPI',
+    ),
     Benchmark('draw_ranks', 'the lanes of two processes on one link'),
     Benchmark(
         'ranks_measured',

@@ -59,10 +59,6 @@ def run(network: str, processes: int, rounds: int) -> list[dict[str, Any]]:
     Raises:
         subprocess.SubprocessError: If a process fails.
     """
-    own = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    mpiexec = own if os.access(own, os.X_OK) else shutil.which('mpiexec')
-    if mpiexec is None:
-        raise subprocess.SubprocessError('needs an MPI: pip install mpi4py mpich')
     insize, batchsize = NETWORKS[network]
     path = [common.ROOT, *sys.path[1:]]
     environment = {
@@ -82,12 +78,25 @@ def run(network: str, processes: int, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, 'rows.json')
         subprocess.run(
-            [mpiexec, '-n', str(processes), sys.executable, '-m',
+            [find_mpiexec(), '-n', str(processes), sys.executable, '-m',
              'benchmarks.ranks_worker', json.dumps(case), output],
             env=environment, check=True, timeout=MOST_SECONDS,
         )  # fmt: skip
         with open(output, encoding='utf-8') as file:
             found: list[dict[str, Any]] = json.load(file)
+    return found
+
+
+def find_mpiexec() -> str:
+    """The program that starts processes over MPI.
+
+    Raises:
+        subprocess.SubprocessError: If there is none.
+    """
+    own = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    found = own if os.access(own, os.X_OK) else shutil.which('mpiexec')
+    if found is None:
+        raise subprocess.SubprocessError('needs an MPI: pip install mpi4py mpich')
     return found
 
 

@@ -257,57 +257,6 @@ def algorithms(body: Body) -> str:
     return table(head, lines)
 
 
-def ranks(body: Body) -> str:
-    """Returns what plans cost on a link that several GPUs share."""
-    head = ['network', 'GPUs', 'plan for a link alone', 'plan that knows', 'bound']
-    head += ['gap', 'plan that knows, half later', 'double buffering, half apart']
-    lines = []
-    for row in body['rows']:
-        in_core = row['in_core_seconds']
-
-        def over(value: float | None, in_core: float = in_core) -> str | None:
-            if value is None:
-                return None
-            return overhead(round(value / in_core - 1, 6) + 0.0)  # no -0.0
-
-        lines.append(
-            [
-                row['network'],
-                row['ranks'],
-                over(row['alone_plan_seconds']),
-                over(row['best_seconds']),
-                over(row['bound_seconds']),
-                percent(row['best_seconds'] / row['bound_seconds'] - 1),
-                over(row['synchronous'].get('best')),
-                over(row['double_buffering'].get('seconds')),
-            ]
-        )
-    return table(head, lines)
-
-
-def ranks_measured(body: Body) -> str:
-    """Returns what processes gain that know of each other, measured."""
-    head = ['network', 'processes', 'memory', 'plain', 'plans for a link alone']
-    head += ['one plan that knows', 'gain', 'forecast off by', 'bits equal']
-    return table(
-        head,
-        [
-            [
-                row['network'].lower(),
-                row['processes'],
-                f'1 / {row["share"]:g}',
-                f'{seconds(row["plain_seconds"])} s',
-                f'{seconds(row["alone_seconds"])} s',
-                f'{seconds(row["together_seconds"])} s',
-                ratio(row['gain']),
-                overhead(row['forecast_error']),
-                'yes' if row['equal'] else 'no',
-            ]
-            for row in body['rows']
-        ],
-    )
-
-
 SECTIONS = (
     Section(
         ('rivals_compare',),
@@ -382,32 +331,6 @@ SECTIONS = (
         and a plan for them, with algorithms and plan chosen together, and the bound of
         any algorithms and plan. Times are rooflines, not measured.""",
         algorithms,
-    ),
-    Section(
-        ('ranks',),
-        'Several GPUs on one link',
-        """V100s with 16 GB that share one link of PCIe 3.0, 12 GB/s in each direction
-        for all of them ([explained](guide/data_parallel.md#how-many-gpus-on-one-link)):
-        predicted time over in-core time, minus 1, without the sum of gradients.
-        Whole forwards are replayed. *Plan for a link alone*: made for one GPU and timed
-        again on the shared link. *Plan that knows*: the best of the plans for 1, 2, 4
-        and 8 GPUs. *Half later*: in synchronous training one half begins each iteration
-        later; the best of seven delays. *Half apart*: with double buffering, the best
-        of the plans and of several offsets. The bound is that of lockstep. Where
-        the gap was above 1 %, planner `exact` had a minute to raise it.""",
-        ranks,
-    ),
-    Section(
-        ('ranks_measured',),
-        'Processes on one link, measured',
-        """Ten convolutions, with batch normalization and without, trained by ChainerMN
-        over MPI on CPUs. All processes share a throttle of 100 MB/s in each direction
-        ([explained](guide/data_parallel.md)). *Plans for a link alone*: each process
-        plans as if it had the throttle for itself. *One plan that knows*: with
-        `communicator`. Seconds of an iteration: medians of the last six, of the slowest
-        process, in turns in the same processes. Two rounds, on two
-        cores that other work shares.""",
-        ranks_measured,
     ),
     Section(
         ('cuda_counts',),
