@@ -161,6 +161,7 @@ class Session:
         for link in self.model.links():
             cache.meet(type(link))
         guides = cache.load()
+        self._planning.node.begin_with(guides)
         self._signatures.take_in(guides)
         self._hook.iteration.following.know(next(iter(guides), None))
 

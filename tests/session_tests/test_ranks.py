@@ -87,12 +87,21 @@ def test_one_session_after_the_other(plain, tmp_path):
         assert not lines_with(one, 'alone')
 
 
-def test_a_planner_that_all_ask_for_plans_once(tmp_path):
+def test_a_planner_that_all_ask_for_plans_once(plain, tmp_path):
     first, second = found_in('replan', tmp_path)
     assert first['maps'] == second['maps'] and "'swap'" in first['maps']
     assert "'keep'" not in first['maps']
-    assert first['parameters'] == second['parameters']
+    assert first['parameters'] == second['parameters'] == plain[0]['parameters']
     assert not lines_with(second, 'alone')
+
+
+def test_all_follow_plans_of_earlier_runs(plain, tmp_path):
+    found = found_in('cache', tmp_path)
+    for one in found:
+        assert one['maps'] == found[0]['maps']
+        assert one['parameters'] == plain[0]['parameters']
+        assert one['guided'] == ranks_program.ITERATIONS
+        assert not lines_with(one, 'alone')
 
 
 def test_all_follow_when_the_plan_of_the_first_changes(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from chainer_hybridmem.records.plan import Plan
@@ -36,6 +36,11 @@ class NodePlans:
     def is_followed(self, guide: Guide) -> bool:
         """Whether the guide's plan is another rank's: that one changes it."""
         return guide in self._followed
+
+    def begin_with(self, guides: Iterable[Guide]) -> None:
+        """Plans of earlier runs, which all ranks of the node have loaded."""
+        if self._ranks is not None and not self._ranks.plans:
+            self._followed.update(guides)
 
     def decide(
         self,

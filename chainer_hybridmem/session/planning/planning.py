@@ -49,6 +49,7 @@ class Planning:
 
     Attributes:
         maker (PlanMaker): Makes each of them.
+        node (NodePlans): Shares them with other ranks.
         search (BackgroundSearch): Goes on beside training.
         rule_prices (RulePrices): What rules cost.
     """
@@ -68,7 +69,7 @@ class Planning:
         self._observe = observe
         self._keep = keep
         self.maker = PlanMaker(runtime.device, options, runtime.tell)
-        self._node = NodePlans(runtime, options, self.maker)
+        self.node = NodePlans(runtime, options, self.maker)
         self.search = BackgroundSearch()
         self.rule_prices = RulePrices(options, self.maker)
 
@@ -83,7 +84,7 @@ class Planning:
         self._observe(problem)
         guide.begin_planning()
         try:
-            plan = self._node.decide(
+            plan = self.node.decide(
                 'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
             )
         except InfeasibleError as error:
@@ -110,7 +111,7 @@ class Planning:
         """
         problem = guide.problem
         assert problem is not None
-        plan = self._node.decide(
+        plan = self.node.decide(
             f'replan {planner} {sorted(options.items())}',
             guide,
             problem,
@@ -125,7 +126,7 @@ class Planning:
         """Takes over what has become of the plan of the node, if anything has."""
         problem = guide.problem
         assert problem is not None
-        plan = self._node.find_change(guide, problem)
+        plan = self.node.find_change(guide, problem)
         if plan is not None:
             self._tell('the plan of the node has changed')
             self.follow(guide, problem, plan)
@@ -142,7 +143,7 @@ class Planning:
         problem = guide.make_timed_problem()
         seconds = simulate(problem, old).total_seconds
         plan = None
-        if not guide.pace.timed_again and not self._node.is_followed(guide):
+        if not guide.pace.timed_again and not self.node.is_followed(guide):
             plan = self._find_faster(guide, problem, seconds)
         if plan is None:
             plan = dataclasses.replace(
@@ -153,7 +154,7 @@ class Planning:
             )
         else:
             guide.pace.change_timed_plan()
-            self._node.announce(guide, problem, plan)
+            self.node.announce(guide, problem, plan)
         self.follow(guide, problem, plan, old)
 
     def _find_faster(
@@ -186,7 +187,7 @@ class Planning:
 
         One is taken over only now and then: see :attr:`.PlanPace.may_change`.
         """
-        if self._node.is_followed(guide):
+        if self.node.is_followed(guide):
             return
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
@@ -200,7 +201,7 @@ class Planning:
             guide.pace.count_change()
             guide.spent.add(better.planning_seconds - plan.planning_seconds)
             if self.maker.arena_fits(guide, problem, better):
-                self._node.announce(guide, problem, better)
+                self.node.announce(guide, problem, better)
                 self.follow(guide, problem, better)
 
     @count_time
@@ -209,7 +210,7 @@ class Planning:
 
         Only now and then, like :meth:`adopt`.
         """
-        if self._node.is_followed(guide):
+        if self.node.is_followed(guide):
             return
         problem, plan = guide.problem, guide.plan
         assert problem is not None and plan is not None
@@ -231,7 +232,7 @@ class Planning:
         guide.pace.count_change()
         bound = self._lower_bound_seconds(guide, problem)
         moved = dataclasses.replace(moved, lower_bound_seconds=bound)
-        self._node.announce(guide, problem, moved)
+        self.node.announce(guide, problem, moved)
         self.follow(guide, problem, moved)
 
     def _move_earlier(
@@ -329,7 +330,7 @@ class Planning:
 
     def _change(self, guide: Guide, problem: Problem) -> Plan:
         """Another plan because of memory, which the node may need as well."""
-        return self._node.change(
+        return self.node.change(
             guide, problem, lambda: self.maker.make_plan(guide, problem)
         )
 
