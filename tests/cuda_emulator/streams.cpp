@@ -91,9 +91,12 @@ static double now() {
 
 static void finish(Stream* stream, const Mark* until);
 
+static long meetings = 0;  // queued tasks that need other processes
+
 static void run_first(Stream* stream) {
     Task task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
+    if (task.ready) meetings--;
     if (task.after) {
         if (!task.after->done) finish(task.after->stream, task.after.get());
         join(stream->clocks, task.after->clocks);
@@ -107,6 +110,10 @@ static void finish(Stream* stream, const Mark* until) {
     while (!stream->tasks.empty() && !(until && until->done)) run_first(stream);
 }
 
+void run_until(Stream* stream, const bool& done) {
+    while (!stream->tasks.empty() && !done) run_first(stream);
+}
+
 void drain(Stream* stream, const Mark* until) {
     finish(stream, until);
     join(program, until ? until->clocks : stream->clocks);
@@ -116,12 +123,24 @@ void drain_all() {
     for (Stream* stream : streams) drain(stream);
 }
 
+// Whether running a task would wait for another process, which may wait for this program.
+static bool waits(const Task& task) {
+    if (task.ready && !task.ready()) return true;
+    if (!task.after || task.after->done) return false;
+    const std::deque<Task>& before = task.after->stream->tasks;
+    return std::any_of(before.begin(), before.end(), waits);
+}
+
+static void run_some(Stream* stream, size_t most) {
+    for (; most && !stream->tasks.empty() && !(meetings && waits(stream->tasks.front())); most--) run_first(stream);
+}
+
 // The devices make some progress, or none.
 static void progress() {
-    if (mode == Mode::EAGER) for (Stream* stream : streams) finish(stream, nullptr);
+    if (mode == Mode::EAGER) for (Stream* stream : streams) run_some(stream, SIZE_MAX);
     if (mode != Mode::RANDOM || streams.empty() || dice() % 4) return;
     Stream* stream = streams[dice() % streams.size()];
-    for (int n = dice() % 6; n && !stream->tasks.empty(); n--) run_first(stream);
+    run_some(stream, dice() % 6);
 }
 
 static std::shared_ptr<Mark> mark(Stream* stream) {
@@ -141,7 +160,7 @@ void order(Stream* before, Stream* after) {
     else after->tasks.push_back({nullptr, mark(before), nullptr});
 }
 
-void put(Stream* stream, std::function<void()> run, int place) {
+void put(Stream* stream, std::function<void()> run, int place, std::function<bool()> ready) {
     Stream* main = defaults.empty() ? nullptr : defaults[stream->device];
     if (stream == main) {
         for (Stream* other : streams)
@@ -151,7 +170,8 @@ void put(Stream* stream, std::function<void()> run, int place) {
         order(main, stream);
     }
     auto issued = watching ? std::make_shared<Clocks>(program) : nullptr;
-    stream->tasks.push_back({std::move(run), nullptr, issued, place});
+    if (ready) meetings++;
+    stream->tasks.push_back({std::move(run), nullptr, issued, place, std::move(ready)});
     progress();
 }
 
