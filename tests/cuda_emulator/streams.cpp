@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <dlfcn.h>
+#include <map>
 #include <random>
 
 namespace emu {
@@ -91,12 +92,12 @@ static double now() {
 
 static void finish(Stream* stream, const Mark* until);
 
-static long meetings = 0;  // queued tasks that need other processes
+static std::map<long, std::function<bool()>> meetings;  // with other processes: whether they are ready
 
 static void run_first(Stream* stream) {
     Task task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
-    if (task.ready) meetings--;
+    meetings.erase(task.meeting);
     if (task.after) {
         if (!task.after->done) finish(task.after->stream, task.after.get());
         join(stream->clocks, task.after->clocks);
@@ -123,16 +124,15 @@ void drain_all() {
     for (Stream* stream : streams) drain(stream);
 }
 
-// Whether running a task would wait for another process, which may wait for this program.
+// Whether running a task may wait for another process, which may wait for this program.
 static bool waits(const Task& task) {
-    if (task.ready && !task.ready()) return true;
-    if (!task.after || task.after->done) return false;
-    const std::deque<Task>& before = task.after->stream->tasks;
-    return std::any_of(before.begin(), before.end(), waits);
+    if (task.meeting && !meetings[task.meeting]()) return true;
+    return task.after && !task.after->done &&
+        std::any_of(meetings.begin(), meetings.end(), [](auto& meeting) { return !meeting.second(); });
 }
 
 static void run_some(Stream* stream, size_t most) {
-    for (; most && !stream->tasks.empty() && !(meetings && waits(stream->tasks.front())); most--) run_first(stream);
+    for (; most && !stream->tasks.empty() && !(!meetings.empty() && waits(stream->tasks.front())); most--) run_first(stream);
 }
 
 // The devices make some progress, or none.
@@ -170,8 +170,10 @@ void put(Stream* stream, std::function<void()> run, int place, std::function<boo
         order(main, stream);
     }
     auto issued = watching ? std::make_shared<Clocks>(program) : nullptr;
-    if (ready) meetings++;
-    stream->tasks.push_back({std::move(run), nullptr, issued, place, std::move(ready)});
+    static long number = 0;
+    long meeting = ready ? ++number : 0;
+    if (meeting) meetings[meeting] = std::move(ready);
+    stream->tasks.push_back({std::move(run), nullptr, issued, place, meeting});
     progress();
 }
 
