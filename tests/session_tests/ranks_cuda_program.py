@@ -30,8 +30,8 @@ from support import networks
 
 from tests.cuda_emulator import control
 
-ITERATIONS = 8
-BATCH = 32
+ITERATIONS = 7
+BATCH = 16
 WAYS = {
     'pure_nccl': ('pure_nccl', {}, False),
     'half': ('pure_nccl', {'allreduce_grad_dtype': np.float16}, False),
@@ -66,7 +66,7 @@ def train(way, seed, share=None, peak=None):
     drawing.seed_gpu(0)
     np.random.seed(communicator.rank)
     device = chainer.get_device(f'@cupy:{communicator.rank}')
-    model = networks.Everything(channels=16)
+    model = networks.Everything(channels=8)
     model.to_device(device)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.01),
@@ -116,7 +116,9 @@ def main(ways, seed, folder):
     found = {}
     for way in ways.split(','):
         found[way] = {'plain': train(way, int(seed))}
+        print(way, 'plain', found[way]['plain']['seconds'], flush=True)
         kept = found[way]['kept'] = train(way, int(seed), 1, 2**30)
+        print(way, 'kept', kept['seconds'], flush=True)
         peak = kept['figures']['in_core_peak_bytes']
         found[way]['small'] = train(way, int(seed), 0.75, peak)
     path = os.path.join(folder, f'{rank}.json')
