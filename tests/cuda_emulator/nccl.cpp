@@ -170,7 +170,7 @@ static bool await(Comm* comm, const Operation& o) {
             if (came.wait_until(lock, end) == std::cv_status::timeout) die("NCCL: " + what + ", which does not come");
         }
         Call mine = o.call, theirs = comm->posts[key].message.call;
-        if (mine.kind >= SEND) theirs.kind = mine.kind;
+        if (mine.kind >= SEND) theirs.kind = mine.kind, theirs.root = mine.root;  // they name each other
         if (memcmp(&mine, &theirs, sizeof mine))
             die("NCCL: rank " + std::to_string(comm->rank) + " calls " + words(o.call) + "; rank " +
                 std::to_string(key.rank) + " calls " + words(comm->posts[key].message.call));
