@@ -110,13 +110,16 @@ def train(way, seed, limit=None, iterations=None):
     return found
 
 
-def main(ways, seed, folder):
+def main(ways, seed, folder, only=''):
     """Trains in each way, plain and inside a limit; writes what it finds."""
     rank = MPI.COMM_WORLD.rank
     cupy.cuda.Device(rank).use()
     found = {}
     for way in ways.split(','):
         found[way] = {'plain': train(way, int(seed))}
+        found[way]['races'] = control.counters()['race']
+        if only == 'plain':
+            continue
         kept = train(way, int(seed), 2**30, RECORDED)
         peak = kept['figures']['in_core_peak_bytes']
         limit = int(peak * 0.75)

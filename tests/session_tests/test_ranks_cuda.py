@@ -22,14 +22,19 @@ WAYS = ('pure_nccl', 'half', 'flat', 'double')
 SEEDS = int(os.environ.get('HYBRIDMEM_SEEDS', '1'))
 
 
-def found_in(way, seed, folder):
+def found_in(way, seed, folder, *options, **environment):
     """What the ranks have found, once they have ended well."""
     path = os.pathsep.join(p for p in sys.path if p)
     program = os.path.join(FOLDER, 'ranks_cuda_program.py')
-    words = [sys.executable, program, way, str(seed), str(folder)]
+    words = [sys.executable, program, way, str(seed), str(folder), *options]
     done = subprocess.run(
         [find_mpiexec(), '-n', str(COUNT), *words],
-        env={**os.environ, 'PYTHONPATH': path, 'EMU_NCCL_SECONDS': '100'},
+        env={
+            **os.environ,
+            'PYTHONPATH': path,
+            'EMU_NCCL_SECONDS': '100',
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -60,3 +65,9 @@ def test_the_same_bits_inside_the_limit(way, seed, tmp_path):
         assert last['placed'] > 50 and last['unplaced'] == 0
     if way != 'double':  # there they plan once more, each for itself
         assert found[0]['small']['maps'] == found[1]['small']['maps']
+
+
+def test_the_repaired_double_buffering_has_no_race(tmp_path):
+    """Without the repair of ChainerMN this reports both kinds; see compat.chainermn."""
+    found = found_in('double', 0, tmp_path, 'plain', EMU_RACES='1', EMU_MODE='eager')
+    assert [one['races'] for one in found] == [0, 0]
