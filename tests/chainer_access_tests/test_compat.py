@@ -550,3 +550,23 @@ class TestLoadLibraries:
         (packages / 'nvidia/cudnn/lib/libcudnn.so.8').unlink()
         compat.load_libraries()
         assert len(loaded) == 2 * len(compat.cuda.LIBRARIES)
+
+
+@pytest.mark.parametrize('first', ['chainer_hybridmem', 'chainermn'])
+def test_chainermn_is_repaired_whichever_comes_first(first):
+    pytest.importorskip('mpi4py')
+    run_python(f"""
+        from chainer_hybridmem.chainer_access import compat
+        if {first!r} == 'chainer_hybridmem':
+            compat.import_chainer()
+        else:
+            compat.prepare()  # Chainer alone cannot be imported here
+            import chainer
+        from chainermn.communicators import _memory_utility as module
+        compat.patch_chainer()
+        kernels = module._cupy_batched_pack_params, module._cupy_batched_unpack_params
+        moves = module._batched_pack_params, module._batched_unpack_params
+        assert [type(f).__name__ for f in kernels] == ['_WithHeader'] * 2
+        assert [type(f).__name__ for f in moves] == ['_InOrder'] * 2
+        assert not isinstance(moves[0]._move, type(moves[0]))  # once
+    """)

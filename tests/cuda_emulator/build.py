@@ -33,7 +33,7 @@ from collections.abc import Iterable
 from releases import RELEASES, Release
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries')
+PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries', 'nccl', 'nccl_calls')
 CUDNN_PARTS = tuple(
     f'cudnn_{part}' for part in ('tensors', 'layers', 'convolutions', 'recurrent')
 )
@@ -212,7 +212,7 @@ def _symbols(files: Iterable[pathlib.Path], kind: str) -> set[str]:
         for line in text.splitlines():
             words = line.split()
             name = words[-1].partition('@')[0]
-            ours = name.startswith(('cu', 'nvrtc', 'nvJitLink'))
+            ours = name.startswith(('cu', 'nvrtc', 'nvJitLink', 'nccl'))
             if kind in words and ours and not name.startswith('cutensor'):
                 found.add(name)
     return found

@@ -47,6 +47,7 @@ struct Task {
     std::shared_ptr<Mark> after;  // what must be done before
     std::shared_ptr<Clocks> issued;  // what the program had waited for
     int place = 0;  // where the program has issued it
+    long meeting = 0;  // with other processes
 };
 
 struct Stream {
@@ -62,7 +63,9 @@ Stream* stream_of(const void* handle);  // null, 1 and 2: the default stream of 
 Stream* default_of(int device);
 void order(Stream* before, Stream* after);  // what is queued before what will be
 int here();  // the place where the program is; to be called without the lock
-void put(Stream* stream, std::function<void()> run, int place = 0);
+// ready: whether it can run without waiting for other processes.
+void put(Stream* stream, std::function<void()> run, int place = 0, std::function<bool()> ready = nullptr);
+void run_until(Stream* stream, const bool& done);  // the program has not waited
 void drain(Stream* stream, const Mark* until = nullptr);  // and the program has waited
 void drain_all();
 int current_device();

@@ -1,6 +1,7 @@
 // CUDA C++ for g++: what NVRTC knows by itself. Each kernel's source starts with this.
 #pragma once
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -39,7 +39,7 @@ CUPY_14 = Release(
     (
         *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
         *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
-        *('libcusolver.so.12', 'libcusparse.so.12'),
+        *('libcusolver.so.12', 'libcusparse.so.12', 'libnccl.so.2'),
     ),
     {'freethreading_compatible': True},
 )
@@ -54,7 +54,7 @@ CUPY_13 = Release(
     (
         *('libcuda.so.1', 'libcudart.so.12', 'libnvrtc.so.12', 'libnvJitLink.so.12'),
         *('libcublas.so.12', 'libcublasLt.so.12', 'libcurand.so.10', 'libcufft.so.11'),
-        *('libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.8'),
+        *('libcusolver.so.11', 'libcusparse.so.12', 'libnccl.so.2', 'libcudnn.so.8'),
     ),
     {'legacy_implicit_noexcept': True},
     has_cudnn=True,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <dlfcn.h>
+#include <map>
 #include <random>
 
 namespace emu {
@@ -91,9 +92,12 @@ static double now() {
 
 static void finish(Stream* stream, const Mark* until);
 
+static std::map<long, std::function<bool()>> meetings;  // with other processes: whether they are ready
+
 static void run_first(Stream* stream) {
     Task task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
+    meetings.erase(task.meeting);
     if (task.after) {
         if (!task.after->done) finish(task.after->stream, task.after.get());
         join(stream->clocks, task.after->clocks);
@@ -107,6 +111,10 @@ static void finish(Stream* stream, const Mark* until) {
     while (!stream->tasks.empty() && !(until && until->done)) run_first(stream);
 }
 
+void run_until(Stream* stream, const bool& done) {
+    while (!stream->tasks.empty() && !done) run_first(stream);
+}
+
 void drain(Stream* stream, const Mark* until) {
     finish(stream, until);
     join(program, until ? until->clocks : stream->clocks);
@@ -116,12 +124,23 @@ void drain_all() {
     for (Stream* stream : streams) drain(stream);
 }
 
+// Whether running a task may wait for another process, which may wait for this program.
+static bool waits(const Task& task) {
+    if (task.meeting && !meetings[task.meeting]()) return true;
+    return task.after && !task.after->done &&
+        std::any_of(meetings.begin(), meetings.end(), [](auto& meeting) { return !meeting.second(); });
+}
+
+static void run_some(Stream* stream, size_t most) {
+    for (; most && !stream->tasks.empty() && !(!meetings.empty() && waits(stream->tasks.front())); most--) run_first(stream);
+}
+
 // The devices make some progress, or none.
 static void progress() {
-    if (mode == Mode::EAGER) for (Stream* stream : streams) finish(stream, nullptr);
+    if (mode == Mode::EAGER) for (Stream* stream : streams) run_some(stream, SIZE_MAX);
     if (mode != Mode::RANDOM || streams.empty() || dice() % 4) return;
     Stream* stream = streams[dice() % streams.size()];
-    for (int n = dice() % 6; n && !stream->tasks.empty(); n--) run_first(stream);
+    run_some(stream, dice() % 6);
 }
 
 static std::shared_ptr<Mark> mark(Stream* stream) {
@@ -141,7 +160,7 @@ void order(Stream* before, Stream* after) {
     else after->tasks.push_back({nullptr, mark(before), nullptr});
 }
 
-void put(Stream* stream, std::function<void()> run, int place) {
+void put(Stream* stream, std::function<void()> run, int place, std::function<bool()> ready) {
     Stream* main = defaults.empty() ? nullptr : defaults[stream->device];
     if (stream == main) {
         for (Stream* other : streams)
@@ -151,7 +170,10 @@ void put(Stream* stream, std::function<void()> run, int place) {
         order(main, stream);
     }
     auto issued = watching ? std::make_shared<Clocks>(program) : nullptr;
-    stream->tasks.push_back({std::move(run), nullptr, issued, place});
+    static long number = 0;
+    long meeting = ready ? ++number : 0;
+    if (meeting) meetings[meeting] = std::move(ready);
+    stream->tasks.push_back({std::move(run), nullptr, issued, place, meeting});
     progress();
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
-import os
 import types
 import weakref
 from collections.abc import Callable
@@ -18,10 +17,13 @@ from typing import Any
 
 import numpy
 
+from chainer_hybridmem.chainer_access.compat.chainermn import (
+    FLOAT16,
+    has_float16_header,
+)
 from chainer_hybridmem.chainer_access.compat.overlay import Overlay
 from chainer_hybridmem.chainer_access.compat.stand_ins import list_scalar_types
 
-_FLOAT16 = 'cupy/float16.cuh'
 _MARK = '_chainer_hybridmem_patch'
 
 
@@ -195,9 +197,8 @@ def _patch_multiprocess_updater() -> None:
 
     @functools.wraps(elementwise)
     def elementwise_with_float16(*args: Any, **options: Any) -> Any:
-        folder = os.path.dirname(module.cuda.cupy.__file__)
-        if os.path.exists(os.path.join(folder, '_core', 'include', _FLOAT16)):
-            options.setdefault('preamble', f'#include <{_FLOAT16}>')
+        if has_float16_header(module.cuda.cupy):
+            options.setdefault('preamble', f'#include <{FLOAT16}>')
         return elementwise(*args, **options)
 
     module.cuda = Overlay(module.cuda, elementwise=elementwise_with_float16)

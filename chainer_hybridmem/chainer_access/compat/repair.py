@@ -24,6 +24,7 @@ from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 # What is in place between prepare() and the end of Chainer's import.
 _temporary = contextlib.ExitStack()
 _prepared = False
+_MN_KERNELS = 'chainermn.communicators._memory_utility'
 
 
 def install() -> None:
@@ -31,9 +32,10 @@ def install() -> None:
 
     It imports nothing itself. Deprecations that Chainer's own import raises are then
     not shown, whatever the warning filters say; afterwards the filters are the
-    user's again. chainercv is repaired likewise.
+    user's again. chainercv and ChainerMN's kernels are repaired likewise.
     """
     ImportWrapper.install('chainercv', _repaired_chainercv)
+    ImportWrapper.install(_MN_KERNELS, _repaired_chainermn)
     if 'chainer' in sys.modules:
         patch_chainer()
     else:
@@ -78,6 +80,10 @@ def patch_chainer() -> None:
 
     end_preparation()
     patches.patch_all()
+    if _MN_KERNELS in sys.modules:
+        from chainer_hybridmem.chainer_access.compat import chainermn
+
+        chainermn.repair()
     accept_cupy_without_cudnn()
 
 
@@ -98,6 +104,14 @@ def _repaired_chainercv() -> Iterator[None]:
     from chainer_hybridmem.chainer_access.compat import chainercv
 
     with chainercv.repaired():
+        yield
+
+
+@contextlib.contextmanager
+def _repaired_chainermn() -> Iterator[None]:
+    from chainer_hybridmem.chainer_access.compat import chainermn
+
+    with chainermn.repaired():
         yield
 
 
