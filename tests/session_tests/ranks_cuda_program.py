@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import json
 import os
 import sys
@@ -76,9 +77,10 @@ def train(way, seed, limit=None, iterations=None):
         communicator,
         double_buffering=double_buffering,
     ).setup(model)
-    limits = {}
+    limits, lines = {}, io.StringIO()
     if limit is not None:
         limits = {'memory_limit': limit, 'communicator': communicator}
+        limits['progress'] = lines
     began, before = time.monotonic(), cupy.cuda.get_allocator()
     control.take_device_peak()
     batches = networks.batches(iterations * communicator.size, size=BATCH)
@@ -105,6 +107,7 @@ def train(way, seed, limit=None, iterations=None):
         found['figures'] = session.statistics()
         found['last'] = session.last_iteration()
         found['footprint'] = session.device.memory.footprint_bytes
+        found['lines'] = lines.getvalue().splitlines()
         found['maps'] = repr(session.plan.maps)
     communicator.finalize()
     return found

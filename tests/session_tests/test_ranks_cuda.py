@@ -50,11 +50,13 @@ def found_in(way, seed, folder, *options, **environment):
 def test_the_same_bits_inside_the_limit(way, seed, tmp_path):
     found = found_in(way, seed, tmp_path)
     expected = found[0]['plain']['parameters']
+    assert found[0]['small']['maps'] == found[1]['small']['maps']
     for one in found:
         assert one['plain']['parameters'] == expected
         small, limit = one['small'], one['small']['limit']
         assert small['parameters'] == expected
         assert small['said'] == []
+        assert not [line for line in small['lines'] if 'alone' in line]
         assert small['same_allocator']
         assert small['taken'] <= limit < one['plain']['taken']
         figures, last = small['figures'], small['last']
