@@ -34,7 +34,7 @@ from chainer_hybridmem.simulation.problem import with_host_limit
 DISK_SHARE = 0.2  # of the speed of the link to RAM
 SEEDS = range(6)
 OPTIONS: dict[str, dict[str, Any]] = {
-    'exact': {'time_budget': 2.0},
+    'exact': {'time_budget': 0.5},
     'hybrid': {'steps': 3000},
     'autoswap-bo': {'evaluations': 10},  # the last two by regression
 }

@@ -1,4 +1,4 @@
-"""What each of the processes in test_ranks.py runs: a way to train, and a folder."""
+"""What each of the processes in test_ranks.py runs: ways to train, and a folder."""
 
 from __future__ import annotations
 
@@ -118,21 +118,21 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
     return found
 
 
-def main(way: str, folder: str) -> None:
-    """Trains and writes what it has found."""
+def main(ways: str, folder: str) -> None:
+    """Trains in one way after the other and writes what it has found."""
     communicator = chainermn.create_communicator('naive')
     said = os.path.join(folder, f'rank-{communicator.rank}.txt')
     with open(said, 'w', encoding='utf-8') as file:
         os.dup2(file.fileno(), sys.stderr.fileno())  # mpiexec may lose the last words
-    if way == 'cache':
-        train(way, communicator, folder)
-    if way == 'twice':  # one is through with the first session long before the other
-        train(way, communicator, folder)
-        time.sleep(communicator.rank)
-    found = train(way, communicator, folder)
-    path = os.path.join(folder, f'{way}-{communicator.rank}.json')
-    with open(path, 'w', encoding='utf-8') as file:
-        json.dump(found, file)
+    for way in ways.split(','):
+        if way == 'cache':
+            train(way, communicator, folder)
+        if way == 'after':  # one is through with its last session long before the other
+            time.sleep(communicator.rank)
+        found = train(way, communicator, folder)
+        path = os.path.join(folder, f'{way}-{communicator.rank}.json')
+        with open(path, 'w', encoding='utf-8') as file:
+            json.dump(found, file)
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import chainer
 import numpy as np
 import pytest
 from support import networks
+from support.gpu_programs import BATCH_SIZE
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import planners
@@ -17,7 +18,7 @@ ITERATIONS = 8
 
 def train(**options):
     """On the current GPU, reproducibly; the result has no random state."""
-    data = networks.batches(ITERATIONS, size=32)
+    data = networks.batches(ITERATIONS, size=BATCH_SIZE)
     with chainer.using_config('cudnn_deterministic', True):
         result, session = networks.train_on_gpu(
             lambda: networks.Everything(channels=16), data, **options
@@ -75,7 +76,7 @@ def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
     model.to_device('@cupy:0')
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     send = chainer.get_device('@cupy:0').send
-    (batch,) = map(send, networks.batches(1, size=32))
+    (batch,) = map(send, networks.batches(1, size=BATCH_SIZE))
     limit, rows = int(peak * 0.75), []
     many = 2 * ITERATIONS  # a layout may exceed the limit at first
     with hybridmem.optimize(model, limit, planner='hybrid') as session:

@@ -19,6 +19,7 @@ import pytest
 from chainer import training
 from support import networks
 from support.gpu_programs import (
+    BATCH_SIZE,
     ITERATIONS,
     PROGRAMS,
     Reported,
@@ -156,18 +157,20 @@ def train_with_a_trainer(folder, **options):
     """With an evaluator and snapshots, and the extension where there are options."""
     begin(0)
     rng = np.random.RandomState(1)
-    x = rng.rand(96, 3, 24, 24).astype(np.float32)
-    data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, 96).astype(np.int32))
+    x = rng.rand(3 * BATCH_SIZE, 3, 24, 24).astype(np.float32)
+    data = chainer.datasets.TupleDataset(x, rng.randint(0, 10, len(x)).astype('i'))
     model = Reported(lambda: networks.Everything(channels=16))
     model.to_device('@cupy:0')
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     updater = training.StandardUpdater(
-        chainer.iterators.SerialIterator(data, 32, shuffle=False),
+        chainer.iterators.SerialIterator(data, BATCH_SIZE, shuffle=False),
         optimizer,
         device='@cupy:0',
     )
     trainer = training.Trainer(updater, (4, 'epoch'), out=str(folder))
-    tests = chainer.iterators.SerialIterator(data, 32, repeat=False, shuffle=False)
+    tests = chainer.iterators.SerialIterator(
+        data, BATCH_SIZE, repeat=False, shuffle=False
+    )
     trainer.extend(training.extensions.Evaluator(tests, model, device='@cupy:0'))
     trainer.extend(training.extensions.snapshot(), trigger=(2, 'epoch'))
     trainer.extend(training.extensions.LogReport(trigger=(1, 'epoch')))
@@ -184,7 +187,7 @@ def train_with_a_trainer(folder, **options):
 def test_a_trainer_with_evaluator_and_snapshots(tmp_path):
     expected = train_with_a_trainer(tmp_path / 'plain')
     result = train_with_a_trainer(
-        tmp_path / 'ours', memory_limit='24MB', planner='hybrid'
+        tmp_path / 'ours', memory_limit=750_000 * BATCH_SIZE, planner='hybrid'
     )
     networks.assert_same(expected, result)
 

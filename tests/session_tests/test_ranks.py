@@ -20,16 +20,19 @@ from session_tests import ranks_program
 
 pytestmark = needs_mpi
 COUNT = 2
+# One after the other in the same processes: to start them takes as long as to train.
+# What holds memory comes last.
+WAYS = 'plain,together,after,limit,network,stop,replan,cache,hold-0'
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
-def start(way, folder, count=COUNT):
+def start(ways, folder, count=COUNT):
     """Runs all ranks; returns the process that has ended and the seconds it took."""
     path = os.pathsep.join(p for p in sys.path if p)
     program = os.path.join(FOLDER, 'ranks_program.py')
     began = time.monotonic()
     result = subprocess.run(
-        [find_mpiexec(), '-n', str(count), sys.executable, program, way, str(folder)],
+        [find_mpiexec(), '-n', str(count), sys.executable, program, ways, str(folder)],
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
         capture_output=True,
         text=True,
@@ -45,17 +48,27 @@ def said_by_all(result, folder):
     return '\n'.join([result.stdout, result.stderr, *texts])
 
 
-def found_in(way, folder, count=COUNT):
-    """What the ranks have found, once they have ended well."""
-    result, _ = start(way, folder, count)
+def found_in(ways, folder, count=COUNT):
+    """What the ranks have found in each way, once they have ended well."""
+    result, _ = start(ways, folder, count)
     assert result.returncode == 0, said_by_all(result, folder)
-    files = [folder / f'{way}-{rank}.json' for rank in range(count)]
-    return [json.loads(file.read_text(encoding='utf-8')) for file in files]
+    return {
+        way: [
+            json.loads((folder / f'{way}-{rank}.json').read_text(encoding='utf-8'))
+            for rank in range(count)
+        ]
+        for way in ways.split(',')
+    }
 
 
 @pytest.fixture(scope='module')
-def plain(tmp_path_factory):
-    return found_in('plain', tmp_path_factory.mktemp('plain'))
+def found(tmp_path_factory):
+    return found_in(WAYS, tmp_path_factory.mktemp('ranks'))
+
+
+@pytest.fixture
+def plain(found):
+    return found['plain']
 
 
 def lines_with(found, what):
@@ -63,13 +76,14 @@ def lines_with(found, what):
 
 
 @pytest.mark.parametrize('count', [2, 3])
-def test_all_follow_the_plan_of_the_first(count, tmp_path):
-    found = found_in('together', tmp_path, count)
-    expected = found_in('plain', tmp_path, count)
-    for one, other in zip(found, expected, strict=True):
+def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
+    if count != COUNT:
+        found = found_in('plain,together', tmp_path, count)
+    together = found['together']
+    for one, other in zip(together, found['plain'], strict=True):
         assert one['parameters'] == other['parameters']
         assert one['state'] == 'guided'
-        assert one['maps'] == found[0]['maps'] and "'swap'" in one['maps']
+        assert one['maps'] == together[0]['maps'] and "'swap'" in one['maps']
         assert one['peak_bytes'] <= LIMIT_BYTES
         link = one['link']
         assert link['ranks'] == count
@@ -79,33 +93,31 @@ def test_all_follow_the_plan_of_the_first(count, tmp_path):
         assert not lines_with(one, 'alone')
 
 
-def test_one_session_after_the_other(plain, tmp_path):
-    found = found_in('twice', tmp_path)
-    for one in found:
+def test_one_session_after_the_other(found, plain):
+    for one in found['after']:
         assert one['parameters'] == plain[0]['parameters']
-        assert one['maps'] == found[0]['maps']
+        assert one['maps'] == found['after'][0]['maps']
         assert not lines_with(one, 'alone')
 
 
-def test_a_planner_that_all_ask_for_plans_once(plain, tmp_path):
-    first, second = found_in('replan', tmp_path)
+def test_a_planner_that_all_ask_for_plans_once(found, plain):
+    first, second = found['replan']
     assert first['maps'] == second['maps'] and "'swap'" in first['maps']
     assert "'keep'" not in first['maps']
     assert first['parameters'] == second['parameters'] == plain[0]['parameters']
     assert not lines_with(second, 'alone')
 
 
-def test_all_follow_plans_of_earlier_runs(plain, tmp_path):
-    found = found_in('cache', tmp_path)
-    for one in found:
-        assert one['maps'] == found[0]['maps']
+def test_all_follow_plans_of_earlier_runs(found, plain):
+    for one in found['cache']:
+        assert one['maps'] == found['cache'][0]['maps']
         assert one['parameters'] == plain[0]['parameters']
         assert one['guided'] == ranks_program.ITERATIONS
         assert not lines_with(one, 'alone')
 
 
-def test_all_follow_when_the_plan_of_the_first_changes(tmp_path):
-    first, second = found_in('hold-0', tmp_path)
+def test_all_follow_when_the_plan_of_the_first_changes(found):
+    first, second = found['hold-0']
     assert first['maps'] == second['maps']
     assert lines_with(first, 'arena: ')  # has no place any more
     assert lines_with(second, 'the plan of the node has changed')
@@ -114,8 +126,8 @@ def test_all_follow_when_the_plan_of_the_first_changes(tmp_path):
 
 
 @pytest.mark.parametrize('way', ['limit', 'network'])
-def test_a_rank_that_differs_plans_alone(way, plain, tmp_path):
-    first, second = found_in(way, tmp_path)
+def test_a_rank_that_differs_plans_alone(way, found, plain):
+    first, second = found[way]
     assert first['state'] == second['state'] == 'guided'
     assert lines_with(second, 'rank 1 goes on alone (plan): rank 0 has another')
     assert not lines_with(first, 'alone')
@@ -125,11 +137,11 @@ def test_a_rank_that_differs_plans_alone(way, plain, tmp_path):
         assert first['parameters'] == plain[0]['parameters']
 
 
-def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(plain, tmp_path):
-    found = found_in('stop', tmp_path)
-    assert found[0]['parameters'] == plain[0]['parameters']
-    assert min(one['seconds'] for one in found) > 3
-    assert [one['state'] for one in found] == ['guided'] * COUNT
+def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(found, plain):
+    stopped = found['stop']
+    assert stopped[0]['parameters'] == plain[0]['parameters']
+    assert min(one['seconds'] for one in stopped) > 3
+    assert [one['state'] for one in stopped] == ['guided'] * COUNT
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from chainer_hybridmem.recompute import drawing
 from . import networks, zoo
 
 ITERATIONS = 9
+EMULATED = 'EMU_LIBRARY' in os.environ
+BATCH_SIZE = 8 if EMULATED else 32  # the emulator takes a second for 32
 
 
 class Inception(chainer.Chain):
@@ -124,7 +126,9 @@ def pictures(size, batch=16):
 
 
 PROGRAMS = {
-    'residual': Program(lambda: networks.Everything(channels=16), pictures(24, 32)),
+    'residual': Program(
+        lambda: networks.Everything(channels=16), pictures(24, BATCH_SIZE)
+    ),
     'googlenet': Program(GoogLeNet, pictures(40)),
     'alexnet': Program(AlexNet, pictures(64), 0.85),
     **{
@@ -136,7 +140,7 @@ PROGRAMS = {
 
 def taken_bytes():
     """Most memory taken from the driver since last asked, where that can be known."""
-    if 'EMU_LIBRARY' not in os.environ:
+    if not EMULATED:
         return None
     from tests.cuda_emulator import control
 
@@ -150,7 +154,7 @@ def begin(seed):
     np.random.seed(0)
     drawing.seed_gpu(0)
     cupy.get_default_memory_pool().free_all_blocks()
-    if 'EMU_LIBRARY' in os.environ:
+    if EMULATED:
         from tests.cuda_emulator import control
 
         control.schedule(os.environ.get('EMU_MODE', 'random'), seed)

@@ -21,7 +21,7 @@ from chainer_hybridmem.recompute import drawing
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
 # What planners have to be told to act, and to be quick about it.
 OPTIONS: dict[str, dict[str, Any]] = {
-    'exact': {'time_budget': 5.0},
+    'exact': {'time_budget': 0.5},
     'autoswap-bo': {'evaluations': 10},  # the last two by regression
     'manual': {'actions': {'*': 'swap', '*MaxPoolingND': 'recompute'}},
 }
