@@ -1,8 +1,8 @@
 # make venv    .venv with the package, its tools and, beside a GPU, CuPy
 # make train   trains ResNet-50 on photographs in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
-#              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS
-# make pytest  the same without lint and the site
+#              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS;
+#              CHECKED=yes where lint and site have just been made
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
 #              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits,
 #              and every command of README and guide, those that take minutes, too
@@ -71,17 +71,14 @@ SITE := .site
 # Else every process compiles the package, and every process of pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test pytest test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv \
+.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv \
 	clean release-check
 .DELETE_ON_ERROR:
 
 train: venv
 	$(BIN)/python examples/imagenet/train.py --demo $(TRAIN_ARGS)
 
-test: lint site
-	$(MAKE) --no-print-directory pytest
-
-pytest: venv
+test: $(if $(CHECKED),venv,lint site)
 	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
 	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY); case $$? in \
 		0) $(MAKE) --no-print-directory test-cuda;; \

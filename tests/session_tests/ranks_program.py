@@ -77,7 +77,8 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
     size = 24 if way == 'network' and rank else 32
     session = contextlib.nullcontext()
     link = communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}')
-    ranks.PATIENCE_SECONDS = 2.0
+    # Others wait for a rank that differs as long as this.
+    ranks.PATIENCE_SECONDS = 2.0 if way in ('limit', 'network') else 20.0
     if way == 'absent':
         ranks.OPENING_SECONDS = 2.0
     if way != 'plain' and not (way == 'absent' and rank):

@@ -88,7 +88,7 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
         link = one['link']
         assert link['ranks'] == count
         rates = link['d2h_bytes_per_second'], link['h2d_bytes_per_second']
-        assert all(rate < 0.8 * 400e6 for rate in rates)  # together
+        assert all(rate < 1.05 * 400e6 for rate in rates)  # of all together
         assert one['host_limit_bytes'] == 2**26 // count
         assert not lines_with(one, 'alone')
 
