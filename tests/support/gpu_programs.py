@@ -129,7 +129,7 @@ PROGRAMS = {
     'residual': Program(
         lambda: networks.Everything(channels=16), pictures(24, BATCH_SIZE)
     ),
-    'googlenet': Program(GoogLeNet, pictures(40)),
+    'googlenet': Program(GoogLeNet, pictures(40, min(BATCH_SIZE, 16))),
     'alexnet': Program(AlexNet, pictures(64), 0.85),
     **{
         name: Program(network.make, network.batch, 0.8)
