@@ -104,13 +104,14 @@ SECTIONS = (
     Section(
         ('ranks_measured',),
         'Processes on one link, measured',
-        """24 convolutions, with batch normalization and without, and a residual network
-        of 20 layers, trained by ChainerMN over MPI on CPUs. All processes share one
-        throttle ([explained](guide/data_parallel.md)): beside compute, it is as fast as
-        12 GB/s beside a V100 with ResNet-50. *Plans for a link alone*: each process
-        plans as if it had the throttle for itself. *One plan that knows*: with
-        `communicator`. Seconds of an iteration: medians of the last six, of the slowest
-        process, in turns in the same processes, on two cores for all of them.""",
+        """24 convolutions with batch normalization, trained by ChainerMN over MPI on
+        CPUs. All processes share one throttle
+        ([explained](guide/data_parallel.md)): beside compute, it is as fast as 12 GB/s
+        beside a V100 with ResNet-50. *Plans for a link alone*: each process plans as if
+        it had the throttle for itself. *One plan that knows*: with `communicator`.
+        Seconds of an iteration: medians of the last six, of the slowest process, in
+        turns in the same processes. One round, on two cores for all of them, which
+        other work shared for a part of the time.""",
         ranks_measured,
     ),
     Section(
