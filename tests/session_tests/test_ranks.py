@@ -36,7 +36,7 @@ def start(ways, folder, count=COUNT):
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     return result, time.monotonic() - began
