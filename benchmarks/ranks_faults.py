@@ -15,14 +15,12 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
-from benchmarks import common, saving
-from benchmarks.ranks_measured import find_mpiexec
+from benchmarks import saving
+from benchmarks.ranks_measured import run_ranks
 
 KINDS = {
     # fault: what is done to the second process, in words
@@ -58,19 +56,14 @@ def main(options: argparse.Namespace) -> int:
 
 def run(fault: str) -> dict[str, Any]:
     """What happens to two processes, one of which has this fault."""
-    environment = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join([common.ROOT, *(p for p in sys.path[1:] if p)]),
-        'OMP_NUM_THREADS': '1',
-        'OPENBLAS_NUM_THREADS': '1',
-    }
     with tempfile.TemporaryDirectory() as folder:
-        ended = subprocess.run(
-            [find_mpiexec(), '-n', '2', sys.executable, '-m',
-             'benchmarks.ranks_faults_worker', fault, folder],
-            env=environment, capture_output=True, text=True, check=False,
-            timeout=MOST_SECONDS,
-        )  # fmt: skip
+        ended = run_ranks(
+            'ranks_faults_worker',
+            2,
+            [fault, folder],
+            MOST_SECONDS,
+            capture_output=True,
+        )
         end = time.time()
         moments, said = {}, []
         for rank in range(2):

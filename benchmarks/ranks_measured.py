@@ -60,13 +60,6 @@ def run(network: str, processes: int, rounds: int) -> list[dict[str, Any]]:
         subprocess.SubprocessError: If a process fails.
     """
     insize, batchsize = NETWORKS[network]
-    path = [common.ROOT, *sys.path[1:]]
-    environment = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join(p for p in path if p),
-        'OMP_NUM_THREADS': '1',
-        'OPENBLAS_NUM_THREADS': '1',
-    }
     case = {
         'network': network,
         'insize': insize,
@@ -77,14 +70,42 @@ def run(network: str, processes: int, rounds: int) -> list[dict[str, Any]]:
     }
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, 'rows.json')
-        subprocess.run(
-            [find_mpiexec(), '-n', str(processes), sys.executable, '-m',
-             'benchmarks.ranks_worker', json.dumps(case), output],
-            env=environment, check=True, timeout=MOST_SECONDS,
-        )  # fmt: skip
+        ended = run_ranks(
+            'ranks_worker', processes, [json.dumps(case), output], MOST_SECONDS
+        )
+        ended.check_returncode()
         with open(output, encoding='utf-8') as file:
             found: list[dict[str, Any]] = json.load(file)
     return found
+
+
+def run_ranks(
+    module: str, processes: int, arguments: list[str], most_seconds: float, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a module of the benchmarks in each of so many processes over MPI.
+
+    Args:
+        module: Its name.
+        processes: How many.
+        arguments: Of each.
+        most_seconds: After which they are killed.
+        how: For :func:`subprocess.run`.
+
+    Raises:
+        subprocess.SubprocessError: If there is no MPI, or they take longer.
+    """
+    path = [common.ROOT, *sys.path[1:]]
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(p for p in path if p),
+        'OMP_NUM_THREADS': '1',
+        'OPENBLAS_NUM_THREADS': '1',
+    }
+    words = [find_mpiexec(), '-n', str(processes)]
+    words += [sys.executable, '-m', f'benchmarks.{module}', *arguments]
+    return subprocess.run(
+        words, env=environment, text=True, check=False, timeout=most_seconds, **how
+    )
 
 
 def find_mpiexec() -> str:

@@ -100,6 +100,14 @@ class Trained:
     session: Any
 
 
+def bits_of(model: chainer.Link) -> str:
+    """A digest of all parameters."""
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.namedparams()):
+        digest.update(np.ascontiguousarray(parameter.array))
+    return digest.hexdigest()
+
+
 class Case:
     """One network in several processes.
 
@@ -157,11 +165,8 @@ class Case:
                 optimizer.update(model, x, t)
                 taken.append(time.perf_counter() - began)
         seconds = statistics.median(taken[-MEASURED:])
-        digest = hashlib.sha256()
-        for _, parameter in sorted(model.namedparams()):
-            digest.update(np.ascontiguousarray(parameter.array))
         slowest = max(communicator.mpi_comm.allgather(seconds))
-        return Trained(slowest, digest.hexdigest(), opened)
+        return Trained(slowest, bits_of(model), opened)
 
     def run(self, share: float, in_core_bytes: int) -> dict[str, Any]:
         """The row for one share of the memory."""

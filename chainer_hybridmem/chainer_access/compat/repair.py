@@ -15,6 +15,7 @@ import types
 import warnings
 from collections.abc import Iterator
 
+from chainer_hybridmem.chainer_access.compat import chainermn
 from chainer_hybridmem.chainer_access.compat.cuda import (
     accept_cupy_without_cudnn,
     load_libraries,
@@ -24,7 +25,6 @@ from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 # What is in place between prepare() and the end of Chainer's import.
 _temporary = contextlib.ExitStack()
 _prepared = False
-_MN_KERNELS = 'chainermn.communicators._memory_utility'
 
 
 def install() -> None:
@@ -35,7 +35,7 @@ def install() -> None:
     user's again. chainercv and ChainerMN's kernels are repaired likewise.
     """
     ImportWrapper.install('chainercv', _repaired_chainercv)
-    ImportWrapper.install(_MN_KERNELS, _repaired_chainermn)
+    ImportWrapper.install(chainermn.NAME, chainermn.repaired)
     if 'chainer' in sys.modules:
         patch_chainer()
     else:
@@ -80,9 +80,7 @@ def patch_chainer() -> None:
 
     end_preparation()
     patches.patch_all()
-    if _MN_KERNELS in sys.modules:
-        from chainer_hybridmem.chainer_access.compat import chainermn
-
+    if chainermn.NAME in sys.modules:
         chainermn.repair()
     accept_cupy_without_cudnn()
 
@@ -104,14 +102,6 @@ def _repaired_chainercv() -> Iterator[None]:
     from chainer_hybridmem.chainer_access.compat import chainercv
 
     with chainercv.repaired():
-        yield
-
-
-@contextlib.contextmanager
-def _repaired_chainermn() -> Iterator[None]:
-    from chainer_hybridmem.chainer_access.compat import chainermn
-
-    with chainermn.repaired():
         yield
 
 

@@ -125,6 +125,7 @@ class Ranks:
         self._meetings: dict[Topic, int] = {}  # how often each has been held
         self._absent: set[int] = set()  # have not come to a meeting
         self.node: tuple[int, ...] = self._find_node()
+        self._peers = [r for r in self.node if r != self.rank]
 
     def _find_node(self) -> tuple[int, ...]:
         name = socket.gethostname()
@@ -158,16 +159,15 @@ class Ranks:
             topic: What they meet for; the k-th time, all meet for the k-th time.
         """
         key = self._name_meeting(topic)
-        peers = [r for r in self.node if r != self.rank]
-        self._mail.send(peers, key, None)
-        missing = self._wait(peers, key, self._patience(peers))
+        self._mail.send(self._peers, key, None)
+        missing = self._wait(self._peers, key, self._patience(self._peers))
         late = key._replace(what='gone')
-        gone = [r for r in peers if (r, late) in self._mail.received]
+        gone = [r for r in self._peers if (r, late) in self._mail.received]
         if missing or gone:
-            self._mail.send(peers, late, None)
+            self._mail.send(self._peers, late, None)
         if missing:
             self._leave_out(missing, topic)
-        for rank in set(peers).difference(missing):
+        for rank in set(self._peers).difference(missing):
             self._take(rank, key)
         return not missing and not gone
 
@@ -180,16 +180,15 @@ class Ranks:
         """
         key = self._name_meeting(topic)
         begins, ends = key._replace(what='begins'), key._replace(what='ends')
-        peers = [r for r in self.node if r != self.rank]
         if self.plans:
-            self._mail.send(peers, begins, None)
+            self._mail.send(self._peers, begins, None)
             decided = False
             value = None
             try:
                 value = decide()
                 decided = True
             finally:
-                self._mail.send(peers, ends, (decided, value))
+                self._mail.send(self._peers, ends, (decided, value))
             return Decision(value, False)
         first = [self.node[0]]
         if self._wait(first, begins, self._patience(first), ends_early=True):
@@ -210,13 +209,12 @@ class Ranks:
             decide: Decides.
         """
         key = self._name(topic, LED)
-        peers = [r for r in self.node if r != self.rank]
-        self._mail.send(peers, key._replace(what='begins'), None)
+        self._mail.send(self._peers, key._replace(what='begins'), None)
         value = None
         try:
             value = decide()
         finally:
-            self._mail.send(peers, key, value)
+            self._mail.send(self._peers, key, value)
         return value
 
     def has_lead(self) -> bool:
