@@ -32,7 +32,7 @@ MEASURED = 6
 class Plain(chainer.Chain):
     """Convolutions whose maps are larger than all their parameters."""
 
-    depth, width = 24, 32
+    depth, width = 48, 32
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class Normalised(Plain):
 
 
 class Residual(deep.ResNet1001):
-    """20 layers of residual blocks."""
+    """38 layers in residual blocks."""
 
     def __init__(self) -> None:
-        super().__init__(blocks=2)
+        super().__init__(blocks=4)
 
     def forward(self, x: Any, t: Any) -> Any:
         """The loss."""

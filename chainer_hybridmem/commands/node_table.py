@@ -52,8 +52,8 @@ def add(group: Any) -> None:
     group.add_argument(
         '--all-reduce',
         action='store_true',
-        help='the sum of gradients crosses the same link, as a part of the update '
-        '(where the node has no NVLink)',
+        help='between backward and the update, the sum of gradients crosses the same '
+        'link (where the node has no NVLink)',
     )
     group.add_argument(
         '--double-buffering',
@@ -84,8 +84,9 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
             )
     if args.all_reduce and args.double_buffering:
         raise OptionError(
-            '--all-reduce counts the sum of gradients as a part of the update; with '
-            'double buffering it runs beside the next iteration: ask for one of both.'
+            '--all-reduce puts the sum of gradients between backward and the update; '
+            'with double buffering it runs beside the next iteration: ask for one of '
+            'both.'
         )
     if found['ranks'] is not None and args.shared_by is not None:
         raise OptionError(
@@ -129,6 +130,9 @@ def summarise(
     from chainer_hybridmem.simulation.problem import with_profile
 
     node = _find_node(args)
+    summed = args.all_reduce and not (node is not None and node.nvlink)
+    if summed:  # an operation more; how long it takes depends on their number
+        problem = with_profile(problem, with_all_reduce(problem.profile, 1))
     on_link = {n: node.ranks_on_link(n) if node else n for n in counts(args.ranks)}
     problems = {
         shared: with_profile(problem, share_links(problem.profile, shared))
@@ -138,7 +142,6 @@ def summarise(
         plans = plan_ranks(problems, limit_bytes, planner, tell=progress.detail)
     except InfeasibleError as error:
         return [_misfit(n, shared, str(error)) for n, shared in on_link.items()]
-    summed = args.all_reduce and not (node is not None and node.nvlink)
     rows = []
     for n, shared in on_link.items():
         there = problems[shared]

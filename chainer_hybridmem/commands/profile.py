@@ -79,7 +79,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     least = format_bytes(f['least_memory_bytes'])
     maps = format_bytes(f['feature_map_bytes'])
     counts = f['operations'].items()
-    operations = ', '.join(f'{count} {phase}' for phase, count in counts)
+    operations = ', '.join(f'{count} {phase}' for phase, count in counts if count)
     return [
         ('device', f'{f["device"].get("kind")}, {f["device"].get("name")}'),
         ('operations', operations),
@@ -102,6 +102,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         *(
             (f'  {phase}', format_seconds(seconds))
             for phase, seconds in f['seconds'].items()
+            if f['operations'][phase]
         ),
     ]
 

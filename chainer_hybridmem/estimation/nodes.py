@@ -11,8 +11,8 @@ import difflib
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.estimation.device_models import read_catalogue
-from chainer_hybridmem.records.profile import Category, Profile
-from chainer_hybridmem.records.sharing import check_ranks
+from chainer_hybridmem.records.profile import Category, Phase, Profile, Storage
+from chainer_hybridmem.records.sharing import ring_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +90,6 @@ def parameter_bytes(profile: Profile) -> int:
 def all_reduce_bytes(profile: Profile, gpus: int) -> int:
     """Bytes that each GPU sends, and receives, to sum gradients around a ring.
 
-    Each of n GPUs sends 2 (n - 1) / n of them: once to sum its part, once to hand it
-    on (Patarasuk and Yuan: Bandwidth optimal all-reduce algorithms, 2009).
-
     Args:
         profile: One of the processes.
         gpus: How many take part.
@@ -100,8 +97,7 @@ def all_reduce_bytes(profile: Profile, gpus: int) -> int:
     Raises:
         OptionError: If their number is out of range.
     """
-    check_ranks(gpus, 'the number of GPUs')
-    return 2 * (gpus - 1) * parameter_bytes(profile) // gpus
+    return ring_bytes(parameter_bytes(profile), gpus)
 
 
 def all_reduce_seconds(profile: Profile, gpus: int) -> float:
@@ -117,21 +113,60 @@ def all_reduce_seconds(profile: Profile, gpus: int) -> float:
 
 
 def with_all_reduce(profile: Profile, gpus: int) -> Profile:
-    """The profile with the sum of gradients as a part of the update.
+    """The profile with a sum of gradients over GPUs between backward and the update.
 
-    It takes :func:`all_reduce_seconds`. Nothing else is assumed to be on the link then,
-    and nothing of it to overlap with backward.
+    It takes :func:`all_reduce_seconds`. Nothing else is on the link then, and nothing
+    of it overlaps with backward.
 
     Args:
-        profile: One of the processes, with the link as it has it.
+        profile: One of the processes, with the link as it has it. An all-reduce that it
+            has is replaced.
         gpus: How many take part, on all links of the node.
     """
-    update = profile.operations[-1]
-    seconds = update.device_seconds + all_reduce_seconds(profile, gpus)
+    if not any(op.phase is Phase.ALL_REDUCE for op in profile.operations):
+        profile = _insert_all_reduce(profile)
+    seconds = all_reduce_seconds(profile, gpus)
+    nbytes = all_reduce_bytes(profile, gpus)
+    operations = tuple(
+        dataclasses.replace(op, device_seconds=seconds, exchanged_bytes=nbytes)
+        if op.phase is Phase.ALL_REDUCE
+        else op
+        for op in profile.operations
+    )
+    return dataclasses.replace(profile, operations=operations)
+
+
+def _insert_all_reduce(profile: Profile) -> Profile:
+    """One that takes no time, before the update."""
+    *before, update = profile.operations
+    all_reduce = dataclasses.replace(
+        update,
+        label='all-reduce',
+        phase=Phase.ALL_REDUCE,
+        device_seconds=0.0,
+        host_seconds=0.0,
+        reads=(),
+        writes=(),
+        workspace_bytes=0,
+        specs=(),
+    )
+    n = update.index
     return dataclasses.replace(
         profile,
-        operations=(
-            *profile.operations[:-1],
-            dataclasses.replace(update, device_seconds=seconds),
-        ),
+        operations=(*before, all_reduce, dataclasses.replace(update, index=n + 1)),
+        storages=tuple(_moved_behind(storage, n) for storage in profile.storages),
+    )
+
+
+def _moved_behind(storage: Storage, n: int) -> Storage:
+    """The storage of a profile whose operation n comes one later."""
+    later = {k if k < n else k + 1 for k in storage.backward_uses}
+    if storage.persistent and n in storage.backward_uses:
+        later.add(n)  # it has to be there before
+    released = storage.releasable_from
+    return dataclasses.replace(
+        storage,
+        producer=n + 1 if storage.producer == n else storage.producer,
+        backward_uses=tuple(sorted(later)),
+        releasable_from=released + 1 if released > n else released,
     )

@@ -83,7 +83,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         },
         recipes=recipes,
         crossing={record.label: s for record, s in stored if record.persistent},
-        update=len(profile.operations) - 1,
+        update=profile.first_update,
         acting={*swap_outs, *releases, *drops, *swap_ins, *needs, *replays},
         tiers={entry.storage: entry.tier for entry in swapped},
     )

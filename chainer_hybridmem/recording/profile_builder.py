@@ -13,6 +13,7 @@ from chainer_hybridmem.recording.numbered_events import NumberedEvents
 from chainer_hybridmem.recording.recipe_builder import RecipeBuilder
 from chainer_hybridmem.recording.steps import Recording
 from chainer_hybridmem.records.profile import (
+    AFTER_BACKWARD,
     Category,
     Link,
     Operation,
@@ -38,6 +39,9 @@ class ProfileBuilder:
         self._backward_of: dict[int, list[int]] = {}
         for k, step in enumerate(self._steps):
             self._backward_of.setdefault(step.forward, []).append(k)
+        self._after_backward = {
+            k for k, step in enumerate(self._steps) if step.phase in AFTER_BACKWARD
+        }
         self._storages = self._make_storages()
 
     def build(self, link: Link, description: dict[str, Any]) -> Profile:
@@ -148,7 +152,7 @@ class ProfileBuilder:
         pinned = allocation in model.pinned
         return dataclasses.replace(
             storage,
-            backward_uses=tuple(sorted({*uses, len(self._steps) - 1})),
+            backward_uses=tuple(sorted(uses | self._after_backward)),
             releasable_from=-1 if pinned else max([-1, *storage.forward_uses]) + 1,
         )
 
@@ -212,6 +216,7 @@ class ProfileBuilder:
             specs=step.specs,
             forward=step.forward,
             first_event=self._numbered.firsts[k],
+            exchanged_bytes=step.exchanged_bytes,
         )
 
     def _list_splits(self) -> Iterator[Split]:

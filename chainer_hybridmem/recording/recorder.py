@@ -32,6 +32,7 @@ from chainer_hybridmem.recording.steps import (
     Step,
 )
 from chainer_hybridmem.records.profile import (
+    AFTER_BACKWARD,
     Category,
     Link,
     Phase,
@@ -172,12 +173,30 @@ class Recorder:
         """Before a backward function runs."""
         if not any(step.phase is Phase.BACKWARD for step in self._steps):
             self._end_forward()
+        while self._steps and self._steps[-1].phase in AFTER_BACKWARD:
+            self._steps.pop()  # that was not the end of backward
         self._graph_life.watch(function)
         k, hook = len(self._steps), self._hooks.latest
         reads = tuple(self._maps.list_allocations(function))
         self._steps.append(Step(label, Phase.BACKWARD, hook, forward, (), reads))
         for allocation in reads:
             self._allocations.add_use(allocation, k)
+
+    def all_reduce_starts(self, nbytes: int) -> None:
+        """Before gradients are summed over processes.
+
+        Args:
+            nbytes: What this one sends, and receives.
+        """
+        hook = self._hooks.latest
+        step = Step(
+            'all-reduce', Phase.ALL_REDUCE, hook, -1, (), exchanged_bytes=nbytes
+        )
+        self._steps.append(step)
+
+    def all_reduce_ends(self) -> None:
+        """After that: the update begins."""
+        self._steps.append(_make_update(self._hooks.latest))
 
     def label_of(self, forward: int, otherwise: str) -> str:
         """Label of a forward operation of this iteration."""
@@ -245,13 +264,14 @@ class Recorder:
         if self._trials is not None:
             self._trials.close()
         maps = self._maps
-        # The last hook is the one that ended the iteration; the one before is
-        # the last backward's: the update runs between them.
-        update = Step('update', Phase.UPDATE, self._hooks.latest - 1, -1, ())
+        if self._steps[-1].phase is not Phase.UPDATE:
+            # The last hook is the one that ended the iteration; the one before is
+            # the last backward's: the update runs between them.
+            self._steps.append(_make_update(self._hooks.latest - 1))
         recording = Recording(
             device=self._device,
             hooks=self._hooks.calls,
-            steps=[*self._steps, update],
+            steps=self._steps,
             raw_events=np.array(self._device.memory.take_events(), np.int64).reshape(
                 -1, 2
             ),
@@ -266,3 +286,8 @@ class Recorder:
             merges_small=self._merges_small,
         )
         return ProfileBuilder(recording).build(link, description)
+
+
+def _make_update(hook: int) -> Step:
+    """The update after a hook call."""
+    return Step('update', Phase.UPDATE, hook, -1, ())

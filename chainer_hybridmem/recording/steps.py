@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         label (str): Path of the link, and name of the function.
-        phase (Phase): Forward, backward or update.
+        phase (Phase): Part of the iteration.
         hook (int): The hook call before it.
         forward (int): The forward operation of a backward one, else -1.
         specs (tuple of str): Of its inputs.
@@ -37,6 +37,7 @@ class Step:
             what covers most comes first.
         written (set of int): What it reads and the program changes in place;
             ``OF_ATTRIBUTE`` stands for attributes.
+        exchanged_bytes (int): What an all-reduce sends, and receives.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Step:
         default_factory=list
     )
     written: set[int] = dataclasses.field(default_factory=set)
+    exchanged_bytes: int = 0
 
     def set_products(self, products: Iterable[tuple[int, Slot]]) -> None:
         """Notes what the operation has made."""

@@ -11,6 +11,7 @@ import time
 from typing import NamedTuple
 
 from chainer_hybridmem.devices.protocol import Device, Mark
+from chainer_hybridmem.records.profile import Profile
 
 
 class Times(NamedTuple):
@@ -36,6 +37,7 @@ class Hooks:
         self.entered: list[Mark] = []
         self.left: list[Mark] = []
         self.starts: list[int] = []  # hook before each operation
+        self._after_backward: list[int] = []  # likewise, so far
 
     def enter(self) -> None:
         """The session's hook begins."""
@@ -44,17 +46,26 @@ class Hooks:
     def leave(self, starts_operation: bool) -> None:
         """The session's hook ends, perhaps the one before an operation."""
         if starts_operation:
+            self._after_backward.clear()  # that was not the end of backward
             self.starts.append(len(self.left))
         self.left.append(self.device.clock.mark())
+
+    def start_after_backward(self) -> None:
+        """An all-reduce, or the update after it, starts where the hook will end."""
+        self._after_backward.append(len(self.left))
 
     def operations(self) -> list[tuple[int, int]]:
         """The hooks before and after each operation, the update last.
 
         To be called in the hook that ends the iteration.
         """
-        # The update runs between the last two hooks.
-        starts = [*self.starts, len(self.left) - 1]
+        # Without an all-reduce, the update runs between the last two hooks.
+        starts = [*self.starts, *(self._after_backward or [len(self.left) - 1])]
         return list(zip(starts, [*starts[1:], len(self.left)], strict=True))
+
+    def has_seen(self, profile: Profile) -> bool:
+        """Whether it has seen the profile's operations; an all-reduce may not come."""
+        return len(self.operations()) == len(profile.operations)
 
 
 class Stopwatch(Hooks):

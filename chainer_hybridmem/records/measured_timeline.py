@@ -11,7 +11,8 @@ from typing import Any
 
 from chainer_hybridmem.records.timeline import Interval, Timeline
 
-OPERATIONS = ('forward', 'backward', 'update')  # kinds of intervals of operations
+# Kinds of intervals of operations.
+OPERATIONS = ('forward', 'backward', 'all-reduce', 'update')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

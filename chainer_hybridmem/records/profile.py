@@ -34,7 +34,11 @@ class Phase(enum.Enum):
 
     FORWARD = 'forward'
     BACKWARD = 'backward'
+    ALL_REDUCE = 'all-reduce'  # gradients are summed over processes
     UPDATE = 'update'
+
+
+AFTER_BACKWARD = frozenset({Phase.ALL_REDUCE, Phase.UPDATE})
 
 
 class Category(enum.Enum):
@@ -83,7 +87,7 @@ class Operation:
     Attributes:
         index (int): Position in host issue order.
         label (str): Link path and function name.
-        phase (Phase): Forward, backward or update.
+        phase (Phase): Part of the iteration.
         device_seconds (float): Time on the compute device, copies excluded.
         host_seconds (float): Time the host needs to issue it; zero where issuing
             is computing.
@@ -95,6 +99,7 @@ class Operation:
         forward (int): For backward, the forward operation it differentiates;
             else -1.
         first_event (int): Index of the first event that belongs to it.
+        exchanged_bytes (int): What each process sends to others, and receives.
     """
 
     index: int
@@ -108,6 +113,7 @@ class Operation:
     specs: tuple[str, ...]
     forward: int
     first_event: int
+    exchanged_bytes: int = dataclasses.field(default=0, metadata=files.LATER)
 
     @property
     def function(self) -> str:
@@ -327,6 +333,18 @@ class Profile:
             if op.phase is not Phase.FORWARD:
                 return op.index
         return len(self.operations)
+
+    @property
+    def first_update(self) -> int:
+        """Index of the first operation after backward.
+
+        An all-reduce, if there is one, or the update. From here on all parameters and
+        optimizer states are there.
+        """
+        n = len(self.operations)
+        while n and self.operations[n - 1].phase in AFTER_BACKWARD:
+            n -= 1
+        return n
 
     @property
     def compute_seconds(self) -> float:

@@ -53,6 +53,8 @@ def _check_operations(profile: Profile) -> None:
             raise _broken(f'operation {index} is issued in {op.host_seconds} seconds')
         if not 0 <= op.workspace_bytes < files.LARGEST_SIZE:
             raise _broken(f'operation {index} has {op.workspace_bytes} bytes workspace')
+        if not 0 <= op.exchanged_bytes < files.LARGEST_SIZE:
+            raise _broken(f'operation {index} exchanges {op.exchanged_bytes} bytes')
         if not -1 <= op.forward < index:
             raise _broken(f'operation {index} differentiates operation {op.forward}')
         if not all(0 <= s < n_storages for s in (*op.reads, *op.writes)):
@@ -64,6 +66,7 @@ def _check_operations(profile: Profile) -> None:
 
 def _check_storages(profile: Profile) -> None:
     n_ops = len(profile.operations)
+    after = set(range(min(profile.first_update, n_ops - 1), n_ops))
     for index, storage in enumerate(profile.storages):
         if storage.id != index or not 0 <= storage.nbytes < files.LARGEST_SIZE:
             raise _broken(f'storage {index} is {storage}')
@@ -76,10 +79,10 @@ def _check_storages(profile: Profile) -> None:
             raise _broken(f'storage {index} is {storage}')
         if not all(0 <= slot.operation < n_ops for slot in storage.slots):
             raise _broken(f'storage {index} has slots {storage.slots}')
-        if storage.persistent and storage.backward_uses[-1] != n_ops - 1:
+        if storage.persistent and not after.issubset(storage.backward_uses):
             raise _broken(
-                f'storage {index} ({storage.category.value}) is used last by operation '
-                f'{storage.backward_uses[-1]}, the update is operation {n_ops - 1}',
+                f'storage {index} ({storage.category.value}) is used by operations '
+                f'{storage.backward_uses}; those after backward are {sorted(after)}',
             )
     persistent_bytes = sum(s.nbytes for s in profile.persistent_storages())
     if persistent_bytes > profile.initial_bytes:

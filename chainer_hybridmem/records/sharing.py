@@ -29,6 +29,23 @@ def check_ranks(ranks: int, name: str = 'ranks') -> int:
     return ranks
 
 
+def ring_bytes(nbytes: int, ranks: int) -> int:
+    """Bytes that each of so many processes sends, and receives, to sum an array.
+
+    Around a ring, each sends 2 (n - 1) / n of it: once to sum its part, once to hand it
+    on (Patarasuk and Yuan: Bandwidth optimal all-reduce algorithms, 2009).
+
+    Args:
+        nbytes: Of the array that each of them has.
+        ranks: How many take part.
+
+    Raises:
+        OptionError: If their number is out of range.
+    """
+    check_ranks(ranks, 'the number of processes')
+    return 2 * (ranks - 1) * nbytes // ranks
+
+
 def share_link(link: Link, ranks: int) -> Link:
     """The link as each of so many processes has it while all of them copy.
 

@@ -11,8 +11,9 @@ class Interval:
 
     Attributes:
         lane (str): ``'compute'``, ``'d2h'`` or ``'h2d'``.
-        kind (str): ``'forward'``, ``'backward'``, ``'update'``,
-            ``'recompute'``, ``'swap-out'``, ``'swap-in'`` or ``'stall'``.
+        kind (str): ``'forward'``, ``'backward'``, ``'all-reduce'``,
+            ``'update'``, ``'recompute'``, ``'swap-out'``, ``'swap-in'`` or
+            ``'stall'``.
         label (str): What; for a stall its cause.
         start_seconds (float): From the start of the iteration.
         end_seconds (float): End, exclusive.

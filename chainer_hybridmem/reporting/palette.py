@@ -10,6 +10,7 @@ from __future__ import annotations
 COLOURS = {
     'forward': '#4c9f70',
     'backward': '#3b7dd8',
+    'all-reduce': '#2a9d9d',
     'update': '#8d8d8d',
     'recompute': '#e6a117',
     'swap-out': '#b25fc4',

@@ -20,6 +20,7 @@ from chainer_hybridmem.session.cache.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.iterations import late_differences
+from chainer_hybridmem.session.iterations.all_reduce import AllReduce
 from chainer_hybridmem.session.iterations.graph_hook import GraphHook
 from chainer_hybridmem.session.iterations.guide_switching import GuideSwitching
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
@@ -99,6 +100,9 @@ class Session:
         self._explainer = OutOfMemoryExplainer(
             model, runtime, options, arrays, observation
         )
+        self._all_reduce = AllReduce(
+            options.communicator, runtime.instruments, lambda: self._hook.iteration
+        )
         self._results = Results(options, self._hook, signatures, history, observation)
 
     def _make_hook(self, observation: Observation) -> GraphHook:
@@ -150,6 +154,7 @@ class Session:
         except BaseException:
             device.memory.uninstall()
             raise
+        self._all_reduce.enter()
         _active.session = self
         self._thread.open()
         self._progress.open()
@@ -218,6 +223,7 @@ class Session:
         self._thread.forget()
         _active.session = None
         self._progress.close()
+        self._all_reduce.leave()
         self._hook.leave()
 
     # -- what a program may ask for -------------------------------------------

@@ -382,5 +382,6 @@ def test_a_parameter_that_the_update_does_not_use() -> None:
     profile = toys.with_persistent(toys.chain(), 1)
     state = dataclasses.replace(profile.storages[-1], backward_uses=(8,))
     broken = dataclasses.replace(profile, storages=(*profile.storages[:-1], state))
-    with pytest.raises(FormatError, match='operation 8, the update is operation 12'):
+    expected = r'operations \(8,\); those after backward are \[12\]'
+    with pytest.raises(FormatError, match=expected):
         check_profile(broken)

@@ -109,6 +109,9 @@ def train(way, seed, limit=None, iterations=None):
         found['footprint'] = session.device.memory.footprint_bytes
         found['lines'] = lines.getvalue().splitlines()
         found['maps'] = repr(session.plan.maps)
+        profile = session.profile
+        after = profile.operations[profile.first_update :]
+        found['after_backward'] = [op.phase.value for op in after]
     communicator.finalize()
     return found
 

@@ -114,6 +114,11 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
         found['guided'] = opened.statistics()['guided_iterations']
         found['link'] = dataclasses.asdict(opened.profile.link)
         found['maps'] = repr(opened.plan.maps)
+        found['after_backward'] = [
+            (op.phase.value, op.exchanged_bytes)
+            for op in opened.profile.operations[opened.profile.first_update :]
+        ]
+        found['gradient_bytes'] = sum(p.grad.nbytes for p in model.params())
         found['peak_bytes'] = opened.statistics()['peak_bytes']
         found['host_limit_bytes'] = opened.options.host_limit_bytes
     return found

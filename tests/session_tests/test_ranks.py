@@ -90,6 +90,8 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
         rates = link['d2h_bytes_per_second'], link['h2d_bytes_per_second']
         assert all(rate < 1.05 * 400e6 for rate in rates)
         assert one['host_limit_bytes'] == 2**26 // count
+        exchanged = 2 * (count - 1) * one['gradient_bytes'] // count
+        assert one['after_backward'] == [['all-reduce', exchanged], ['update', 0]]
         assert not lines_with(one, 'alone')
 
 

@@ -23,14 +23,14 @@ def check_profile(signature: list[OperationKey], profile: Profile) -> None:
     """
     operations = profile.operations
     if (
-        len(operations) != len(signature) + 1
+        profile.first_update != len(signature)
         or operations[-1].phase is not Phase.UPDATE
     ):
         raise files.broken(
             'guide',
-            f'{len(operations)} operations are recorded for {len(signature)} keys',
+            f'{profile.first_update} operations are recorded for {len(signature)} keys',
         )
-    for op, key in zip(operations[:-1], signature, strict=True):
+    for op, key in zip(operations, signature, strict=False):
         if not _is_recording(op, key):
             raise files.broken('guide', f'operation {op.index} ({op.label}) is {key}')
     for recipe in profile.recipes:

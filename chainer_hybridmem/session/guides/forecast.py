@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.records.profile import (
+    AFTER_BACKWARD,
     PERSISTENT,
     Category,
     Operation,
@@ -160,6 +161,7 @@ def repeated(profile: Profile) -> Profile:
         if event < 0 or event - 1 not in stays:
             events.append(event)
     moved.append(len(events))
+    after = tuple(range(profile.first_update, len(profile.operations)))
     return dataclasses.replace(
         profile,
         events=tuple(events),
@@ -172,7 +174,7 @@ def repeated(profile: Profile) -> Profile:
         ),
         storages=tuple(
             dataclasses.replace(
-                _moved(s, s.id in stays, moved, len(profile.operations)),
+                _moved(s, s.id in stays, moved, after),
                 nbytes=0 if s.id in passed else s.nbytes,
             )
             for s in profile.storages
@@ -180,7 +182,9 @@ def repeated(profile: Profile) -> Profile:
     )
 
 
-def _moved(storage: Storage, stays: bool, moved: list[int], n: int) -> Storage:
+def _moved(
+    storage: Storage, stays: bool, moved: list[int], after: tuple[int, ...]
+) -> Storage:
     freed_at = moved[storage.freed_at] if storage.freed_at >= 0 else -1
     if not stays:
         begin = moved[storage.allocated_at] if storage.allocated_at >= 0 else -1
@@ -193,7 +197,7 @@ def _moved(storage: Storage, stays: bool, moved: list[int], n: int) -> Storage:
         allocated_at=-1,
         freed_at=freed_at,
         forward_uses=(),
-        backward_uses=(n - 1,) if movable else (),
+        backward_uses=after if movable else (),
         releasable_from=0 if movable else -1,
         slots=(),
     )
@@ -222,7 +226,7 @@ def _initial_values(profile: Profile, stays: set[int]) -> Iterator[int]:
     made: dict[int, int] = {}  # by operation, where the last array to stay is made
     for s in stays:
         storage = profile.storages[s]
-        if storage.producer < len(profile.operations) - 1:  # the update makes states
+        if storage.producer < profile.first_update:  # the update makes states
             last = made.get(storage.producer, -1)
             made[storage.producer] = max(last, storage.allocated_at)
     for operation, last in made.items():
@@ -266,7 +270,7 @@ class _Run:
 
 def _need(run: _Run, states: int, in_parts: bool) -> int:
     """Least memory that an operation can do with."""
-    if run.operation.phase is Phase.UPDATE:
+    if run.operation.phase in AFTER_BACKWARD:
         return run.peak_bytes
     most = run.peak_bytes + run.needed_bytes
     if in_parts:

@@ -144,6 +144,8 @@ class Guide:
         self.forget_copies()
         known = self.stage is not Stage.WARM_UP
         recordings = [*self.recordings, profile] if known and not disturbed else []
+        count = len(profile.operations)  # an all-reduce may not come
+        recordings = [r for r in recordings if len(r.operations) == count]
         base = recordings[0] if recordings else profile
         table = compile_plan(base, swap_everything(base))
         # Nothing has changed if this has been interrupted by now.

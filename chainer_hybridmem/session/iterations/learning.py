@@ -189,7 +189,8 @@ class Learning:
             return
         guide.pace.rest(placing or not (self._options.arena and guide.arena.wanted))
         planning = self._planning
-        if watch is not None:
+        profile = None if guide.problem is None else guide.problem.profile
+        if watch is not None and profile is not None and watch.has_seen(profile):
             self._device.clock.synchronize()
             guide.pace.note_times(watch.times())
             if guide.timed:

@@ -96,9 +96,10 @@ class NodePlans:
         """What the first rank has changed its plan to, if it has and this fits here."""
         if self._ranks is None or guide not in self._followed:
             return None
-        if not self._ranks.has_lead():
+        if guide.plan is None or not self._ranks.has_lead():
             return None
-        plan = self._ranks.find_lead(self._topic('change', problem))
+        topic = self._name('change', guide.plan.profile_fingerprint)
+        plan = self._ranks.find_lead(topic)
         return plan and self._take(guide, problem, plan)
 
     def _take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
@@ -115,6 +116,8 @@ class NodePlans:
         return None
 
     def _topic(self, kind: str, problem: Problem) -> Topic:
+        return self._name(kind, problem.profile.fingerprint())
+
+    def _name(self, kind: str, fingerprint: str) -> Topic:
         options = self._options
-        iteration = problem.profile.fingerprint()
-        return Topic(kind, (iteration, options.limit_bytes, options.planner))
+        return Topic(kind, (fingerprint, options.limit_bytes, options.planner))

@@ -73,6 +73,21 @@ class Instruments:
         elif self.stopwatch is not None:
             self.stopwatch.leave(starts_operation)
 
+    def start_after_backward(self, exchanged_bytes: int | None) -> None:
+        """What follows comes after backward.
+
+        Args:
+            exchanged_bytes: Of an all-reduce; None: it is the update after one.
+        """
+        for hooks in (self.stopwatch, self.tracer):
+            if hooks is not None:
+                hooks.start_after_backward()
+        if self.recorder is not None:
+            if exchanged_bytes is None:
+                self.recorder.all_reduce_ends()
+            else:
+                self.recorder.all_reduce_starts(exchanged_bytes)
+
     def start_operation(self, k: int) -> None:
         """What is allocated from here on belongs to operation k."""
         if self.placing:
@@ -144,7 +159,7 @@ class Instruments:
 
     def finish_trace(self, profile: Profile, plan: Plan) -> None:
         """Makes the timeline of a whole iteration, if that was traced."""
-        if self.tracer is not None:
+        if self.tracer is not None and self.tracer.has_seen(profile):
             self._device.clock.synchronize()
             self.timeline = call_uncounted(self.tracer.build, profile, plan)
             self.trace_requested = False

@@ -1,0 +1,163 @@
+"""The sum of gradients over processes is an operation of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from session_tests.test_data_parallel import needs_mpi
+from support import networks
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+
+from chainer_hybridmem.records.profile import Phase
+from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+
+pytestmark = needs_mpi
+LIMIT = '9MiB'
+SLOW_SECONDS = 0.02
+
+
+@pytest.fixture
+def communicator():
+    import chainermn
+
+    return chainermn.create_communicator('naive')  # one process
+
+
+def slow_down(communicator, monkeypatch):
+    """As if another process came late."""
+    sum_up = communicator.multi_node_mean_grad
+
+    def late(*args, **kwargs):
+        time.sleep(SLOW_SECONDS)
+        return sum_up(*args, **kwargs)
+
+    monkeypatch.setattr(communicator, 'multi_node_mean_grad', late)
+
+
+class Training:
+    """A model, its data and what updates it."""
+
+    def __init__(self, communicator, **options):
+        import chainermn
+
+        np.random.seed(0)
+        self.model = networks.Everything()
+        self.optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.Adam(), communicator
+        ).setup(self.model)
+        self.data = np.random.RandomState(0)
+        self.session = hybridmem.optimize(
+            self.model,
+            LIMIT,
+            communicator=communicator,
+            link_bandwidth='400MB/s',
+            **options,
+        )
+
+    def batch(self):
+        x = self.data.rand(32, 3, 24, 24).astype(np.float32)
+        return x, self.data.randint(0, 10, 32).astype(np.int32)
+
+    def run(self, iterations):
+        for _ in range(iterations):
+            self.optimizer.update(self.model, *self.batch())
+
+    def parameters(self):
+        return [p.array.copy() for _, p in sorted(self.model.namedparams())]
+
+
+def phases_after_backward(profile):
+    return [op.phase for op in profile.operations[profile.first_update :]]
+
+
+@pytest.mark.parametrize('crossing', [False, 'all'])
+def test_it_comes_between_backward_and_the_update(crossing, communicator, monkeypatch):
+    slow_down(communicator, monkeypatch)
+    training = Training(communicator, cross_iteration=crossing)
+    with training.session as session:
+        training.run(10)
+        session.trace_iteration()
+        training.run(2)
+    profile = session.profile
+    assert phases_after_backward(profile) == [Phase.ALL_REDUCE, Phase.UPDATE]
+    assert profile.operations[-2].device_seconds >= SLOW_SECONDS
+    assert profile.operations[-1].device_seconds < SLOW_SECONDS
+    assert session.plan.predicted_seconds >= SLOW_SECONDS
+    kinds = [i.kind for i in session.timeline.intervals]
+    assert kinds.count('all-reduce') == kinds.count('update') == 1
+    assert parse_profile(serialise_profile(profile)) == profile
+    assert session.state == 'guided'
+
+
+def test_parameters_are_as_without_a_session(communicator):
+    one = Training(communicator, cross_iteration='all')
+    with one.session:
+        one.run(8)
+    other = Training(communicator)
+    other.run(8)
+    for ours, plain in zip(one.parameters(), other.parameters(), strict=True):
+        np.testing.assert_array_equal(ours, plain)
+
+
+def test_the_communicator_is_as_it_was(communicator):
+    before = dict(vars(communicator))
+    training = Training(communicator)
+    with training.session:
+        assert vars(communicator) != before
+    assert vars(communicator) == before
+
+
+def test_without_one_in_some_iterations(communicator):
+    """The program trains without others now and then."""
+    training = Training(communicator)
+    actual = training.optimizer.actual_optimizer
+    with training.session as session:
+        for i in range(14):
+            optimizer = training.optimizer if i % 3 else actual
+            optimizer.update(training.model, *training.batch())
+    assert session.state == 'guided'
+    assert session.statistics()['peak_bytes'] <= session.limit_bytes
+
+
+def test_a_backward_after_it(communicator):
+    """Then it was not the end of backward; nothing is counted twice."""
+    training = Training(communicator)
+    model, optimizer = training.model, training.optimizer
+    with training.session as session:
+        for _ in range(12):
+            x, t = training.batch()
+            first, second = model(x, t), model(x, t)
+            model.cleargrads()
+            first.backward()
+            communicator.multi_node_mean_grad(model)
+            second.backward()
+            communicator.multi_node_mean_grad(model)
+            optimizer.actual_optimizer.update()
+    profile = session.profile
+    assert phases_after_backward(profile) == [Phase.ALL_REDUCE, Phase.UPDATE]
+    assert len(profile.operations) == len({op.index for op in profile.operations})
+    assert sum(op.phase is Phase.ALL_REDUCE for op in profile.operations) == 1
+
+
+def test_in_another_thread_it_is_no_operation(communicator):
+    training = Training(communicator)
+    model, actual = training.model, training.optimizer.actual_optimizer
+    with training.session as session:
+        for _ in range(10):
+            loss = model(*training.batch())
+            model.cleargrads()
+            loss.backward()
+            thread = threading.Thread(
+                target=communicator.multi_node_mean_grad, args=(model,)
+            )
+            thread.start()
+            thread.join()
+            actual.update()
+    assert phases_after_backward(session.profile) == [Phase.UPDATE]
