@@ -24,6 +24,7 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.search.bound import bound_of_ranks
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.staggered import stagger, synchronous_seconds
 
@@ -88,6 +89,7 @@ def network(name: str, profile: Profile, limit_bytes: int) -> Iterator[Row]:
             'made_for_ranks': best.options.get('made_for_ranks', n),
             'relaxed_bound_seconds': best.lower_bound_seconds,
             'bound_seconds': bound,
+            'any_start_bound_seconds': bound_of_ranks(problem, limit_bytes, n),
             'planning_seconds': seconds,
             'synchronous': _delayed(problem, {'alone': alone, 'best': best}, n),
             'double_buffering': _staggered(problem, plans.best, n),

@@ -33,6 +33,7 @@ def profile_figures(problem: Problem) -> dict[str, Any]:
         'device': profile.device,
         'operations': _count_by_phase(profile),
         'seconds': _seconds_by_phase(profile),
+        'exchanged_bytes': profile.exchanged_bytes,
         'in_core_seconds': problem.in_core_seconds,
         'feature_maps': len(problem.maps),
         'recomputable': int(problem.recomputable.sum()),

@@ -28,6 +28,7 @@ HEADERS = (
 )
 EXTRA_HEADERS = {
     'half_apart_overhead': 'half an iteration apart',
+    'any_start_bound_overhead': 'bound of any start',
     'all_reduce_seconds': 'all-reduce',
 }
 
@@ -149,7 +150,7 @@ def summarise(
             there = with_profile(there, with_all_reduce(there.profile, n))
         row = _row(there, n, shared, plans, summed)
         if args.double_buffering:
-            row |= _half_apart(there, shared, plans)
+            row |= _half_apart(there, shared, plans, limit_bytes)
         rows.append(row)
     return rows
 
@@ -184,19 +185,29 @@ def _row(
     }
 
 
-def _half_apart(problem: Problem, shared: int, plans: RankPlans) -> dict[str, Any]:
+def _half_apart(
+    problem: Problem, shared: int, plans: RankPlans, limit_bytes: int
+) -> dict[str, Any]:
+    from chainer_hybridmem.search.bound import bound_of_ranks
     from chainer_hybridmem.simulation.problem import with_parts
     from chainer_hybridmem.simulation.staggered import stagger
 
-    found = {
-        stagger(with_parts(problem, plan.parts), plan, shared)
-        for plan in plans.best.values()
-    }
-    best, in_core = min(found), problem.in_core_seconds
+    found = []
+    for plan in plans.best.values():
+        there = with_parts(problem, plan.parts)
+        found.append((stagger(there, plan, shared), there))
+    best, there = min(found, key=lambda pair: pair[0])
+    bound, in_core = bound_of_ranks(there, limit_bytes, shared), there.in_core_seconds
+
+    def over(seconds: float) -> float:
+        return max(0.0, seconds / in_core - 1) if in_core else 0.0
+
     return {
         'half_apart_seconds': best.seconds,
         'half_apart_offset_seconds': max(best.offsets),
-        'half_apart_overhead': max(0.0, best.seconds / in_core - 1) if in_core else 0.0,
+        'half_apart_overhead': over(best.seconds),
+        'any_start_bound_seconds': bound,
+        'any_start_bound_overhead': over(bound),
     }
 
 
@@ -234,6 +245,7 @@ def _extra(row: dict[str, Any], keys: list[str]) -> list[str]:
         if seconds is None
         else f'{format_bytes(row["all_reduce_bytes"])}, {format_seconds(seconds)}',
     }
-    if 'half_apart_overhead' in keys:
-        cells['half_apart_overhead'] = f'{row["half_apart_overhead"]:+.1%}'
+    for key in ('half_apart_overhead', 'any_start_bound_overhead'):
+        if key in keys:
+            cells[key] = f'{row[key]:+.1%}'
     return [cells[key] for key in keys]

@@ -10,7 +10,7 @@ from typing import Any
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.link_rows import sharing_rows
+from chainer_hybridmem.reporting.link_rows import all_reduce_rows, sharing_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
@@ -98,6 +98,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('swap-in', _rate(link['h2d_bytes_per_second'])),
         *sharing_rows(link['ranks']),
         ('copy latency', format_seconds(link['latency_seconds'])),
+        *all_reduce_rows(f['seconds']['all-reduce'], f['exchanged_bytes']),
         ('s / iteration, in-core', format_seconds(f['in_core_seconds'])),
         *(
             (f'  {phase}', format_seconds(seconds))

@@ -351,6 +351,17 @@ class Profile:
         """Seconds of all operations without any stall: the in-core time."""
         return sum(op.device_seconds for op in self.operations)
 
+    @property
+    def exchanged_bytes(self) -> int:
+        """What each process sends to others, and receives."""
+        return sum(op.exchanged_bytes for op in self.operations)
+
+    @property
+    def all_reduce_seconds(self) -> float:
+        """Seconds of all sums over processes, waiting for the others included."""
+        found = [op for op in self.operations if op.phase is Phase.ALL_REDUCE]
+        return sum(op.device_seconds for op in found)
+
     def span_of(self, operation: int) -> tuple[int, int]:
         """Positions of an operation's events: the first, and the one after the last."""
         end = len(self.events)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.link_rows import all_reduce_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
@@ -46,6 +47,7 @@ def session_report(
     if plan is not None and profile is not None:
         rows += [(action.value, _maps(plan, profile, action)) for action in Action]
         rows += _times(s)
+        rows += all_reduce_rows(profile.all_reduce_seconds, profile.exchanged_bytes)
         rows.append(
             (
                 'planning',

@@ -118,6 +118,7 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
             (op.phase.value, op.exchanged_bytes)
             for op in opened.profile.operations[opened.profile.first_update :]
         ]
+        found['report'] = opened.report()
         found['gradient_bytes'] = sum(p.grad.nbytes for p in model.params())
         found['peak_bytes'] = opened.statistics()['peak_bytes']
         found['host_limit_bytes'] = opened.options.host_limit_bytes

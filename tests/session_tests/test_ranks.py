@@ -12,7 +12,7 @@ import pytest
 from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.units import parse_bytes
+from chainer_hybridmem.units import format_bytes, parse_bytes
 
 # isort: split
 import chainer.links as L
@@ -91,6 +91,7 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
         assert all(rate < 1.05 * 400e6 for rate in rates)
         assert one['host_limit_bytes'] == 2**26 // count
         exchanged = 2 * (count - 1) * one['gradient_bytes'] // count
+        assert f'each process sends {format_bytes(exchanged)}' in one['report']
         assert one['after_backward'] == [['all-reduce', exchanged], ['update', 0]]
         assert not lines_with(one, 'alone')
 

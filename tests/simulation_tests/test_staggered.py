@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from support.drawn_plans import drawn_case
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.search.bound import bound_of_ranks, lower_bound
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.staggered import (
     find_spans,
@@ -72,6 +74,49 @@ def test_who_begins_later_ends_later(seed: int, n: int) -> None:
     assert together >= alone + (n - 1) * delta - 1e-9
     offsets = tuple(r * delta for r in range(n))
     assert synchronous_seconds(problem, plan, offsets) == pytest.approx(together)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), shares, shares, shares)
+def test_no_start_is_better_than_the_bound(
+    seed: int, n: int, out: float, back: float, duplex: float
+) -> None:
+    problem, plan = drawn_case(seed, out, back, duplex)
+    rng = random.Random(seed)
+    # Spans do not tell when the host has issued the last of them.
+    operations = [
+        dataclasses.replace(op, host_seconds=0.0) for op in problem.profile.operations
+    ]
+    profile = dataclasses.replace(
+        problem.profile,
+        operations=tuple(operations),
+        link=dataclasses.replace(problem.profile.link, issue_seconds=0.0),
+    )
+    problem = make_problem(profile)
+    least = bound_of_ranks(problem, plan.memory_limit_bytes, n)
+    assert least >= lower_bound(problem, plan.memory_limit_bytes).seconds
+    assert n > 1 or least == lower_bound(problem, plan.memory_limit_bytes).seconds
+    for spread in (0.0, 0.3, 0.6):
+        offsets = tuple(
+            rng.random() * spread * plan.predicted_seconds for _ in range(n)
+        )
+        assert synchronous_seconds(problem, plan, offsets) >= least * (1 - 1e-9)
+        spans = find_spans(problem, plan, offsets, 4)
+        assert max(span.end for span in spans) >= 4 * least * (1 - 1e-9)
+
+
+def test_the_bound_knows_what_the_link_carries() -> None:
+    """Whatever the start, eight processes cannot swap what one can."""
+    problem = make_problem(dataclasses.replace(toys.chain(8), recipes=()))
+    limit = 45 * toys.MIB
+    bounds = [bound_of_ranks(problem, limit, n) for n in (1, 2, 4, 8)]
+    assert bounds == sorted(bounds)
+    assert bounds[3] > 1.3 * bounds[0]
+    shared = make_problem(share_links(problem.profile, 4))
+    assert bound_of_ranks(shared, limit, 8) == pytest.approx(bounds[3])
+    plan = make_plan(shared, limit, 'hybrid')
+    seconds = stagger(shared, plan, 8).seconds
+    assert bounds[3] <= seconds < 1.3 * bounds[3]
 
 
 @settings(max_examples=40, deadline=None)

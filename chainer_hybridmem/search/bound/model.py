@@ -58,6 +58,8 @@ class Model:
         problem (Problem): What is planned.
         limit_bytes (int): Memory limit.
         sources (bool): Whether to ask for the sources of replays.
+        ranks (int): Processes that share the problem's link, each with a plan and a
+            start of its own; the model is about their average.
 
     Attributes:
         problem (Problem): Likewise.
@@ -70,19 +72,23 @@ class Model:
         rows (list): Those that are always there.
     """
 
-    def __init__(self, problem: Problem, limit_bytes: int, sources: bool) -> None:
+    def __init__(
+        self, problem: Problem, limit_bytes: int, sources: bool, ranks: int = 1
+    ) -> None:
         self.problem = problem
         self.n, self.n_maps = len(problem.arrays.seconds), len(problem.maps)
         self.scaled = scale_problem(problem, limit_bytes)
         self.base_seconds = problem.compute_seconds
         self.chains = Chains(problem, sources)
         self.columns = lay_out_columns(problem, self.chains)
-        self.longest = _longest_wait(problem)
+        self.longest = ranks * _longest_wait(problem)
         total = float(self.scaled.size.sum())
         self.variables = make_variables(problem, self.columns, self.longest, total)
         self.rows: list[Row] = []
         self._add_choice()
         self._add_lanes()
+        if ranks > 1:
+            self._add_sharing(ranks)
         self._add_host()
         self._add_replays()
         if sources:
@@ -126,6 +132,14 @@ class Model:
             columns.append(self.columns.waited + j + 1)
             for seconds in self._least_copy_seconds():
                 self.add_row(columns, [*seconds[maps], 1.0, -1.0], within)
+
+    def _add_sharing(self, ranks: int) -> None:
+        """All copies of all ranks cross the link within the iteration."""
+        maps = self.columns.swap + np.arange(self.n_maps)
+        columns = [*maps, self.columns.waited, self.columns.waited + self.n]
+        for rate in (self.scaled.out_rate, self.scaled.in_rate):
+            seconds = ranks * self.scaled.size / rate
+            self.add_row(columns, [*seconds, 1.0, -1.0], self.base_seconds)
 
     def _add_host(self) -> None:
         """RAM for host copies is limited; what goes to the disk takes longer."""

@@ -36,6 +36,10 @@ host
     if host copies in RAM are limited: without a disk, the swapped bytes are no more
     than the limit; with one, the copies of each direction, those beyond the limit at
     the disk's speed, fit one after the other into the iteration.
+sharing
+    where several processes share the link, each with a plan and a start of its own:
+    their average copies no more in each direction than its part of what the link
+    carries within the iteration.
 contention
     all waits hold one run of all that is replayed and what copies take from compute,
     ``1 - share`` of their time, that of swap-ins as if all were beside swap-outs.
@@ -83,10 +87,11 @@ import dataclasses
 
 import numpy as np
 
+from chainer_hybridmem.records.sharing import check_ranks, share_links
 from chainer_hybridmem.search.bound import cuts
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.simulation.obedience import keeps_everything
-from chainer_hybridmem.simulation.problem import Problem, with_rules
+from chainer_hybridmem.simulation.problem import Problem, with_profile, with_rules
 
 ROUNDS = 12
 # Rounds without progress after which the bound is left as it is: small programs may
@@ -128,6 +133,34 @@ def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
         problem.bounds[limit_bytes] = _lower_bound(problem, limit_bytes)
     bound: Bound = problem.bounds[limit_bytes]
     return bound
+
+
+def bound_of_ranks(problem: Problem, limit_bytes: int, ranks: int) -> float:
+    """Seconds of an iteration below which processes on one link cannot be.
+
+    Each may have a plan of its own, and begin when it likes: in lockstep, later in
+    every iteration, or half an iteration apart with double buffering.
+
+    Args:
+        problem: One process; however many its link is shared by, all of it is divided
+            among ``ranks``.
+        limit_bytes: Memory limit of each process.
+        ranks: How many processes.
+
+    Raises:
+        OptionError: If their number is out of range.
+    """
+    check_ranks(ranks)
+    alone = problem
+    if problem.profile.link.ranks > 1:
+        alone = with_profile(problem, share_links(problem.profile, 1))
+    seconds = lower_bound(alone, limit_bytes).seconds
+    if ranks == 1 or not alone.maps:
+        return seconds
+    shared = tighten(Relaxation(alone, limit_bytes, ranks=ranks)).seconds
+    if alone.in_core_seconds > alone.compute_seconds:
+        return shared  # with double buffering, the host may issue ahead
+    return max(seconds, shared)
 
 
 def warm_up() -> None:

@@ -65,15 +65,20 @@ class Relaxation:
         problem (Problem): What is planned.
         limit_bytes (int): Memory limit.
         sources (bool): Whether to ask for the sources of replays.
+        ranks (int): As for :class:`.model.Model`.
 
     Attributes:
         model (Model): Variables, and the rows that are always there.
     """
 
     def __init__(
-        self, problem: Problem, limit_bytes: int, sources: bool = True
+        self,
+        problem: Problem,
+        limit_bytes: int,
+        sources: bool = True,
+        ranks: int = 1,
     ) -> None:
-        self.model = Model(problem, limit_bytes, sources)
+        self.model = Model(problem, limit_bytes, sources, ranks)
         # Compute time before each operation.
         self._elapsed = np.concatenate([[0.0], np.cumsum(problem.arrays.seconds)])
         self._sums = make_sums(self.model)

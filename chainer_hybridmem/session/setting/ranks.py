@@ -176,29 +176,32 @@ class Ranks:
 
         Args:
             topic: What is to be decided, as for :meth:`meet`.
-            decide: Decides, where this is the first rank or that one does not come.
+            decide: Decides, where this is the first rank or that one does not come;
+                None is no decision.
         """
         key = self._name_meeting(topic)
         begins, ends = key._replace(what='begins'), key._replace(what='ends')
         if self.plans:
-            self._mail.send(self._peers, begins, None)
-            decided = False
-            value = None
-            try:
-                value = decide()
-                decided = True
-            finally:
-                self._mail.send(self._peers, ends, (decided, value))
-            return Decision(value, False)
+            return Decision(self._hand_out(begins, ends, decide), False)
         first = [self.node[0]]
         if self._wait(first, begins, self._patience(first), ends_early=True):
             self._leave_out(first, topic)
             return Decision(decide(), False)
         if not self._wait(first, ends, PLANNING_SECONDS):
-            decided, value = self._take(first[0], ends)
-            if decided:
+            value = self._take(first[0], ends)
+            if value is not None:
                 return Decision(value, True)
         return Decision(decide(), False)
+
+    def _hand_out(self, begins: Key, ends: Key, decide: Callable[[], Any]) -> Any:
+        """Decides for the others, who wait as soon as they hear that it begins."""
+        value = None
+        self._mail.send(self._peers, begins, None)
+        try:
+            value = decide()
+        finally:
+            self._mail.send(self._peers, ends, value)  # None: it has failed
+        return value
 
     # -- what the first rank changes -------------------------------------------
     def lead(self, topic: Topic, decide: Callable[[], Any]) -> Any:
@@ -209,13 +212,7 @@ class Ranks:
             decide: Decides.
         """
         key = self._name(topic, LED)
-        self._mail.send(self._peers, key._replace(what='begins'), None)
-        value = None
-        try:
-            value = decide()
-        finally:
-            self._mail.send(self._peers, key, value)
-        return value
+        return self._hand_out(key._replace(what='begins'), key, decide)
 
     def has_lead(self) -> bool:
         """Whether the first rank has decided anything that is not taken yet."""
