@@ -180,9 +180,9 @@ class Case:
         last = ways['together'][-1].session
         equal = self.communicator.mpi_comm.allgather(len(bits) == 1)
         plans = self.communicator.mpi_comm.allgather(repr(last.plan.maps))
-        predicted = statistics.median(
-            r.session.plan.predicted_seconds for r in ways['together']
-        )
+        predicted = [r.session.plan.predicted_seconds for r in ways['together']]
+        measured = [r.seconds for r in ways['together']]
+        errors = [p / s - 1 for p, s in zip(predicted, measured, strict=True)]
         peaks = [
             r.session.statistics()['guided_peak_bytes']
             for w in ('alone', 'together')
@@ -201,9 +201,11 @@ class Case:
             'limit_bytes': limit,
             'peak_bytes': max(peaks),
             **{f'{way}_seconds': value for way, value in seconds.items()},
+            'all_seconds': {w: [r.seconds for r in t] for w, t in ways.items()},
             'gain': seconds['alone'] / seconds['together'],
-            'predicted_seconds': predicted,
-            'forecast_error': predicted / seconds['together'] - 1,
+            'predicted_seconds': statistics.median(predicted),
+            'forecast_error': statistics.median(errors),
+            'forecast_errors': errors,
             'bound_seconds': last.plan.lower_bound_seconds,
             'rate_together': last.profile.link.h2d_bytes_per_second,
             'one_plan': len(set(plans)) == 1,

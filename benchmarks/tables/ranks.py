@@ -110,8 +110,8 @@ SECTIONS = (
     Section(
         ('ranks_measured',),
         'Processes on one link, measured',
-        """48 convolutions (*plain*), the same with batch normalization (*normalised*) and
-        a residual network of 38 layers, trained by ChainerMN over MPI on CPUs. All
+        """48 convolutions (*plain*), the same with batch normalization (*normalised*)
+        and a residual network of 38 layers, trained by ChainerMN over MPI on CPUs. All
         processes share one throttle ([explained](guide/data_parallel.md)): beside
         compute, it is as fast as 12 GB/s beside a V100 with ResNet-50. *Plans for a
         link alone*: each process plans as if it had the throttle for itself. *One plan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support import toys
 
@@ -14,7 +16,10 @@ from chainer_hybridmem.estimation import (
     with_all_reduce,
 )
 from chainer_hybridmem.estimation.nodes import parameter_bytes
+from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import make_problem, simulate
 
 
 @pytest.mark.parametrize('name', node_names())
@@ -53,3 +58,23 @@ def test_gradients_go_around_a_ring() -> None:
     )
     assert with_all_reduce(more, 4) == more
     assert with_all_reduce(profile, 1).compute_seconds == profile.compute_seconds
+
+
+@pytest.mark.parametrize('crossing', [False, 'states', 'all'])
+@pytest.mark.parametrize('seed', range(6))
+def test_the_sum_of_gradients_has_the_link_to_itself(crossing: Any, seed: int) -> None:
+    profile = toys.with_persistent(toys.random_network(seed, 8), 3)
+    before = make_problem(profile, crossing)
+    problem = make_problem(with_all_reduce(profile, 4), crossing)
+    assert problem.in_core_peak_bytes == before.in_core_peak_bytes
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    assert least == least_memory(before)[0]
+    plan = make_plan(problem, (least + most) // 2, 'swap-all')
+    timeline = simulate(problem, plan)
+    (summed,) = (i for i in timeline.intervals if i.kind == 'all-reduce')
+    assert summed.end_seconds - summed.start_seconds == pytest.approx(
+        problem.profile.all_reduce_seconds
+    )
+    for copy in timeline.intervals:
+        if copy.lane != 'compute':
+            assert copy.end_seconds <= summed.start_seconds + 1e-9
