@@ -41,6 +41,7 @@ def measure_link(
     nbytes: int = 2**24,
     tier: Tier = Tier.RAM,
     gather: Callable[[], object] = lambda: None,
+    agree: Callable[[int], int] = lambda nbytes: nbytes,
 ) -> Link | None:
     """Latency, bandwidths, and what copies and compute cost each other.
 
@@ -54,6 +55,8 @@ def measure_link(
         tier: Where the copies go.
         gather: Called before copies are timed: where several processes share a link, it
             waits until all are there.
+        agree: Called with the bytes that one run is to copy; returns those that all
+            processes copy, so that none of them has the link for itself at the end.
 
     Returns:
         Link: None if there is no room for two small copies in this tier.
@@ -66,7 +69,7 @@ def measure_link(
     nbytes -= nbytes % device.offsets.alignment_bytes  # or allocations would be larger
     with device.memory.without_reclaim():
         try:
-            return _measure(device, nbytes, tier, buffers, gather)
+            return _measure(device, nbytes, tier, buffers, gather, agree)
         finally:
             device.clock.synchronize()
             for buffer in buffers:
@@ -79,6 +82,7 @@ def _measure(
     tier: Tier,
     buffers: list[_Buffer],
     gather: Callable[[], object],
+    agree: Callable[[int], int],
 ) -> Link:
     bench = _Bench(device)
     small = _Buffer(device, _LEAST_BYTES, tier)
@@ -90,6 +94,7 @@ def _measure(
     large = _sized(bench, small, nbytes, buffers)
     once = bench.run(large.out).copies[0]
     repeats = min(math.ceil(_SPAN_SECONDS / once), _MOST_COPIES)
+    repeats = math.ceil(agree(repeats * large.nbytes) / large.nbytes)
     bench.last_for(once * repeats)
     second = _another(device, large.nbytes, tier, buffers)
     if second is not None:

@@ -22,7 +22,7 @@ pytestmark = needs_mpi
 COUNT = 2
 # One after the other in the same processes: to start them takes as long as to train.
 # What holds memory comes last.
-WAYS = 'plain,together,after,limit,network,stop,replan,cache,hold-0'
+WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0'
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
@@ -103,6 +103,14 @@ def test_they_measure_the_link_together(rank, found):
     for direction in ('d2h', 'h2d'):
         rates = [link[f'{direction}_bytes_per_second'] for link in links]
         assert min(rates) < 0.8 * 400e6
+
+
+@pytest.mark.parametrize('rank', range(COUNT))
+def test_none_has_the_link_for_itself_at_the_end(rank, found):
+    """They copy as much, however fast each has found the link by itself."""
+    link = found['slow'][rank]['link']
+    rates = [link[f'{direction}_bytes_per_second'] for direction in ('d2h', 'h2d')]
+    assert min(rates) < 0.7 * parse_bytes(ranks_program.SLOW.removesuffix('/s'), 'link')
 
 
 def test_one_session_after_the_other(found, plain):

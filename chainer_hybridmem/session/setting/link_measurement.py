@@ -64,9 +64,15 @@ class LinkMeasurement:
             if self._ranks is not None:
                 came.append(self._ranks.meet(Topic('link')))
 
+        def agree(nbytes: int) -> int:
+            """They copy as much, so that they are through at the same moment."""
+            if self._ranks is None:
+                return nbytes
+            return int(self._ranks.decide(Topic('bytes'), lambda: nbytes).value)
+
         try:
-            ram = measure_link(device, gather=gather)
-            disk = measure_link(device, tier=Tier.DISK, gather=gather)
+            ram = measure_link(device, gather=gather, agree=agree)
+            disk = measure_link(device, tier=Tier.DISK, gather=gather, agree=agree)
         except MemoryError:
             self._tell('no memory to measure the link: profiled later')
             return None
