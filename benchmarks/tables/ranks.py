@@ -119,7 +119,7 @@ SECTIONS = (
         six, of the slowest process, in turns in the same processes; then the median of
         the rounds. All processes are on two cores. *At most*: plans for a link alone
         over the bound. At that commit, processes could find more of the link than they
-        have while all copy; with the residual network one did, and swapped too much.""",
+        have while all copy; with the residual network one did and swapped too much.""",
         ranks_measured,
     ),
     Section(
