@@ -28,7 +28,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds, parse_bandwidt
 
 PLANNERS = ('swap-all', 'hybrid')
 SHARES = (1.0, 0.5, 0.25, 0.0)
-LEARNING = 12  # iterations at most until the plan is settled
+LEARNING = 20  # iterations at most until the plan is settled
 COLUMNS = {
     'planner': str,
     'host limit': str,

@@ -15,7 +15,7 @@ from typing import Any
 import chainer_hybridmem as hybridmem
 from benchmarks import common
 from chainer_hybridmem.planners import DEFAULT, PLANNERS
-from chainer_hybridmem.session.guides.guide import TIMING_RUNS
+from chainer_hybridmem.session.guides.plan_pace import LONGEST_WAIT, TIMING_RUNS
 
 OUT_OF_CORE = [name for name in PLANNERS if name not in ('in-core', 'exact')]
 WARM_UPS = 2  # iterations of plain Chainer
@@ -27,7 +27,7 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
     """Time and peak of in-core training, counted but not planned."""
     training = common.Training(arch, batchsize, gpu=gpu)
     with hybridmem.optimize(training.model, '1TB', planner='in-core') as session:
-        for _ in range(3 + TIMING_RUNS + iterations):
+        for _ in range(3 + LONGEST_WAIT + TIMING_RUNS + iterations):
             training.step()
         fixed = training.fixed_bytes()
     figures = session.statistics()

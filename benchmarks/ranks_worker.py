@@ -25,8 +25,8 @@ from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.setting import link_measurement
 
-WARM = 10  # iterations until the plan of a session stands
-MEASURED = 6
+WARM = 16  # iterations until the plan of a session stands, or a second one does
+MEASURED = 12
 
 
 class Plain(chainer.Chain):

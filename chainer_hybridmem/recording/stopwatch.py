@@ -1,16 +1,23 @@
 """Measures the times of a guided iteration's operations.
 
 Profiling swaps every feature map, which makes operations slower than they are
-under a plan: colder caches, copies beside them. So the first guided iterations
-are timed once more, between the same hooks as the recording.
+under a plan: colder caches, copies beside them. So guided iterations are timed once
+more, between the same hooks as the recording.
+
+Note: [hooks cost time]
+    Where issuing is computing, the session's hooks stand between operations, and an
+    iteration is longer by what they cost. A hook belongs to the operation that it is
+    called before; what it waits for copies and replays is the plan's, and is left out.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from chainer_hybridmem.devices.protocol import Device, Mark
+from chainer_hybridmem.execution.observer import Observer
 from chainer_hybridmem.records.profile import Profile
 
 
@@ -68,7 +75,7 @@ class Hooks:
         return len(self.operations()) == len(profile.operations)
 
 
-class Stopwatch(Hooks):
+class Stopwatch(Hooks, Observer):
     """Times one iteration.
 
     Args:
@@ -78,12 +85,44 @@ class Stopwatch(Hooks):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._issued: list[float] = []  # when the host entered each hook
+        self._planned: list[float] = []  # seconds of waits and replays in each hook
+        self._acts = False  # a wait or replay is under way
 
+    @property
+    def observes(self) -> bool:
+        """Whether it has to know of waits and replays."""
+        return not self.device.clock.asynchronous
+
+    # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
         self._issued.append(time.perf_counter())
+        self._planned.append(0.0)
         super().enter()
 
+    # -- reports of the executor ----------------------------------------------
+    def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
+        """See :class:`.Observer`."""
+        self._leave_out(action)
+
+    def replay(self, operation: int, action: Callable[[], None]) -> None:
+        """See :class:`.Observer`."""
+        self._leave_out(action)
+
+    def _leave_out(self, action: Callable[[], None]) -> None:
+        """Does something whose time is not the hook's, nor of any operation."""
+        if self._acts:
+            action()
+            return
+        hook, began = len(self._planned) - 1, time.perf_counter()
+        self._acts = True
+        try:
+            action()
+        finally:
+            self._acts = False
+            self._planned[hook] += time.perf_counter() - began
+
+    # -- result ---------------------------------------------------------------
     def times(self) -> list[Times]:
         """Times of every operation, the update last.
 
@@ -97,11 +136,14 @@ class Stopwatch(Hooks):
 
     def _device_seconds(self, start: int, end: int) -> float:
         elapsed = self.device.clock.elapsed
+        if self.observes:  # [hooks cost time]
+            seconds = elapsed(self.entered[start], self.entered[end])
+            return seconds - sum(self._planned[start:end])
         return sum(
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
 
     def _host_seconds(self, start: int, end: int) -> float:
-        if not self.device.clock.asynchronous:
+        if self.observes:
             return 0.0
         return self._issued[end] - self._issued[start]

@@ -26,7 +26,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.session.guides import guide
+from chainer_hybridmem.session.guides import plan_pace
 from chainer_hybridmem.session.iterations import copy_costs, replay_trials
 from chainer_hybridmem.session.setting import link_measurement
 from chainer_hybridmem.simulation import Problem
@@ -398,7 +398,7 @@ def surroundings(case: Case) -> Iterator[None]:
                 link_measurement, 'measure_link', lambda device, **_: link
             )
         )
-        enter(mock.patch.object(guide, 'TIMING_RUNS', options['timing_runs']))
+        enter(mock.patch.object(plan_pace, 'TIMING_RUNS', options['timing_runs']))
         enter(mock.patch.object(trials, 'TIMED_RUNS', 1))
         enter(mock.patch.object(trials, 'WALKED_BYTES', 0))
         least = options['minimum_bytes']

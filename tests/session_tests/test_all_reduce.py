@@ -8,15 +8,18 @@ import time
 import numpy as np
 import pytest
 from session_tests.test_data_parallel import needs_mpi
-from support import networks
+from support import networks, toys
 
 import chainer_hybridmem as hybridmem
 
 # isort: split
 import chainer
 
+from chainer_hybridmem.estimation import with_all_reduce
+from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.profile import Phase
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.session.guides.profiling_plan import with_median_times
 
 pytestmark = needs_mpi
 LIMIT = '9MiB'
@@ -161,3 +164,22 @@ def test_in_another_thread_it_is_no_operation(communicator):
             thread.join()
             actual.update()
     assert phases_after_backward(session.profile) == [Phase.UPDATE]
+
+
+def test_it_takes_what_the_slowest_process_costs():
+    """Each iteration another operation is late, of this process or another one."""
+    profile = with_all_reduce(toys.with_persistent(toys.chain(3), 1), 2)
+    usual = [Times(op.device_seconds, 0.0) for op in profile.operations]
+    timings = []
+    for late in (0, 2, 4):
+        timings.append(list(usual))
+        timings[-1][late] = Times(usual[late].device_seconds + 3.0, 0.0)
+    timed = with_median_times(profile, timings)
+    k = profile.first_update
+    assert timed.compute_seconds == pytest.approx(profile.compute_seconds + 3.0)
+    assert timed.operations[k].phase is Phase.ALL_REDUCE
+    others = [op for op in timed.operations if op.index != k]
+    assert others == [op for op in profile.operations if op.index != k]
+    alone = toys.chain(3)
+    rows = [[Times(op.device_seconds, 0.0) for op in alone.operations]] * 3
+    assert with_median_times(alone, rows) == alone

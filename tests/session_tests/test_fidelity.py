@@ -20,7 +20,7 @@ def test_the_forecast_is_close_to_what_is_measured() -> None:
     with own_time():  # or other users of the machine decide, too
         _, session = networks.train(
             networks.Everything,
-            networks.batches(9),
+            networks.batches(12),
             memory_limit=int(peak * 0.72),
             planner='swap-all',
             link_bandwidth='4MB/s',

@@ -100,7 +100,7 @@ def test_every_step_is_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> No
     seen: dict[str, str] = {}
     took: dict[str, float] = {}
     with hybridmem.optimize(model, '1GB', planner='swap-all', progress=told) as session:
-        for batch in networks.batches(8):
+        for batch in networks.batches(11):
             networks.iterate(model, optimizer, *batch)
             session.finish_iteration()
             lines = told.getvalue().splitlines()

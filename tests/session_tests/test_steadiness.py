@@ -13,7 +13,12 @@ from support import hostile, networks
 from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.session.guides.plan_pace import LONGEST_REST, PlanPace
+from chainer_hybridmem.session.guides.plan_pace import (
+    LONGEST_REST,
+    LONGEST_WAIT,
+    TIMING_RUNS,
+    PlanPace,
+)
 from chainer_hybridmem.session.planning import (
     arena_planning,
     background_search,
@@ -242,3 +247,27 @@ def test_changes_for_the_sake_of_time_get_rarer():
             pace.count_change()
             allowed.append(i + 1)
     assert allowed[:8] == [1, 3, 7, 15, 31, 63, 127, 127 + LONGEST_REST]
+
+
+def follow_until_timed(offsets_from: int) -> list[int]:
+    """A plan's iterations that are timed if its arena stands from one of them on."""
+    pace = PlanPace()
+    pace.rest(at_offsets=True)  # of the plan before
+    pace.change_plan()
+    timed = []
+    for i in range(20):
+        if pace.wants_times:
+            pace.note_times([])
+            timed.append(i)
+        pace.rest(at_offsets=i >= offsets_from)
+    assert pace.timed
+    return timed
+
+
+def test_a_plan_is_timed_once_its_arena_stands():
+    first = 2  # iteration at offsets, which is the first to touch that memory
+    assert follow_until_timed(first) == [first + 1 + run for run in range(TIMING_RUNS)]
+    none_wanted = 0
+    assert follow_until_timed(none_wanted) == [1 + run for run in range(TIMING_RUNS)]
+    late = [LONGEST_WAIT + run for run in range(TIMING_RUNS)]
+    assert follow_until_timed(10) == follow_until_timed(100) == late

@@ -43,7 +43,7 @@ from chainer_hybridmem.session.cache.recorded_signature import (
 )
 from chainer_hybridmem.session.cache.source_files import SourceFiles
 from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
-from chainer_hybridmem.session.guides.guide import TIMING_RUNS, Guide
+from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.known_signatures import LARGEST_GUIDE_COUNT
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.guides.plan_arena import PlanArena
@@ -267,7 +267,7 @@ class PlanCache:
             times = [
                 Times(op.device_seconds, op.host_seconds) for op in profile.operations
             ]
-            guide.pace.assume(times, TIMING_RUNS)
+            guide.pace.assume(times)
         return guide
 
     # -- writing --------------------------------------------------------------

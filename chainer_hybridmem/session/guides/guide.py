@@ -41,8 +41,6 @@ from chainer_hybridmem.simulation.problem import (
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
 
-TIMING_RUNS = 3  # guided iterations whose times replace those of profiling
-
 
 class Stage(enum.Enum):
     """How much is known about a signature."""
@@ -106,12 +104,12 @@ class Guide:
     @property
     def wants_times(self) -> bool:
         """Whether the next guided iteration is to be timed."""
-        return self.stage is Stage.GUIDED and len(self.pace.timings) < TIMING_RUNS
+        return self.stage is Stage.GUIDED and self.pace.wants_times
 
     @property
     def timed(self) -> bool:
         """Whether enough guided iterations have been timed."""
-        return len(self.pace.timings) == TIMING_RUNS
+        return self.pace.timed
 
     @property
     def wants_log(self) -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.search.feedback import Feedback
 
+TIMING_RUNS = 3  # iterations whose times replace those of profiling
+LONGEST_WAIT = 4  # iterations, at most, for an arena before a plan is timed
 LONGEST_REST = 64  # iterations, at most, between changes for the sake of time
 
 
 class PlanPace:
     """Times of a plan's iterations, and how often the plan has changed for them.
 
-    Times are noisy, and each change costs the arena, which takes two iterations to be
-    laid out. So it is to be used first, twice as long before each change.
+    A plan's first iterations are slow: their memory is new, an arena is laid out after
+    them, and other processes may still plan. So a plan is timed after one iteration at
+    its offsets. Times are noisy, and each change costs the arena, which takes two
+    iterations to be laid out. So it is to be used first, twice as long before each
+    change.
 
     Attributes:
         timings (list): Times of the operations, per timed guided iteration.
@@ -24,17 +29,29 @@ class PlanPace:
         self.timings: list[list[Times]] = []
         self.timed_again = False
         self.feedback = Feedback()
-        self._rested = 0  # iterations of the plan at their offsets, if it has any
+        self._followed = 0  # iterations of the plan
+        self._rested = 0  # those of them at their offsets, if it has any
         self._changes = 0  # of the planner's plan, for the sake of time
 
     # -- times ----------------------------------------------------------------
+    @property
+    def wants_times(self) -> bool:
+        """Whether the plan's next iteration is to be timed."""
+        waited = self._rested > 0 or self._followed >= LONGEST_WAIT
+        return waited and not self.timed
+
+    @property
+    def timed(self) -> bool:
+        """Whether enough iterations have been timed."""
+        return len(self.timings) >= TIMING_RUNS
+
     def note_times(self, times: list[Times]) -> None:
         """A guided iteration has been timed."""
         self.timings.append(times)
 
-    def assume(self, times: list[Times], count: int) -> None:
-        """Earlier runs have timed so many iterations, with these times."""
-        self.timings = [times] * count
+    def assume(self, times: list[Times]) -> None:
+        """Earlier runs have timed enough iterations, with these times."""
+        self.timings = [times] * TIMING_RUNS
 
     def forget_times(self) -> None:
         """The times are those of another plan."""
@@ -57,11 +74,12 @@ class PlanPace:
 
     def rest(self, at_offsets: bool) -> None:
         """An iteration has followed the plan, with its arena if there is to be any."""
+        self._followed += 1
         self._rested += at_offsets
 
     def change_plan(self) -> None:
         """Another plan is followed from now on."""
-        self._rested = 0
+        self._followed = self._rested = 0
         self.feedback = Feedback()
 
     @property

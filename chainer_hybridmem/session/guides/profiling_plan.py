@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.trials import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
-from chainer_hybridmem.records.profile import Operation, Profile, Recipe
+from chainer_hybridmem.records.profile import Operation, Phase, Profile, Recipe
 from chainer_hybridmem.records.splits import Splitting
 from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.problem import (
@@ -113,7 +113,27 @@ def with_median_times(profile: Profile, timings: Sequence[Sequence[Times]]) -> P
             profile.operations, zip(*timings, strict=True), strict=True
         )
     )
+    totals = [sum(t.device_seconds for t in times) for times in timings]
+    operations = _with_waiting(operations, statistics.median(totals))
     return dataclasses.replace(profile, operations=operations)
+
+
+def _with_waiting(
+    operations: tuple[Operation, ...], total_seconds: float
+) -> tuple[Operation, ...]:
+    """The operations; an all-reduce takes so long that they take the given time.
+
+    All processes wait for the slowest one, which now is late in this operation and now
+    in that: medians of single operations leave out nearly all of it.
+    """
+    late = total_seconds - sum(op.device_seconds for op in operations)
+    places = [op.index for op in operations if op.phase is Phase.ALL_REDUCE]
+    if not places or late <= 0:
+        return operations
+    k = places[-1]
+    summed = operations[k]
+    summed = dataclasses.replace(summed, device_seconds=summed.device_seconds + late)
+    return (*operations[:k], summed, *operations[k + 1 :])
 
 
 def make_undisturbed_problem(

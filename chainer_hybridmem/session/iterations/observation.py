@@ -117,11 +117,11 @@ class Observation:
         first = not self._history.iterations  # allocates what stays
         may_log = instruments.recorder is None and not first
         free = may_log and not verified  # else it takes longer
-        if free and guide.wants_times:
-            self._search.stop()  # its thread would disturb the times
-            instruments.time()
         if instruments.trace_requested and free:
             instruments.trace()
+        elif free and guide.wants_times:
+            self._search.stop()  # its thread would disturb the times
+            instruments.time()
         elif free and guide.timed and self._options.feeds_back:
             instruments.find_late()
         if self._options.arena:

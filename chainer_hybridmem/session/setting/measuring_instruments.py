@@ -107,6 +107,8 @@ class Instruments:
     def time(self) -> None:
         """Times the iteration's operations."""
         self.stopwatch = Stopwatch(self._device)
+        if self.stopwatch.observes:
+            self._executor.observe(self.stopwatch)
         self.stopwatch.enter()
 
     def request_trace(self) -> None:
