@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks import deep
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.guides.plan_pace import TIMING_RUNS
 from chainer_hybridmem.session.setting import link_measurement
 
 WARM = 16  # iterations until the plan of a session stands, or a second one does
@@ -91,11 +92,13 @@ class Trained:
 
     Attributes:
         seconds (float): Median of the last iterations; of the slowest rank.
+        timed_seconds (float or None): Median of those that its session has timed.
         bits (str): Of all parameters at its end.
         session: Its session, if it had one.
     """
 
     seconds: float
+    timed_seconds: float | None
     bits: str
     session: Any
 
@@ -106,6 +109,20 @@ def bits_of(model: chainer.Link) -> str:
     for _, parameter in sorted(model.namedparams()):
         digest.update(np.ascontiguousarray(parameter.array))
     return digest.hexdigest()
+
+
+def find_timed(taken: list[float], settled: list[bool]) -> float | None:
+    """Median of the iterations whose times the last plan is predicted from.
+
+    Args:
+        taken: Seconds of every iteration.
+        settled: Whether the session was settled after it: the iteration that follows
+            the last timed one is the first.
+    """
+    firsts = [i for i in range(1, len(settled)) if settled[i] and not settled[i - 1]]
+    if not firsts:
+        return None
+    return statistics.median(taken[firsts[-1] - TIMING_RUNS : firsts[-1]])
 
 
 class Case:
@@ -156,7 +173,8 @@ class Case:
                 shared_link=None if self.rate is None else self.link,
                 communicator=None if alone else communicator,
             )
-        taken = []
+        taken: list[float] = []
+        settled: list[bool] = []  # after each iteration
         with session as opened:
             for _ in range(WARM + MEASURED):
                 x = data.rand(*shape).astype(np.float32)
@@ -164,9 +182,10 @@ class Case:
                 began = time.perf_counter()
                 optimizer.update(model, x, t)
                 taken.append(time.perf_counter() - began)
+                settled.append(opened is not None and opened.settled)
         seconds = statistics.median(taken[-MEASURED:])
         slowest = max(communicator.mpi_comm.allgather(seconds))
-        return Trained(slowest, bits_of(model), opened)
+        return Trained(slowest, find_timed(taken, settled), bits_of(model), opened)
 
     def run(self, share: float, in_core_bytes: int) -> dict[str, Any]:
         """The row for one share of the memory."""
@@ -183,6 +202,8 @@ class Case:
         predicted = [r.session.plan.predicted_seconds for r in ways['together']]
         measured = [r.seconds for r in ways['together']]
         errors = [p / s - 1 for p, s in zip(predicted, measured, strict=True)]
+        timed = [run.timed_seconds for run in ways['together']]
+        of_timed = [p / s - 1 for p, s in zip(predicted, timed, strict=True) if s]
         peaks = [
             r.session.statistics()['guided_peak_bytes']
             for w in ('alone', 'together')
@@ -206,6 +227,8 @@ class Case:
             'predicted_seconds': statistics.median(predicted),
             'forecast_error': statistics.median(errors),
             'forecast_errors': errors,
+            'timed_seconds': timed,
+            'simulator_error': statistics.median(of_timed) if of_timed else None,
             'bound_seconds': last.plan.lower_bound_seconds,
             'rate_together': last.profile.link.h2d_bytes_per_second,
             'one_plan': len(set(plans)) == 1,
