@@ -114,13 +114,14 @@ class Stopwatch(Hooks, Observer):
         if self._acts:
             action()
             return
-        hook, began = len(self._planned) - 1, time.perf_counter()
+        clock = self.device.clock
+        hook, began = len(self._planned) - 1, clock.mark()
         self._acts = True
         try:
             action()
         finally:
             self._acts = False
-            self._planned[hook] += time.perf_counter() - began
+            self._planned[hook] += clock.elapsed(began, clock.mark())
 
     # -- result ---------------------------------------------------------------
     def times(self) -> list[Times]:
@@ -138,7 +139,7 @@ class Stopwatch(Hooks, Observer):
         elapsed = self.device.clock.elapsed
         if self.observes:  # [hooks cost time]
             seconds = elapsed(self.entered[start], self.entered[end])
-            return seconds - sum(self._planned[start:end])
+            return max(seconds - sum(self._planned[start:end]), 0.0)  # rounding
         return sum(
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )

@@ -189,8 +189,8 @@ def test_a_thread_that_cannot_be_started(at: int) -> None:
 
 
 def test_a_search_whose_thread_cannot_be_started_is_left_out() -> None:
-    options = {'planner': 'hybrid', 'improve': True}
-    case = faulty.leave_session(5, no_more_threads, **options)
+    options = {'planner': 'hybrid', 'improve': True, 'arena': False}
+    case = faulty.leave_session(6, no_more_threads, **options)
     assert case.error is None and case.session.settled
 
 

@@ -198,7 +198,7 @@ class WhileStarting:
 @pytest.mark.parametrize('signals', [1, 2])
 @pytest.mark.parametrize(
     'at, options',
-    [(0, faulty.PLAN), (0, faulty.CROSSING), (5, {'improve': True})],
+    [(0, faulty.PLAN), (0, faulty.CROSSING), (6, {'improve': True, 'arena': False})],
     ids=['copies', 'crossing', 'improvement'],
 )
 def test_ctrl_c_while_a_thread_starts(
