@@ -269,7 +269,7 @@ class Session:
     def trace_iteration(self) -> None:
         """Traces the next guided iteration; :attr:`timeline` has it afterwards.
 
-        An iteration that leaves its plan does not count.
+        An iteration that leaves its plan does not count. What is traced is not timed.
         """
         self._runtime.instruments.request_trace()
 

@@ -54,6 +54,25 @@ def test_without_a_request_nothing_is_traced():
     assert session.timeline is None
 
 
+@pytest.mark.parametrize('traced', [(), (5,), (5, 6)], ids=str)
+def test_what_is_traced_is_not_timed(traced):
+    model = networks.Everything()
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    (x, t), *_ = networks.batches(1)
+    settled = []
+    with hybridmem.optimize(
+        model, LIMIT, planner='swap-all', link_bandwidth='500MB/s', arena=False
+    ) as session:
+        for i in range(12):
+            if i in traced:
+                session.trace_iteration()
+            networks.iterate(model, optimizer, x, t)
+            session.finish_iteration()
+            settled.append(session.settled)
+    learning, first_in_place, timed = 3, 1, 3
+    assert settled.index(True) + 1 == learning + first_in_place + timed + len(traced)
+
+
 def test_one_interval_for_every_operation_in_order(traced):
     operations = [i for i in traced.timeline.intervals if i.kind in OPERATIONS]
     recorded = traced.profile.operations
