@@ -119,9 +119,9 @@ SECTIONS = (
         that knows*: with `communicator`. Seconds of an iteration: medians of the last
         twelve, of the slowest process, in turns in the same processes; then the median
         of the rounds. All processes are on two cores. *At most*: plans for a link alone
-        over the bound. *Timed ones off by*: the prediction against the three iterations
-        whose times it is made of; the rest of the forecast's error is how the machine's
-        speed has changed since.""",
+        over the bound, which is for the times of the three iterations that are timed.
+        *Timed ones off by*: the prediction against those three; the rest of the
+        forecast's error is how the machine's speed has changed since.""",
         ranks_measured,
     ),
     Section(
