@@ -64,7 +64,7 @@ def ranks_measured(body: Body) -> str:
                 ratio(row['gain']),
                 ratio(row['alone_seconds'] / row['bound_seconds']),
                 overhead(row['forecast_error']),
-                overhead(row.get('simulator_error')),
+                overhead(row['simulator_error']),
                 row['rounds'],
                 yes(row['equal']),
             ]

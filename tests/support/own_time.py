@@ -69,9 +69,6 @@ def own_time(tick_seconds: float = 1e-4) -> Iterator[Clocks]:
     def done(self: copies.HostCompletion) -> bool:
         return whole(self) and not clocks.before(self.ended)
 
-    def transferred(self: copies.HostTransfer) -> bool:
-        return self.completion.done()
-
     def waited(self: copies.HostCompletion) -> None:
         wait(self)
         clocks.meet(self.ended)
@@ -82,8 +79,6 @@ def own_time(tick_seconds: float = 1e-4) -> Iterator[Clocks]:
         for name, method in (('done', done), ('wait', waited)):
             patch = mock.patch.object(copies.HostCompletion, name, method)
             stack.enter_context(patch)
-        patch = mock.patch.object(copies.HostTransfer, 'done', transferred)
-        stack.enter_context(patch)
         patch = mock.patch.object(copies.CopyThread, '_execute', executed)
         stack.enter_context(patch)
         yield clocks

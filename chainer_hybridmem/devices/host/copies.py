@@ -96,7 +96,7 @@ class HostTransfer(Transfer):
         self._seconds = 0.0
 
     def done(self) -> bool:
-        return self.completion.event.is_set()
+        return self.completion.done()
 
     def seconds(self) -> float:
         return self._seconds
