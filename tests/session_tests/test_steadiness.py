@@ -29,7 +29,7 @@ from chainer_hybridmem.session.planning import (
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 30
 LEARNING = 3  # iterations before there is a plan
-SETTLING = 7  # guided ones at most until the arena stands; see docs/internals/memory.md
+SETTLING = 4  # guided ones at most until an arena stands; see docs/internals/memory.md
 LAYING = 2  # iterations without an arena after a change
 
 
