@@ -116,8 +116,8 @@ def find_timed(taken: list[float], settled: list[bool]) -> float | None:
 
     Args:
         taken: Seconds of every iteration.
-        settled: Whether the session was settled after it: the iteration that follows
-            the last timed one is the first.
+        settled: Whether the session was settled after each; it is, for the first time,
+            after the iteration that follows the last timed one.
     """
     firsts = [i for i in range(1, len(settled)) if settled[i] and not settled[i - 1]]
     if not firsts:

@@ -7,7 +7,8 @@ more, between the same hooks as the recording.
 Note: [hooks cost time]
     Where issuing is computing, the session's hooks stand between operations, and an
     iteration is longer by what they cost. A hook belongs to the operation that it is
-    called before; what it waits for copies and replays is the plan's, and is left out.
+    called before. Time in which it waits for copies or runs replays is left out: the
+    simulator adds it for any plan.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ class PlanPace:
 
     A plan's first iterations are slow: their memory is new, an arena is laid out after
     them, and other processes may still plan. So a plan is timed after one iteration at
-    its offsets. Times are noisy, and each change costs the arena, which takes two
-    iterations to be laid out. So it is to be used first, twice as long before each
-    change.
+    its offsets. Times are noisy, and each change costs the arena: the next one takes
+    two iterations to be laid out. So an arena is used for a while before each change,
+    twice as long as before the last one.
 
     Attributes:
         timings (list): Times of the operations, per timed guided iteration.
