@@ -358,13 +358,17 @@ def refused(folder: Path, reason: str) -> None:
     assert len(line) < 500
 
 
+def flip_byte(data: bytes, k: int) -> bytes:
+    return data[:k] + bytes([data[k] ^ 1]) + data[k + 1 :]
+
+
 @pytest.mark.parametrize(
     ('change', 'reason'),
     [
         (lambda data: b'', 'not JSON'),
         (lambda data: data[: len(data) // 2], 'cannot be read'),
         (lambda data: b'{"format": ' + data, 'cannot be read'),
-        (lambda data: data[:3000] + b'0' + data[3001:], 'cannot be read'),
+        (lambda data: flip_byte(data, 3000), 'cannot be read'),
         (lambda data: gzip.compress(b'\xff'), 'cannot be read'),
         (lambda data: gzip.compress(b'[' * 10**6), 'not JSON'),
         (lambda data: gzip.compress(b'[]'), 'The file is list, not an object'),
