@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 from types import SimpleNamespace
@@ -131,3 +132,24 @@ def test_plans_that_nothing_follows_any_more_are_let_go(plans: list[Plan]) -> No
     long.check(plans[1])
     assert all(e['plan'] is not plans[0] for e in long.history.entries)
     assert all(e['plan'] is not plans[0] for e in long.history._maxima)
+
+
+def test_a_plan_predicted_anew_is_the_same_plan(plans: list[Plan]) -> None:
+    long = Long()
+    for plan in (plans[1], plans[0], plans[0]):
+        long.add(plan, guided=True)
+    timed = dataclasses.replace(plans[0], predicted_seconds=1.0)
+    before = [e for e in long.added if e['plan'] is plans[0]]
+    figures = long.figures(timed)
+    assert figures['iterations'] == 3
+    for name in ('peak_bytes', 'host_bytes', 'disk_bytes'):
+        largest = max(e[name] for e in before)
+        assert figures['guided_peak_bytes' if name == 'peak_bytes' else name] == largest
+    median = statistics.median(e['seconds'] for e in before)
+    assert figures['iteration_seconds'] == median
+
+    long.add(timed, guided=True)
+    figures = long.figures(timed)
+    assert figures['iteration_seconds'] == long.added[-1]['seconds']
+    largest = max(e['peak_bytes'] for e in (*before, long.added[-1]))
+    assert figures['guided_peak_bytes'] == largest

@@ -138,26 +138,41 @@ class IterationHistory:
     def guided(self, plan: Plan | None) -> list[Entry]:
         """The newest iterations that have followed a plan.
 
-        They are of any plan, as long as there is none of this one.
+        As long as there is none since it was last predicted, they are those before; as
+        long as there is none of this plan, they are of any.
         """
-        return _of_plan(self._guided[-NEWEST:], plan)
+        guided = _not_verified(self._guided[-NEWEST:])
+        predicted = [e for e in guided if e['plan'] is plan]
+        return predicted or _of_plan(guided, plan)
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.
 
         They are of any plan, as long as there is none of this one.
         """
-        return _of_plan([e for e in self._maxima if e['guided']], plan)
+        guided = [e for e in self._maxima if e['guided']]
+        return _of_plan(_not_verified(guided), plan)
 
     def all_maxima(self) -> list[Entry]:
         """The largest figures of all iterations, by what they have followed."""
         return self._maxima
 
 
+def _not_verified(guided: list[Entry]) -> list[Entry]:
+    """All but the checked ones; all where there are no others."""
+    return [e for e in guided if not e['verified']] or guided
+
+
 def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:
-    """Those of a plan, or all; without the checked ones where there are others."""
-    guided = [e for e in guided if not e['verified']] or guided
-    return [e for e in guided if e['plan'] is plan] or guided
+    """Those of a plan, whatever it was predicted to take; all where there are none."""
+    return [e for e in guided if _does_the_same(e['plan'], plan)] or guided
+
+
+def _does_the_same(followed: Plan | None, plan: Plan | None) -> bool:
+    """Whether one is the other, or that one predicted for other times."""
+    if followed is None or plan is None:
+        return followed is plan
+    return followed.maps is plan.maps
 
 
 def _raise_maxima(maxima: list[Entry], entry: Entry) -> None:
