@@ -249,9 +249,11 @@ def test_changes_for_the_sake_of_time_get_rarer():
     assert allowed[:8] == [1, 3, 7, 15, 31, 63, 127, 127 + LONGEST_REST]
 
 
-def follow_until_timed(offsets_from: int) -> list[int]:
+def follow_until_timed(offsets_from: int, ranks: bool = False) -> list[int]:
     """A plan's iterations that are timed if its arena stands from one of them on."""
     pace = PlanPace()
+    if ranks:
+        pace.wait_for_ranks()
     pace.rest(at_offsets=True)  # of the plan before
     pace.change_plan()
     timed = []
@@ -271,3 +273,10 @@ def test_a_plan_is_timed_once_its_arena_stands():
     assert follow_until_timed(none_wanted) == [1 + run for run in range(TIMING_RUNS)]
     late = [LONGEST_WAIT + run for run in range(TIMING_RUNS)]
     assert follow_until_timed(10) == follow_until_timed(100) == late
+
+
+@pytest.mark.parametrize('offsets_from', [0, 2, 100])
+def test_ranks_that_change_plans_later_are_waited_for(offsets_from):
+    """Their arenas stand an iteration later; all wait for them in all-reduces."""
+    alone = follow_until_timed(offsets_from)
+    assert follow_until_timed(offsets_from, ranks=True) == [i + 1 for i in alone]

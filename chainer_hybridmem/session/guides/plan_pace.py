@@ -15,9 +15,9 @@ class PlanPace:
 
     A plan's first iterations are slow: their memory is new, an arena is laid out after
     them, and other processes may still plan. So a plan is timed after one iteration at
-    its offsets. Times are noisy, and each change costs the arena: the next one takes
-    two iterations to be laid out. So an arena is used for a while before each change,
-    twice as long as before the last one.
+    its offsets, or two where other ranks follow it late. Times are noisy, and each
+    change costs the arena: the next one takes two iterations to be laid out. So an
+    arena is used for a while before each change, twice as long as before the last one.
 
     Attributes:
         timings (list): Times of the operations, per timed guided iteration.
@@ -32,12 +32,14 @@ class PlanPace:
         self._followed = 0  # iterations of the plan
         self._rested = 0  # those of them at their offsets, if it has any
         self._changes = 0  # of the planner's plan, for the sake of time
+        self._lag = 0  # iterations by which other ranks change plans later
 
     # -- times ----------------------------------------------------------------
     @property
     def wants_times(self) -> bool:
         """Whether the plan's next iteration is to be timed."""
-        waited = self._rested > 0 or self._followed >= LONGEST_WAIT
+        lag = self._lag
+        waited = self._rested > lag or self._followed >= LONGEST_WAIT + lag
         return waited and not self.timed
 
     @property
@@ -66,6 +68,13 @@ class PlanPace:
         """Times of another day count, and another plan may follow from them."""
         self.timings.clear()
         self.timed_again = False
+
+    def wait_for_ranks(self) -> None:
+        """Other ranks take this plan's changes over an iteration later.
+
+        Until their arenas stand, this rank waits for them in all-reduce operations.
+        """
+        self._lag = 1
 
     # -- changes --------------------------------------------------------------
     def begin_anew(self) -> None:

@@ -76,6 +76,7 @@ class NodePlans:
         if self._ranks is None:
             return make()
         if self._ranks.plans:
+            guide.pace.wait_for_ranks()
             return cast(Plan, self._ranks.lead(self._topic('change', problem), make))
         plan = None
         if guide in self._followed:
@@ -90,6 +91,7 @@ class NodePlans:
         """The first rank's plan has changed; the others will find it."""
         ranks = self._ranks
         if ranks is not None and ranks.plans:
+            guide.pace.wait_for_ranks()
             ranks.lead(self._topic('change', problem), lambda: plan)
 
     def find_change(self, guide: Guide, problem: Problem) -> Plan | None:
