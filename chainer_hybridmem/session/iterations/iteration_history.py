@@ -138,8 +138,8 @@ class IterationHistory:
     def guided(self, plan: Plan | None) -> list[Entry]:
         """The newest iterations that have followed a plan.
 
-        As long as there is none since it was last predicted, they are those before; as
-        long as there is none of this plan, they are of any.
+        Those since it was last predicted; without any, those before; without any of
+        this plan, those of all plans.
         """
         guided = _not_verified(self._guided[-NEWEST:])
         predicted = [e for e in guided if e['plan'] is plan]
@@ -164,12 +164,12 @@ def _not_verified(guided: list[Entry]) -> list[Entry]:
 
 
 def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:
-    """Those of a plan, whatever it was predicted to take; all where there are none."""
+    """Those of a plan, however long it was predicted to take; all if there are none."""
     return [e for e in guided if _does_the_same(e['plan'], plan)] or guided
 
 
 def _does_the_same(followed: Plan | None, plan: Plan | None) -> bool:
-    """Whether one is the other, or that one predicted for other times."""
+    """Whether two plans are one, apart from the times it is predicted for."""
     if followed is None or plan is None:
         return followed is plan
     return followed.maps is plan.maps

@@ -10,7 +10,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.plan_maker import PlanMaker
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.ranks import Topic
+from chainer_hybridmem.session.setting.ranks import Ranks, Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
 
@@ -76,8 +76,7 @@ class NodePlans:
         if self._ranks is None:
             return make()
         if self._ranks.plans:
-            guide.pace.wait_for_ranks()
-            return cast(Plan, self._ranks.lead(self._topic('change', problem), make))
+            return self._lead(self._ranks, guide, problem, make)
         plan = None
         if guide in self._followed:
             plan = self._ranks.await_lead(self._topic('change', problem))
@@ -89,10 +88,15 @@ class NodePlans:
 
     def announce(self, guide: Guide, problem: Problem, plan: Plan) -> None:
         """The first rank's plan has changed; the others will find it."""
-        ranks = self._ranks
-        if ranks is not None and ranks.plans:
-            guide.pace.wait_for_ranks()
-            ranks.lead(self._topic('change', problem), lambda: plan)
+        if self._ranks is not None and self._ranks.plans:
+            self._lead(self._ranks, guide, problem, lambda: plan)
+
+    def _lead(
+        self, ranks: Ranks, guide: Guide, problem: Problem, make: Callable[[], Plan]
+    ) -> Plan:
+        """Makes another plan, which the other ranks find after their iteration."""
+        guide.pace.wait_for_ranks()
+        return cast(Plan, ranks.lead(self._topic('change', problem), make))
 
     def find_change(self, guide: Guide, problem: Problem) -> Plan | None:
         """What the first rank has changed its plan to, if it has and this fits here."""
