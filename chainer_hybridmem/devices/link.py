@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from chainer_hybridmem.devices.link_users import Copied, LinkUsers, seconds_among
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
@@ -40,8 +41,7 @@ def measure_link(
     device: Device,
     nbytes: int = 2**24,
     tier: Tier = Tier.RAM,
-    gather: Callable[[], object] = lambda: None,
-    agree: Callable[[int], int] = lambda nbytes: nbytes,
+    users: LinkUsers | None = None,
 ) -> Link | None:
     """Latency, bandwidths, and what copies and compute cost each other.
 
@@ -53,10 +53,8 @@ def measure_link(
         device: Open, installed or not.
         nbytes: Of the largest copy; less where the link is slow or memory short.
         tier: Where the copies go.
-        gather: Called before copies are timed: where several processes share a link, it
-            waits until all are there.
-        agree: Called with the bytes that one run is to copy; returns those that all
-            processes copy, so that none of them has the link for itself at the end.
+        users: The processes that measure it together, if there are several: rates are
+            what one of them has while all copy.
 
     Returns:
         Link: None if there is no room for two small copies in this tier.
@@ -69,7 +67,7 @@ def measure_link(
     nbytes -= nbytes % device.offsets.alignment_bytes  # or allocations would be larger
     with device.memory.without_reclaim():
         try:
-            return _measure(device, nbytes, tier, buffers, gather, agree)
+            return _measure(device, nbytes, tier, buffers, users or LinkUsers())
         finally:
             device.clock.synchronize()
             for buffer in buffers:
@@ -81,8 +79,7 @@ def _measure(
     nbytes: int,
     tier: Tier,
     buffers: list[_Buffer],
-    gather: Callable[[], object],
-    agree: Callable[[int], int],
+    users: LinkUsers,
 ) -> Link:
     bench = _Bench(device)
     small = _Buffer(device, _LEAST_BYTES, tier)
@@ -94,7 +91,7 @@ def _measure(
     large = _sized(bench, small, nbytes, buffers)
     once = bench.run(large.out).copies[0]
     repeats = min(math.ceil(_SPAN_SECONDS / once), _MOST_COPIES)
-    repeats = math.ceil(agree(repeats * large.nbytes) / large.nbytes)
+    repeats = math.ceil(users.agree(repeats * large.nbytes) / large.nbytes)
     bench.last_for(once * repeats)
     second = _another(device, large.nbytes, tier, buffers)
     if second is not None:
@@ -102,15 +99,16 @@ def _measure(
     alone, outward, inward, both = [], [], [], []
     for _ in range(_REPEATS):
         alone.append(bench.run())
-        gather()
+        users.gather()
         outward.append(bench.run(*[large.out] * repeats))
-        gather()
+        users.gather()
         inward.append(bench.run(*[large.back] * repeats))
-        gather()  # also without a second buffer: others may have one
+        users.gather()  # also without a second buffer: others may have one
         if second is not None:
             both.append(bench.run(*[large.out, second.back] * repeats))
-    out_seconds = statistics.median(sum(run.copies) for run in outward[1:]) / repeats
-    in_seconds = statistics.median(sum(run.copies) for run in inward[1:]) / repeats
+    among = _Among(outward, inward, both, users)
+    out_seconds = statistics.median(among.out[1:]) / repeats
+    in_seconds = statistics.median(among.back[1:]) / repeats
     # A tiny copy can take longer than its share of a large one.
     latency = min(latency, out_seconds / 2, in_seconds / 2)
     pieces = [run.piece_seconds for run in alone]
@@ -120,7 +118,7 @@ def _measure(
         latency_seconds=latency,
         d2h_bytes_per_second=large.nbytes / (out_seconds - latency),
         h2d_bytes_per_second=large.nbytes / (in_seconds - latency),
-        duplex_share=_noticed(_duplex_share(outward, inward, both), noise),
+        duplex_share=_noticed(among.duplex_share, noise),
         d2h_compute_share=_noticed(_compute_share(piece, outward), noise),
         h2d_compute_share=_noticed(_compute_share(piece, inward), noise),
         issue_seconds=small.issue_seconds if device.clock.asynchronous else 0.0,
@@ -141,18 +139,47 @@ def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
     return max(shares)
 
 
-def _duplex_share(outward: list[_Run], inward: list[_Run], both: list[_Run]) -> float:
-    """Of its speed each direction keeps beside the other: the shorter copy tells."""
-    if not both:
-        return 1.0
-    out = min(sum(run.copies) for run in outward)
-    back = min(sum(run.copies) for run in inward)
-    beside = (
-        min(sum(r.copies[::2]) for r in both),
-        min(sum(r.copies[1::2]) for r in both),
-    )
-    solo, shared = min((out, beside[0]), (back, beside[1]), key=lambda pair: pair[1])
-    return solo / shared
+class _Among:
+    """What the copies of each run take while all users of the link copy.
+
+    Args:
+        outward: Runs of copies to the store.
+        inward: Runs of copies from it.
+        both: Runs of copies in turns to it and from it; may be empty.
+        users: Whose copies ran meanwhile.
+
+    Attributes:
+        out (list of float): Seconds of each run's copies to the store.
+        back (list of float): Likewise from it.
+        duplex_share (float): Of its speed each direction keeps beside the other.
+    """
+
+    def __init__(
+        self,
+        outward: list[_Run],
+        inward: list[_Run],
+        both: list[_Run],
+        users: LinkUsers,
+    ) -> None:
+        tracks = [
+            [run.copied for run in outward],
+            [run.copied for run in inward],
+            [run.copied[::2] for run in both],
+            [run.copied[1::2] for run in both],
+        ]
+        others = users.exchange(tracks)
+        self.out, self.back, *beside = (
+            seconds_among(runs, [other[kind] for other in others])
+            for kind, runs in enumerate(tracks)
+        )
+        self.duplex_share = 1.0
+        if both:  # the shorter copy tells
+            pairs = zip((self.out, self.back), beside, strict=True)
+            solo, shared = min(
+                ((min(alone), min(beside)) for alone, beside in pairs),
+                key=lambda pair: pair[1],
+            )
+            self.duplex_share = solo / shared
 
 
 def _sized(
@@ -221,7 +248,12 @@ class _Run(NamedTuple):
 
     pieces: int
     seconds: float
-    copies: list[float]
+    copied: list[Copied]
+
+    @property
+    def copies(self) -> list[float]:
+        """Seconds of each."""
+        return [copy.seconds for copy in self.copied]
 
     @property
     def piece_seconds(self) -> float:
@@ -278,5 +310,9 @@ class _Bench:
             device.copies.wait(transfer)
         device.clock.synchronize()
         seconds = max(device.clock.elapsed(began, ended), _RESOLUTION_SECONDS)
-        copies = [max(t.seconds(), _RESOLUTION_SECONDS) for t in transfers]
-        return _Run(done, seconds, copies)
+        copied = []
+        for transfer in transfers:
+            start, end = transfer.span().after(began)
+            end = max(end, start + _RESOLUTION_SECONDS)
+            copied.append(Copied(issued + start, issued + end))
+        return _Run(done, seconds, copied)

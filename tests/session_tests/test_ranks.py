@@ -96,21 +96,14 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
         assert not lines_with(one, 'alone')
 
 
+@pytest.mark.parametrize('way', ['together', 'slow', 'after', 'stop'])
 @pytest.mark.parametrize('rank', range(COUNT))
-def test_they_measure_the_link_together(rank, found):
-    """One that is late on a busy machine has it alone, but not in every session."""
-    links = [found[way][rank]['link'] for way in ('together', 'after', 'stop')]
+def test_they_measure_the_link_together(rank, way, found):
+    """Neither has it for itself, though one may be late on a busy machine."""
+    link = found[way][rank]['link']
+    rate = 70e6 if way == 'slow' else 400e6
     for direction in ('d2h', 'h2d'):
-        rates = [link[f'{direction}_bytes_per_second'] for link in links]
-        assert min(rates) < 0.8 * 400e6
-
-
-@pytest.mark.parametrize('rank', range(COUNT))
-def test_none_has_the_link_for_itself_at_the_end(rank, found):
-    """They copy as much, however fast each has found the link by itself."""
-    link = found['slow'][rank]['link']
-    rates = [link[f'{direction}_bytes_per_second'] for direction in ('d2h', 'h2d')]
-    assert min(rates) < 0.7 * parse_bytes(ranks_program.SLOW.removesuffix('/s'), 'link')
+        assert 0.3 * rate < link[f'{direction}_bytes_per_second'] < 0.6 * rate
 
 
 def test_one_session_after_the_other(found, plain):

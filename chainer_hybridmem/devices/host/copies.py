@@ -47,7 +47,8 @@ class HostCompletion(Completion):
         spoilt (bool): The space in the store does not have the contents (yet).
         event (threading.Event): Set once the copy has finished or failed.
         error (Exception or None): Why it failed.
-        began (float): When the copy began, on the clock of ``perf_counter``.
+        began (float): When the copy began, on the clock of ``perf_counter``; on a
+            throttled link, when it could begin: who wakes late catches up.
         ended (float): When it ended.
     """
 
@@ -86,20 +87,19 @@ class HostTransfer(Transfer):
         completion (HostCompletion): When it has finished, and why it failed.
     """
 
-    __slots__ = ('_seconds', 'completion', 'nbytes', 'root', 'submitted')
+    __slots__ = ('completion', 'nbytes', 'root', 'submitted')
 
     def __init__(self, root: Root, nbytes: int, completion: HostCompletion) -> None:
         self.root = root
         self.nbytes = nbytes
         self.completion = completion
         self.submitted = time.perf_counter()
-        self._seconds = 0.0
 
     def done(self) -> bool:
         return self.completion.done()
 
     def seconds(self) -> float:
-        return self._seconds
+        return self.completion.ended - self.completion.began
 
     def span(self) -> Span:
         return _HostSpan(self.completion)
@@ -277,16 +277,16 @@ class CopyThread:
             transfer.completion.spoilt = True
             raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
-        transfer.completion.began = time.perf_counter()
+        completion = transfer.completion
         bandwidth = self._bandwidths[job.tier]
         if bandwidth is not None or self._latency > 0:
+            completion.began = start
             self._copy_throttled(copy, job, start, bandwidth)
         else:
-            start = time.perf_counter()
+            completion.began = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
-        transfer.completion.spoilt = False
-        transfer.completion.ended = end = time.perf_counter()
-        transfer._seconds = end - start
+        completion.spoilt = False
+        completion.ended = time.perf_counter()
 
     def _copy_throttled(
         self, copy: _Copy, job: _Job, start: float, bandwidth: float | None
@@ -318,7 +318,8 @@ class CopyThread:
         bandwidth, disk = self._bandwidths[Tier.RAM], self._disk_bandwidth
         assert bandwidth is not None
         due = begin
-        lane.enter(nbytes, begin)
+        began = lane.enter(nbytes, begin)
+        job.transfer.completion.began = began - self._latency
         try:
             for copied in _copy_steps(copy, job, bandwidth):
                 due = lane.wait(nbytes - copied)

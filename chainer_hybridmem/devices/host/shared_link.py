@@ -171,22 +171,26 @@ class Lane:
         self._place = place
         self._end = 0.0
 
-    def enter(self, nbytes: int, begin: float) -> None:
+    def enter(self, nbytes: int, begin: float) -> float:
         """Begins a copy; the former one has ended.
 
         Args:
             nbytes: Its size.
             begin: When it could have begun, in seconds of ``perf_counter``. If the link
                 has been idle since, it has begun then, or ``LATE_SECONDS`` ago.
+
+        Returns:
+            float: When it has begun.
         """
         numbers = self._file.numbers
         with self._file.locked():
-            now = time.perf_counter()
+            now = began = time.perf_counter()
             if not self._advance(now):
                 earliest = min(max(begin, now - LATE_SECONDS), now)
-                numbers[self._clock] = max(numbers[self._clock], earliest)
+                began = numbers[self._clock] = max(numbers[self._clock], earliest)
             self._end = numbers[self._carried] + nbytes
             numbers[self._first + self._place] = self._end
+        return began
 
     def wait(self, left_bytes: int) -> float:
         """Sleeps until the link has carried the copy but for some bytes.

@@ -6,10 +6,11 @@ import dataclasses
 from typing import NamedTuple
 
 from chainer_hybridmem.devices.link import measure_link
+from chainer_hybridmem.devices.link_users import LinkUsers, Runs
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.sharing import share_link
-from chainer_hybridmem.session.setting.ranks import Topic
+from chainer_hybridmem.session.setting.ranks import Ranks, Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 
 MEASURING_BYTES = 3 * 2**24  # wanted for measuring the link
@@ -57,22 +58,10 @@ class LinkMeasurement:
         free_bytes = device.memory.limit_bytes - device.memory.used_bytes
         if free_bytes < MEASURING_BYTES:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
-        came: list[bool] = []
-
-        def gather() -> None:
-            """Ranks that share a link copy at the same moment."""
-            if self._ranks is not None:
-                came.append(self._ranks.meet(Topic('link')))
-
-        def agree(nbytes: int) -> int:
-            """They copy as much, so that they are through at the same moment."""
-            if self._ranks is None:
-                return nbytes
-            return int(self._ranks.decide(Topic('bytes'), lambda: nbytes).value)
-
+        users = None if self._ranks is None else _RankUsers(self._ranks)
         try:
-            ram = measure_link(device, gather=gather, agree=agree)
-            disk = measure_link(device, tier=Tier.DISK, gather=gather, agree=agree)
+            ram = measure_link(device, users=users)
+            disk = measure_link(device, tier=Tier.DISK, users=users)
         except MemoryError:
             self._tell('no memory to measure the link: profiled later')
             return None
@@ -80,15 +69,35 @@ class LinkMeasurement:
         if link is None:
             self._tell('no host memory to measure the link: profiled later')
             return None
-        if self._ranks is None:
+        if users is None:
             return Links(link, disk)
-        count, together = self._ranks.count, all(came)
-        return Links(
-            _of_ranks(link, count, together), disk and _of_ranks(disk, count, together)
-        )
+        return Links(users.share(link), disk and users.share(disk))
 
 
-def _of_ranks(link: Link, count: int, together: bool) -> Link:
-    """What one rank has while all copy: measured so, or as its equal part."""
-    measured = dataclasses.replace(link, ranks=count if together else 1)
-    return share_link(measured, count)
+class _RankUsers(LinkUsers):
+    """The ranks of a node, which measure its links together.
+
+    Args:
+        ranks: All of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._came = True
+
+    def gather(self) -> None:
+        self._came &= self._ranks.meet(Topic('link'))
+
+    def agree(self, nbytes: int) -> int:
+        return int(self._ranks.decide(Topic('bytes'), lambda: nbytes).value)
+
+    def exchange(self, tracks: list[Runs]) -> list[list[Runs]]:
+        others = self._ranks.exchange(Topic('copied'), tracks)
+        self._came &= others is not None
+        return others or []
+
+    def share(self, link: Link) -> Link:
+        """What one rank has while all copy: measured so, or as its equal part."""
+        count = self._ranks.count
+        measured = dataclasses.replace(link, ranks=count if self._came else 1)
+        return share_link(measured, count)

@@ -158,8 +158,17 @@ class Ranks:
         Args:
             topic: What they meet for; the k-th time, all meet for the k-th time.
         """
+        return self.exchange(topic, None) is not None
+
+    def exchange(self, topic: Topic, value: Any) -> list[Any] | None:
+        """What each of the others brings to a meeting; None if some are not there.
+
+        Args:
+            topic: As for :meth:`meet`.
+            value: What this one brings.
+        """
         key = self._name_meeting(topic)
-        self._mail.send(self._peers, key, None)
+        self._mail.send(self._peers, key, value)
         missing = self._wait(self._peers, key, self._patience(self._peers))
         late = key._replace(what='gone')
         gone = [r for r in self._peers if (r, late) in self._mail.received]
@@ -167,9 +176,8 @@ class Ranks:
             self._mail.send(self._peers, late, None)
         if missing:
             self._leave_out(missing, topic)
-        for rank in set(self._peers).difference(missing):
-            self._take(rank, key)
-        return not missing and not gone
+        values = [self._take(r, key) for r in self._peers if r not in missing]
+        return None if missing or gone else values
 
     def decide(self, topic: Topic, decide: Callable[[], Any]) -> Decision:
         """What the first rank of the node decides; this one's own if it does not come.
