@@ -16,6 +16,7 @@ from chainer_hybridmem.devices.link_users import Copied, LinkUsers, seconds_amon
 from chainer_hybridmem.devices.protocol import (
     Array,
     Device,
+    Mark,
     Transfer,
     View,
 )
@@ -106,9 +107,15 @@ def _measure(
         users.gather()  # also without a second buffer: others may have one
         if second is not None:
             both.append(bench.run(*[large.out, second.back] * repeats))
-    among = _Among(outward, inward, both, users)
-    out_seconds = statistics.median(among.out[1:]) / repeats
-    in_seconds = statistics.median(among.back[1:]) / repeats
+    runs = [
+        [run.copied for run in outward],
+        [run.copied for run in inward],
+        [run.copied[::2] for run in both],
+        [run.copied[1::2] for run in both],
+    ]
+    out, back, *beside = seconds_among(runs, users.exchange(runs))
+    out_seconds = statistics.median(out[1:]) / repeats
+    in_seconds = statistics.median(back[1:]) / repeats
     # A tiny copy can take longer than its share of a large one.
     latency = min(latency, out_seconds / 2, in_seconds / 2)
     pieces = [run.piece_seconds for run in alone]
@@ -118,7 +125,7 @@ def _measure(
         latency_seconds=latency,
         d2h_bytes_per_second=large.nbytes / (out_seconds - latency),
         h2d_bytes_per_second=large.nbytes / (in_seconds - latency),
-        duplex_share=_noticed(among.duplex_share, noise),
+        duplex_share=_noticed(_duplex_share([out, back], beside), noise),
         d2h_compute_share=_noticed(_compute_share(piece, outward), noise),
         h2d_compute_share=_noticed(_compute_share(piece, inward), noise),
         issue_seconds=small.issue_seconds if device.clock.asynchronous else 0.0,
@@ -139,47 +146,13 @@ def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
     return max(shares)
 
 
-class _Among:
-    """What the copies of each run take while all users of the link copy.
-
-    Args:
-        outward: Runs of copies to the store.
-        inward: Runs of copies from it.
-        both: Runs of copies in turns to it and from it; may be empty.
-        users: Whose copies ran meanwhile.
-
-    Attributes:
-        out (list of float): Seconds of each run's copies to the store.
-        back (list of float): Likewise from it.
-        duplex_share (float): Of its speed each direction keeps beside the other.
-    """
-
-    def __init__(
-        self,
-        outward: list[_Run],
-        inward: list[_Run],
-        both: list[_Run],
-        users: LinkUsers,
-    ) -> None:
-        tracks = [
-            [run.copied for run in outward],
-            [run.copied for run in inward],
-            [run.copied[::2] for run in both],
-            [run.copied[1::2] for run in both],
-        ]
-        others = users.exchange(tracks)
-        self.out, self.back, *beside = (
-            seconds_among(runs, [other[kind] for other in others])
-            for kind, runs in enumerate(tracks)
-        )
-        self.duplex_share = 1.0
-        if both:  # the shorter copy tells
-            pairs = zip((self.out, self.back), beside, strict=True)
-            solo, shared = min(
-                ((min(alone), min(beside)) for alone, beside in pairs),
-                key=lambda pair: pair[1],
-            )
-            self.duplex_share = solo / shared
+def _duplex_share(alone: list[list[float]], beside: list[list[float]]) -> float:
+    """Of its speed each direction keeps beside the other: the shorter copy tells."""
+    pairs = [(min(a), min(b)) for a, b in zip(alone, beside, strict=True) if b]
+    if not pairs:
+        return 1.0
+    solo, shared = min(pairs, key=lambda pair: pair[1])
+    return solo / shared
 
 
 def _sized(
@@ -253,7 +226,7 @@ class _Run(NamedTuple):
     @property
     def copies(self) -> list[float]:
         """Seconds of each."""
-        return [copy.seconds for copy in self.copied]
+        return [copy.taken_seconds for copy in self.copied]
 
     @property
     def piece_seconds(self) -> float:
@@ -310,9 +283,11 @@ class _Bench:
             device.copies.wait(transfer)
         device.clock.synchronize()
         seconds = max(device.clock.elapsed(began, ended), _RESOLUTION_SECONDS)
-        copied = []
-        for transfer in transfers:
-            start, end = transfer.span().after(began)
-            end = max(end, start + _RESOLUTION_SECONDS)
-            copied.append(Copied(issued + start, issued + end))
-        return _Run(done, seconds, copied)
+        return _Run(done, seconds, [_copied(t, began, issued) for t in transfers])
+
+
+def _copied(transfer: Transfer, origin: Mark, origin_seconds: float) -> Copied:
+    """When a copy ran; of a mark it is known when that was."""
+    start, end = transfer.carried(origin)
+    taken_seconds = max(transfer.seconds(), _RESOLUTION_SECONDS)
+    return Copied(origin_seconds + start, origin_seconds + end, taken_seconds)

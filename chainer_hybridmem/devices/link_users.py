@@ -16,23 +16,21 @@ from typing import NamedTuple
 
 
 class Copied(NamedTuple):
-    """When a copy ran, in seconds of a clock that all processes of a machine share.
+    """When a link carried a copy, on a clock that all processes of a machine share.
 
     Attributes:
-        began_seconds (float): When it began.
+        began_seconds (float): When that began.
         ended_seconds (float): When it ended.
+        taken_seconds (float): What the copy took in its process.
     """
 
     began_seconds: float
     ended_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.ended_seconds - self.began_seconds
+    taken_seconds: float
 
 
-Runs = list[list[Copied]]  # one list of copies for each time that they were measured
+# By kind of measurement and run of it, the copies of one process.
+Runs = list[list[list[Copied]]]
 
 
 class LinkUsers:
@@ -49,16 +47,16 @@ class LinkUsers:
         """
         return nbytes
 
-    def exchange(self, tracks: list[Runs]) -> list[list[Runs]]:
+    def exchange(self, runs: Runs) -> list[Runs]:
         """When the copies of the other processes ran, for each of them.
 
         Args:
-            tracks: When those of this one ran: the runs of each kind of measurement.
+            runs: When those of this one ran.
         """
         return []
 
 
-def seconds_among(own: Runs, others: Sequence[Runs]) -> list[float]:
+def seconds_among(own: Runs, others: Sequence[Runs]) -> list[list[float]]:
     """What each run's copies would take if all processes copied all the time.
 
     Args:
@@ -66,27 +64,35 @@ def seconds_among(own: Runs, others: Sequence[Runs]) -> list[float]:
         others: Likewise, for each of the others; a run that is missing has no copies.
 
     Returns:
-        list of float: Seconds; see Note: [late copies].
+        list of list of float: Seconds, by kind of measurement and run; see
+        Note: [late copies].
     """
     return [
-        _seconds_among(copies, [runs[i] if i < len(runs) else [] for runs in others])
-        for i, copies in enumerate(own)
+        [
+            _seconds_among(copies, [_of_run(other[kind], i) for other in others])
+            for i, copies in enumerate(runs)
+        ]
+        for kind, runs in enumerate(own)
     ]
+
+
+def _of_run(runs: list[list[Copied]], i: int) -> list[Copied]:
+    return runs[i] if i < len(runs) else []
 
 
 def _seconds_among(own: list[Copied], others: Sequence[list[Copied]]) -> float:
     if not others:
-        return sum(copy.seconds for copy in own)
-    copies = itertools.chain(own, *others)
-    moments = sorted({moment for copy in copies for moment in copy})
+        return sum(copy.taken_seconds for copy in own)
+    copies = list(itertools.chain(own, *others))
+    moments = sorted({moment for copy in copies for moment in copy[:2]})
     seconds = 0.0
     for began, ended in itertools.pairwise(moments):
-        if _runs(own, began, ended):
-            busy = 1 + sum(_runs(copies, began, ended) for copies in others)
-            seconds += (ended - began) * (1 + len(others)) / busy
+        if _is_busy(own, began, ended):
+            count = 1 + sum(_is_busy(other, began, ended) for other in others)
+            seconds += (ended - began) * (1 + len(others)) / count
     return seconds
 
 
-def _runs(copies: list[Copied], began: float, ended: float) -> bool:
+def _is_busy(copies: list[Copied], began: float, ended: float) -> bool:
     """Whether a copy runs between two moments at which none begins or ends."""
     return any(c.began_seconds <= began and ended <= c.ended_seconds for c in copies)

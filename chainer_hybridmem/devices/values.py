@@ -93,6 +93,14 @@ class Transfer(abc.ABC):
     def span(self) -> Span:
         """When it runs."""
 
+    def carried(self, origin: Mark) -> tuple[float, float]:
+        """When its link carried it; who waits for a throttled one may wake later.
+
+        Args:
+            origin: Both are in seconds after this mark; only once it has finished.
+        """
+        return self.span().after(origin)
+
 
 class HostCopy(abc.ABC):
     """Host memory or a part of a file that holds one swapped feature map.

@@ -132,7 +132,8 @@ class Evictor:
             SwapStoreError: If too little could go because copies have failed.
         """
         device = self._device
-        goal = device.memory.used_bytes - missing_bytes
+        used_bytes = device.memory.used_bytes
+        goal = used_bytes - missing_bytes
         self.spare.clear()
         leaving = [
             live
@@ -152,6 +153,7 @@ class Evictor:
                 self._stuck.add(live)
         if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
+        self._prefetcher.count_evicted(used_bytes - device.memory.used_bytes)
         if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
             if failure is not None:

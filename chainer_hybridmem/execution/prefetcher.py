@@ -61,6 +61,10 @@ class Prefetcher:
         self._device.memory.reset_window()
         self._load_before = self._device.memory.used_bytes
 
+    def count_evicted(self, nbytes: int) -> None:
+        """The function under way has taken the place of so much, which has left."""
+        self._load_before -= nbytes
+
     def close_window(self) -> None:
         """The backward function under way has ended."""
         taken = self._device.memory.window_peak_bytes - self._load_before

@@ -11,38 +11,50 @@ from chainer_hybridmem.devices.link_users import Copied, LinkUsers, seconds_amon
 _MIB = 2**20
 
 
-def runs(*copies):
-    return [[Copied(*copy) for copy in copies]]
+def copied(*spans):
+    """The copies of one run, each as when it began and ended."""
+    return [Copied(began, ended, ended - began) for began, ended in spans]
+
+
+def among(own, others):
+    """Seconds of each of one process's runs of one kind."""
+    (seconds,) = seconds_among([own], [[runs] for runs in others])
+    return seconds
 
 
 @pytest.mark.parametrize(
     ('others', 'seconds'),
     [
         ([], 4),
-        ([runs((10, 14))], 4),  # all the time
-        ([runs((9, 20))], 4),
+        ([copied((10, 14))], 4),  # all the time
+        ([copied((9, 20))], 4),
         ([[]], 8),  # never
-        ([runs((0, 10), (14, 15))], 8),
-        ([runs((12, 20))], 2 * 2 + 2),  # 2 s late
-        ([runs((11, 12), (12, 13))], 1 * 2 + 2 + 1 * 2),
-        ([runs((10, 14)), runs((10, 14))], 4),
-        ([runs((10, 14)), []], 4 * 3 / 2),
-        ([runs((12, 14)), runs((13, 14))], 2 * 3 + 1 * 3 / 2 + 1),
+        ([copied((0, 10), (14, 15))], 8),
+        ([copied((12, 20))], 2 * 2 + 2),  # 2 s late
+        ([copied((11, 12), (12, 13))], 1 * 2 + 2 + 1 * 2),
+        ([copied((10, 14)), copied((10, 14))], 4),
+        ([copied((10, 14)), []], 4 * 3 / 2),
+        ([copied((12, 14)), copied((13, 14))], 2 * 3 + 1 * 3 / 2 + 1),
     ],
 )
 def test_late_copies_count_as_if_none_were(others, seconds):
-    assert seconds_among(runs((10, 14)), others) == [pytest.approx(seconds)]
+    own = [copied((10, 14))]
+    assert among(own, [[run] for run in others]) == [pytest.approx(seconds)]
 
 
 def test_two_copies_are_one_after_the_other():
-    own = runs((10, 11), (12, 14))
-    assert seconds_among(own, [runs((12, 14))]) == [pytest.approx(1 * 2 + 2)]
+    own = [copied((10, 11), (12, 14))]
+    assert among(own, [[copied((12, 14))]]) == [pytest.approx(1 * 2 + 2)]
 
 
 def test_each_run_has_its_own_copies():
-    own = runs((0, 1)) + runs((10, 12))
-    others = [runs((0, 1)) + runs((11, 12)), runs((0, 1))]
-    assert seconds_among(own, others) == pytest.approx([1, 3 + 3 / 2])
+    own = [copied((0, 1)), copied((10, 12))]
+    others = [[copied((0, 1)), copied((11, 12))], [copied((0, 1))]]
+    assert among(own, others) == pytest.approx([1, 3 + 3 / 2])
+
+
+def test_alone_a_copy_takes_what_it_takes_here():
+    assert among([[Copied(0, 1, 1.5), Copied(2, 3, 1)]], []) == [2.5]
 
 
 class Other(LinkUsers):
@@ -59,12 +71,17 @@ class Other(LinkUsers):
     def gather(self):
         self.gathered += 1
 
-    def exchange(self, tracks):
-        return [[[self._late(copies) for copies in runs] for runs in tracks]]
+    def exchange(self, runs):
+        return [[[self._late(copies) for copies in kind] for kind in runs]]
 
     def _late(self, copies):
         share = self.late_share
-        return [Copied(c.began_seconds + share * c.seconds, c[1]) for c in copies]
+        return copied(
+            *(
+                ((1 - share) * began + share * ended, ended)
+                for began, ended, _ in copies
+            )
+        )
 
 
 @pytest.mark.parametrize('late_share', [0.0, 0.25, 1.0])

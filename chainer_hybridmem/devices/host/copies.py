@@ -47,8 +47,7 @@ class HostCompletion(Completion):
         spoilt (bool): The space in the store does not have the contents (yet).
         event (threading.Event): Set once the copy has finished or failed.
         error (Exception or None): Why it failed.
-        began (float): When the copy began, on the clock of ``perf_counter``; on a
-            throttled link, when it could begin: who wakes late catches up.
+        began (float): When the copy began, on the clock of ``perf_counter``.
         ended (float): When it ended.
     """
 
@@ -87,22 +86,28 @@ class HostTransfer(Transfer):
         completion (HostCompletion): When it has finished, and why it failed.
     """
 
-    __slots__ = ('completion', 'nbytes', 'root', 'submitted')
+    __slots__ = ('_carried', '_seconds', 'completion', 'nbytes', 'root', 'submitted')
 
     def __init__(self, root: Root, nbytes: int, completion: HostCompletion) -> None:
         self.root = root
         self.nbytes = nbytes
         self.completion = completion
         self.submitted = time.perf_counter()
+        self._seconds = 0.0
+        self._carried = 0.0, 0.0
 
     def done(self) -> bool:
         return self.completion.done()
 
     def seconds(self) -> float:
-        return self.completion.ended - self.completion.began
+        return self._seconds
 
     def span(self) -> Span:
         return _HostSpan(self.completion)
+
+    def carried(self, origin: Mark) -> tuple[float, float]:
+        began, ended = self._carried
+        return began - origin, ended - origin
 
 
 class _HostSpan(Span):
@@ -277,24 +282,28 @@ class CopyThread:
             transfer.completion.spoilt = True
             raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
-        completion = transfer.completion
+        transfer.completion.began = time.perf_counter()
         bandwidth = self._bandwidths[job.tier]
         if bandwidth is not None or self._latency > 0:
-            completion.began = start
-            self._copy_throttled(copy, job, start, bandwidth)
+            carried = self._copy_throttled(copy, job, start, bandwidth)
         else:
-            completion.began = time.perf_counter()
+            start = time.perf_counter()
             copy(job.offset, job.address, transfer.nbytes)
-        completion.spoilt = False
-        completion.ended = time.perf_counter()
+            carried = start, time.perf_counter()
+        transfer.completion.spoilt = False
+        transfer.completion.ended = end = time.perf_counter()
+        transfer._seconds, transfer._carried = end - start, carried
 
     def _copy_throttled(
         self, copy: _Copy, job: _Job, start: float, bandwidth: float | None
-    ) -> None:
+    ) -> tuple[float, float]:
         """Spreads a copy over the time that the link would take for it.
 
         The link keeps its own clock, so that waking up late after one copy
         does not slow the next ones down.
+
+        Returns:
+            tuple: When it has begun and ended on that clock.
         """
         nbytes = job.transfer.nbytes
         begin = start + self._latency
@@ -302,15 +311,18 @@ class CopyThread:
         due = begin
         if bandwidth is None:
             copy(job.offset, job.address, nbytes)
+            due = time.perf_counter()
         elif self._lane is not None:
+            begin = self._lane.enter(nbytes, begin)
             due = self._copy_shared(copy, job, begin, self._lane)
         else:
             due += nbytes / bandwidth
             _copy_in_steps(copy, job, begin, bandwidth)
         self._free_from = max(due, time.perf_counter() - LATE_SECONDS)
+        return begin - self._latency, due
 
     def _copy_shared(self, copy: _Copy, job: _Job, begin: float, lane: Lane) -> float:
-        """Spreads a copy over the time that the shared link takes; returns its end.
+        """Spreads a copy that has begun over what the shared link takes; when it ends.
 
         The throttle of the disk is this process's own.
         """
@@ -318,8 +330,6 @@ class CopyThread:
         bandwidth, disk = self._bandwidths[Tier.RAM], self._disk_bandwidth
         assert bandwidth is not None
         due = begin
-        began = lane.enter(nbytes, begin)
-        job.transfer.completion.began = began - self._latency
         try:
             for copied in _copy_steps(copy, job, bandwidth):
                 due = lane.wait(nbytes - copied)

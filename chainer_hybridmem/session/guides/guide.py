@@ -25,6 +25,7 @@ from chainer_hybridmem.session.guides.plan_arena import PlanArena
 from chainer_hybridmem.session.guides.plan_pace import PlanPace
 from chainer_hybridmem.session.guides.profiling_plan import (
     make_undisturbed_problem,
+    makes_states,
     merge_recordings,
     swap_everything,
     with_median_times,
@@ -141,6 +142,8 @@ class Guide:
         """
         self.forget_copies()
         known = self.stage is not Stage.WARM_UP
+        if known and makes_states(profile) and self.habits.wait_for_states():
+            disturbed = True
         recordings = [*self.recordings, profile] if known and not disturbed else []
         count = len(profile.operations)  # an all-reduce may not come
         recordings = [r for r in recordings if len(r.operations) == count]

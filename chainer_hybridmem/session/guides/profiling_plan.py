@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.trials import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
-from chainer_hybridmem.records.profile import Operation, Phase, Profile, Recipe
+from chainer_hybridmem.records.profile import (
+    PERSISTENT,
+    Operation,
+    Phase,
+    Profile,
+    Recipe,
+)
 from chainer_hybridmem.records.splits import Splitting
 from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.problem import (
@@ -86,6 +92,16 @@ def merge_recordings(recordings: Sequence[Profile], recomputes: bool) -> Profile
     if recomputes:
         recipes = tuple(_with_best_time(r, operations) for r in base.recipes)
     return dataclasses.replace(base, operations=operations, recipes=recipes)
+
+
+def makes_states(profile: Profile) -> bool:
+    """Whether the next iteration begins with more parameters or optimizer states."""
+    made_bytes = 0
+    for storage in profile.storages:
+        if storage.category in PERSISTENT:
+            made_bytes += storage.nbytes * (storage.producer >= 0)
+            made_bytes -= storage.nbytes * (storage.freed_at >= 0)
+    return made_bytes > 0
 
 
 def _with_best_time(recipe: Recipe, operations: Sequence[Operation]) -> Recipe:

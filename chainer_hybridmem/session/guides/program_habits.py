@@ -25,6 +25,7 @@ class ProgramHabits:
         self.outliving = set(outliving)
         self.written = set(written)
         self.recomputes = recomputes
+        self._has_waited = False
 
     def outlive(self, slots: Iterable[Slot]) -> None:
         """A later iteration has asked for maps with these slots."""
@@ -37,3 +38,12 @@ class ProgramHabits:
     def stop_recomputing(self) -> None:
         """A later backward comes over the graph after an update."""
         self.recomputes = False
+
+    def wait_for_states(self) -> bool:
+        """States come after the first iteration; whether to wait for the next one.
+
+        ChainerMN's first update only hands out parameters. Once is enough: a program
+        that makes more in every iteration is planned all the same.
+        """
+        waits, self._has_waited = not self._has_waited, True
+        return waits

@@ -72,6 +72,9 @@ class NodePlans:
             guide: Whose plan it becomes.
             problem: Of its iterations.
             make: Makes one, where no other rank does.
+
+        Raises:
+            InfeasibleError: If there is none; the old plan stays, and whose it is.
         """
         if self._ranks is None:
             return make()
@@ -82,8 +85,8 @@ class NodePlans:
             plan = self._ranks.await_lead(self._topic('change', problem))
         taken = plan and self._take(guide, problem, plan)
         if taken is None:
+            taken = make()
             self._followed.discard(guide)
-            return make()
         return taken
 
     def announce(self, guide: Guide, problem: Problem, plan: Plan) -> None:

@@ -91,8 +91,8 @@ class _RankUsers(LinkUsers):
     def agree(self, nbytes: int) -> int:
         return int(self._ranks.decide(Topic('bytes'), lambda: nbytes).value)
 
-    def exchange(self, tracks: list[Runs]) -> list[list[Runs]]:
-        others = self._ranks.exchange(Topic('copied'), tracks)
+    def exchange(self, runs: Runs) -> list[Runs]:
+        others = self._ranks.exchange(Topic('copied'), runs)
         self._came &= others is not None
         return others or []
 
