@@ -26,7 +26,7 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.guides.plan_pace import TIMING_RUNS
 from chainer_hybridmem.session.setting import link_measurement
 
-WARM = 18  # iterations until the plan of a session stands, or a second one does
+WARM = 20  # iterations until the plan of a session stands, or a second one does
 MEASURED = 12
 
 

@@ -22,7 +22,7 @@ pytestmark = needs_mpi
 COUNT = 2
 # One after the other in the same processes: to start them takes as long as to train.
 # What holds memory comes last.
-WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0'
+WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-all'
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
@@ -135,6 +135,16 @@ def test_all_follow_when_the_plan_of_the_first_changes(found):
     assert lines_with(first, 'arena: ')  # has no place any more
     assert lines_with(second, 'the plan of the node has changed')
     assert not lines_with(second, 'alone')
+    assert first['parameters'] == second['parameters']
+
+
+def test_all_follow_though_the_first_finds_no_plan(found):
+    """What all hold leaves none; what comes after that is common again."""
+    first, second = found['hold-all']
+    assert first['maps'] == second['maps']
+    for one in (first, second):
+        assert lines_with(one, 'no plan fits beside them')
+        assert not lines_with(one, 'alone')
     assert first['parameters'] == second['parameters']
 
 
