@@ -1,6 +1,6 @@
 """Processes that share a link: plans that know of each other, measured on the host.
 
-    python -m benchmarks run ranks_measured [--processes 2 4] [--rounds 3 1]
+    python -m benchmarks run ranks_measured [--processes 2 4] [--rounds 3 1] [--keep]
 
 Trains networks with ChainerMN over MPI on a throttled link that all processes share, at
 1/1.33 and 1/2 of what plain Chainer needs. Networks are so deep that one layer's
@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--processes', type=int, nargs='+', default=[2, 4])
     parser.add_argument('--networks', nargs='+', default=sorted(NETWORKS))
     parser.add_argument(
+        '--keep',
+        action='store_true',
+        help='keeps the rows of an earlier run that are not measured again',
+    )
+    parser.add_argument(
         '--rounds',
         type=int,
         nargs='+',
@@ -53,12 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Runs every case and saves each row as it is measured."""
     rows = saving.Rows('ranks_measured')
+    if options.keep:
+        rows.keep_earlier()
     last = options.rounds[-1]
     cases = itertools.zip_longest(options.processes, options.rounds, fillvalue=last)
     for processes, rounds in itertools.islice(cases, len(options.processes)):
         for network in options.networks:
             for row in run(network, processes, rounds):
-                rows.add(row)
+                rows.put(row, 'network', 'processes', 'share')
                 print(describe(row), flush=True)
     return 0 if all(row['equal'] for row in rows.rows) else 1
 

@@ -209,6 +209,13 @@ class Case:
             for w in ('alone', 'together')
             for r in ways[w]
         ]
+        moved = {
+            f'{way}_{name}_of_each': self.communicator.mpi_comm.allgather(
+                ways[way][-1].session.last_iteration()[name]
+            )
+            for way in ('alone', 'together')
+            for name in ('swapped_bytes', 'evictions')
+        }
         counts = {
             f'{way}_{action.value}': ways[way][-1].session.plan.count(action)
             for way in ('alone', 'together')
@@ -234,6 +241,7 @@ class Case:
             'one_plan': len(set(plans)) == 1,
             'equal': all(equal),
             **counts,
+            **moved,
         }
 
     def prepare(self) -> int:

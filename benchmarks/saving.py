@@ -167,6 +167,26 @@ class Rows:
         self._body = body
         self.rows: list[dict[str, Any]] = []
 
+    def keep_earlier(self) -> None:
+        """The rows of an earlier run stay until others take their places."""
+        self.rows = read(self._name)['rows']
+
+    def put(self, row: dict[str, Any], *names: str) -> None:
+        """A row, with its commit and date, in the place of an earlier one.
+
+        Args:
+            row: The row.
+            names: Of the values in which an earlier one is alike.
+        """
+        about = environment()
+        row = {**row, 'commit': about['commit'], 'date': about['date']}
+        for i, earlier in enumerate(self.rows):
+            if all(earlier[name] == row[name] for name in names):
+                self.rows[i] = row
+                self._save()
+                return
+        self.add(row)
+
     def add(self, row: dict[str, Any]) -> None:
         """One row more."""
         self.rows.append(row)

@@ -50,7 +50,7 @@ def ranks_measured(body: Body) -> str:
     """Returns what processes gain that know of each other, measured."""
     head = ['network', 'processes', 'memory', 'plain', 'plans for a link alone']
     head += ['one plan that knows', 'gain', 'at most', 'forecast off by']
-    head += ['timed ones off by', 'rounds', 'bits equal']
+    head += ['timed ones off by', 'rounds', 'bits equal', 'commit']
     return table(
         head,
         [
@@ -67,6 +67,7 @@ def ranks_measured(body: Body) -> str:
                 overhead(row['simulator_error']),
                 row['rounds'],
                 yes(row['equal']),
+                row.get('commit', body['environment']['commit']),
             ]
             for row in body['rows']
         ],
@@ -121,7 +122,8 @@ SECTIONS = (
         of the rounds. All processes are on two cores. *At most*: plans for a link alone
         over the bound, which is for the times of the three iterations that are timed.
         *Timed ones off by*: the prediction against those three; the rest of the
-        forecast's error is how the machine's speed has changed since.""",
+        forecast's error is how the machine's speed has changed since. Rows of another
+        commit than the last one are kept from an earlier run.""",
         ranks_measured,
     ),
     Section(

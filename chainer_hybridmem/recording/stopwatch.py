@@ -8,7 +8,8 @@ Note: [hooks cost time]
     Where issuing is computing, the session's hooks stand between operations, and an
     iteration is longer by what they cost. A hook belongs to the operation that it is
     called before. Time in which it waits for copies or runs replays is left out: the
-    simulator adds it for any plan.
+    simulator adds it for any plan. Replays have times of their own: beside the copies
+    and the other processes of an iteration they take longer than in a trial.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Times(NamedTuple):
 
     device_seconds: float  # copies excluded
     host_seconds: float  # to issue it, hooks included; zero where that is computing
+    replay_seconds: float = 0.0  # of its replay, waits excluded; zero without any
 
 
 class Hooks:
@@ -88,6 +90,8 @@ class Stopwatch(Hooks, Observer):
         self._issued: list[float] = []  # when the host entered each hook
         self._planned: list[float] = []  # seconds of waits and replays in each hook
         self._acts = False  # a wait or replay is under way
+        self._replays: dict[int, float] = {}  # seconds by operation
+        self._waited = 0.0  # seconds, within replays
 
     @property
     def observes(self) -> bool:
@@ -104,25 +108,38 @@ class Stopwatch(Hooks, Observer):
     # -- reports of the executor ----------------------------------------------
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         """See :class:`.Observer`."""
-        self._leave_out(action)
+        if self._acts:
+            self._waited += self._time(action)
+        else:
+            self._leave_out(action)
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         """See :class:`.Observer`."""
-        self._leave_out(action)
-
-    def _leave_out(self, action: Callable[[], None]) -> None:
-        """Does something whose time is not the hook's, nor of any operation."""
         if self._acts:
             action()
             return
-        clock = self.device.clock
-        hook, began = len(self._planned) - 1, clock.mark()
+        waited = self._waited
+        taken = self._leave_out(action) - (self._waited - waited)
+        self._replays[operation] = self._replays.get(operation, 0.0) + taken
+
+    def _leave_out(self, action: Callable[[], None]) -> float:
+        """Does something whose time is not the hook's, nor of any operation."""
+        hook = len(self._planned) - 1
         self._acts = True
+        began = self.device.clock.mark()
         try:
             action()
         finally:
             self._acts = False
-            self._planned[hook] += clock.elapsed(began, clock.mark())
+            taken = self.device.clock.elapsed(began, self.device.clock.mark())
+            self._planned[hook] += taken
+        return taken
+
+    def _time(self, action: Callable[[], None]) -> float:
+        """Does something within a replay; returns the seconds that it has taken."""
+        began = self.device.clock.mark()
+        action()
+        return self.device.clock.elapsed(began, self.device.clock.mark())
 
     # -- result ---------------------------------------------------------------
     def times(self) -> list[Times]:
@@ -132,8 +149,12 @@ class Stopwatch(Hooks, Observer):
         finished its work.
         """
         return [
-            Times(self._device_seconds(start, end), self._host_seconds(start, end))
-            for start, end in self.operations()
+            Times(
+                self._device_seconds(start, end),
+                self._host_seconds(start, end),
+                self._replays.get(k, 0.0),
+            )
+            for k, (start, end) in enumerate(self.operations())
         ]
 
     def _device_seconds(self, start: int, end: int) -> float:

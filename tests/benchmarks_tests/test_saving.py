@@ -35,6 +35,21 @@ class TestRows:
         assert (body['limit_bytes'], body['seconds']) == (5, 1.5)
         assert body['environment']['python']
 
+    def test_a_row_takes_the_place_of_an_earlier_one(self, results):
+        rows = saving.Rows('some')
+        for name in ('one', 'two'):
+            rows.put({'planner': name, 'seconds': 1}, 'planner')
+        rows = saving.Rows('some')
+        rows.keep_earlier()
+        rows.put({'planner': 'one', 'seconds': 2}, 'planner')
+        rows.put({'planner': 'three', 'seconds': 3}, 'planner')
+        found = read(results, 'some')['rows']
+        assert [row['planner'] for row in found] == ['one', 'two', 'three']
+        assert [row['seconds'] for row in found] == [2, 1, 3]
+        about = saving.environment()
+        assert {row['commit'] for row in found} == {about['commit']}
+        assert {row['date'] for row in found} == {about['date']}
+
     def test_a_second_folder(self, results, tmp_path, monkeypatch):
         monkeypatch.setenv('RESULTS_COPY', str(tmp_path / 'copy' / 'of it'))
         saving.Rows('some').add({'planner': 'one'})

@@ -74,16 +74,16 @@ def run_two_operations(
 
 def test_hooks_cost_operations_time_where_issuing_is_computing(monkeypatch):
     first, second, update = run_two_operations(False, monkeypatch)
-    assert first == (0.25 + 2.0, 0.0)
-    assert second == (0.5 + 4.0, 0.0)
-    assert update == (0.125 + 1.0, 0.0)
+    assert first == (0.25 + 2.0, 0.0, 64.0)  # its replay, without the copy
+    assert second == (0.5 + 4.0, 0.0, 0.0)
+    assert update == (0.125 + 1.0, 0.0, 0.0)
 
 
 def test_hooks_are_the_hosts_work_where_it_only_issues(monkeypatch):
     first, second, update = run_two_operations(True, monkeypatch)
-    assert first == (2.0 + 16.0, 0.25 + 2.0 + 16.0)
-    assert second == (4.0, 0.5 + 32.0 + 64.0 + 128.0 + 4.0)
-    assert update == (1.0, 0.125 + 1.0)
+    assert first[:2] == (2.0 + 16.0, 0.25 + 2.0 + 16.0)
+    assert second[:2] == (4.0, 0.5 + 32.0 + 64.0 + 128.0 + 4.0)
+    assert update[:2] == (1.0, 0.125 + 1.0)
 
 
 def test_what_fails_is_left_out_as_well(monkeypatch):
@@ -103,4 +103,4 @@ def test_what_fails_is_left_out_as_well(monkeypatch):
     watch.leave(starts_operation=False)
     clock.passes(1.0)()
     watch.enter()
-    assert watch.times() == [(1.0, 0.0)]
+    assert watch.times() == [(1.0, 0.0, 16.0)]

@@ -131,7 +131,33 @@ def with_median_times(profile: Profile, timings: Sequence[Sequence[Times]]) -> P
     )
     totals = [sum(t.device_seconds for t in times) for times in timings]
     operations = _with_waiting(operations, statistics.median(totals))
-    return dataclasses.replace(profile, operations=operations)
+    recipes = _with_replay_times(profile.recipes, timings)
+    return dataclasses.replace(profile, operations=operations, recipes=recipes)
+
+
+def _with_replay_times(
+    recipes: tuple[Recipe, ...], timings: Sequence[Sequence[Times]]
+) -> tuple[Recipe, ...]:
+    """The recipes with the median times of their replays, where all have run.
+
+    The others take longer or shorter in the same ratio, where it is that of a time
+    long enough to tell.
+    """
+    found = {
+        recipe.operation: [times[recipe.operation].replay_seconds for times in timings]
+        for recipe in recipes
+    }
+    medians = {k: statistics.median(taken) for k, taken in found.items() if all(taken)}
+    expected = sum(recipe.seconds for recipe in recipes if recipe.operation in medians)
+    ratio = 1.0
+    if expected >= SHORT_SECONDS:
+        ratio = sum(medians.values()) / expected
+    return tuple(
+        dataclasses.replace(
+            recipe, seconds=medians.get(recipe.operation, recipe.seconds * ratio)
+        )
+        for recipe in recipes
+    )
 
 
 def _with_waiting(

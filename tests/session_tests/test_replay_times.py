@@ -1,0 +1,72 @@
+"""Plans that are timed know what their replays take in an iteration."""
+
+from __future__ import annotations
+
+import pytest
+from support import networks, toys
+
+# isort: split
+from chainer_hybridmem.recording.stopwatch import Times
+from chainer_hybridmem.session.guides.profiling_plan import with_median_times
+
+FACTORS = (2.0, 3.0, 7.0)
+
+
+def timings(profile, replayed):
+    """Iterations in which the replays of some operations take a multiple."""
+    seconds = {recipe.operation: recipe.seconds for recipe in profile.recipes}
+    return [
+        [
+            Times(
+                op.device_seconds,
+                op.host_seconds,
+                factor * seconds[op.index] if op.index in replayed else 0.0,
+            )
+            for op in profile.operations
+        ]
+        for factor in FACTORS
+    ]
+
+
+@pytest.mark.parametrize('count', [0, 1, 3])
+def test_replays_count_with_their_median(count):
+    profile = toys.chain(4)
+    assert len(profile.recipes) > 3
+    replayed = [recipe.operation for recipe in profile.recipes[:count]]
+    timed = with_median_times(profile, timings(profile, replayed))
+    factor = 3.0 if count else 1.0  # also of those that have not been replayed
+    for before, after in zip(profile.recipes, timed.recipes, strict=True):
+        assert after.seconds == pytest.approx(factor * before.seconds)
+    assert timed.operations == profile.operations
+
+
+def test_one_that_was_not_replayed_in_every_iteration_is_not_known():
+    profile = toys.chain(4)
+    first = profile.recipes[0].operation
+    rows = timings(profile, [first])
+    rows[1] = timings(profile, [])[1]
+    assert with_median_times(profile, rows) == profile
+
+
+def test_a_session_times_its_replays():
+    data = networks.batches(14)
+    in_core = networks.train(networks.Everything, data[:5], memory_limit='1GiB')[1]
+    limit = int(0.6 * in_core.statistics()['in_core_peak_bytes'])
+    before = {}
+
+    def after(session, i):
+        if session.plan is not None and not before:
+            before.update((r.operation, r.seconds) for r in session.profile.recipes)
+
+    _, session = networks.train(
+        networks.Everything,
+        data,
+        after=after,
+        memory_limit=limit,
+        planner='checkpoint-sqrt',
+    )
+    assert session.settled
+    replayed = {replay.operation for replay in session.plan.replays}
+    found = {r.operation: r.seconds for r in session.profile.recipes}
+    assert replayed and before
+    assert all(found[k] != before[k] for k in replayed)
