@@ -180,6 +180,17 @@ def test_it_takes_what_the_slowest_process_costs():
     assert timed.operations[k].phase is Phase.ALL_REDUCE
     others = [op for op in timed.operations if op.index != k]
     assert others == [op for op in profile.operations if op.index != k]
+    replayed = [recipe.operation for recipe in profile.recipes]
+    usual = [
+        t._replace(replay_seconds=float(k in replayed)) for k, t in enumerate(usual)
+    ]
+    timings = []
+    for late in replayed[:3]:  # now it is another replay
+        timings.append(list(usual))
+        timings[-1][late] = usual[late]._replace(replay_seconds=4.0)
+    timed = with_median_times(profile, timings)
+    assert [recipe.seconds for recipe in timed.recipes] == [1.0] * len(replayed)
+    assert timed.compute_seconds == pytest.approx(profile.compute_seconds + 3.0)
     alone = toys.chain(3)
     rows = [[Times(op.device_seconds, 0.0) for op in alone.operations]] * 3
     assert with_median_times(alone, rows) == alone

@@ -129,8 +129,12 @@ def with_median_times(profile: Profile, timings: Sequence[Sequence[Times]]) -> P
             profile.operations, zip(*timings, strict=True), strict=True
         )
     )
-    totals = [sum(t.device_seconds for t in times) for times in timings]
-    operations = _with_waiting(operations, statistics.median(totals))
+    totals = [sum(t.device_seconds + t.replay_seconds for t in row) for row in timings]
+    replays = sum(
+        statistics.median(t.replay_seconds for t in times)
+        for times in zip(*timings, strict=True)
+    )
+    operations = _with_waiting(operations, statistics.median(totals) - replays)
     recipes = _with_replay_times(profile.recipes, timings)
     return dataclasses.replace(profile, operations=operations, recipes=recipes)
 
@@ -166,7 +170,7 @@ def _with_waiting(
     """The operations; an all-reduce takes so long that they take the given time.
 
     All processes wait for the slowest one, which now is late in this operation and now
-    in that: medians of single operations leave out nearly all of it.
+    in that, or in a replay: medians of single ones leave out nearly all of it.
     """
     late = total_seconds - sum(op.device_seconds for op in operations)
     places = [op.index for op in operations if op.phase is Phase.ALL_REDUCE]
