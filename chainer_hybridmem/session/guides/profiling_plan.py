@@ -119,21 +119,20 @@ def with_median_times(profile: Profile, timings: Sequence[Sequence[Times]]) -> P
         profile: Of the iterations.
         timings: Per iteration, the times of its operations.
     """
+    medians = [
+        Times(*map(statistics.median, zip(*times, strict=True)))
+        for times in zip(*timings, strict=True)
+    ]
     operations = tuple(
         dataclasses.replace(
             op,
-            device_seconds=statistics.median(t.device_seconds for t in times),
-            host_seconds=statistics.median(t.host_seconds for t in times),
+            device_seconds=median.device_seconds,
+            host_seconds=median.host_seconds,
         )
-        for op, times in zip(
-            profile.operations, zip(*timings, strict=True), strict=True
-        )
+        for op, median in zip(profile.operations, medians, strict=True)
     )
     totals = [sum(t.device_seconds + t.replay_seconds for t in row) for row in timings]
-    replays = sum(
-        statistics.median(t.replay_seconds for t in times)
-        for times in zip(*timings, strict=True)
-    )
+    replays = sum(median.replay_seconds for median in medians)
     operations = _with_waiting(operations, statistics.median(totals) - replays)
     recipes = _with_replay_times(profile.recipes, timings)
     return dataclasses.replace(profile, operations=operations, recipes=recipes)
