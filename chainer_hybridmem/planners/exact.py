@@ -140,7 +140,7 @@ class _Run:
                 break
             if answer.x is None:
                 break
-            if not relaxation.relaxation.cut(answer.x) and answer.done:
+            if not relaxation.cut(answer.x) and answer.done:
                 if self.proved:  # everything has been simulated: no need to go on
                     break
                 relaxation.forbid(relaxation.action_at(answer.x))

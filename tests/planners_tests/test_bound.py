@@ -22,7 +22,14 @@ from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
 from chainer_hybridmem.search.bound import chains, lower_bound
-from chainer_hybridmem.search.candidates import Search, least_memory
+from chainer_hybridmem.search.bound.whole import WholeRelaxation
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.lanes import time_lanes
 from chainer_hybridmem.simulation.timeline import positions_from_plan
@@ -345,7 +352,7 @@ def test_no_enumerated_plan_is_faster(name: str) -> None:
     for maps in product:
         front.add(judged(problem, builder.plan(maps, Style())))
     assert front.accepted > 50 or total < 500
-    front.check(problem)
+    front.check(problem, whole=5)
 
 
 @every_profile
@@ -371,7 +378,53 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             front.add(result)
             if result is not None and result[0] <= limit and result[1] <= best:
                 maps, style, best = tuple(changed), other, result[1]
+        if np.isfinite(best):
+            floor = bound_of_actions(problem, limit, actions_of(maps))
+            assert floor <= best * (1 + 1e-9)
     front.check(problem, whole=3)
+
+
+NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
+
+
+def actions_of(maps: tuple[MapPlan, ...]) -> np.ndarray:
+    return np.array([NUMBERS[entry.action] for entry in maps], np.int64)
+
+
+def bound_of_actions(problem: Problem, limit: int, action: np.ndarray) -> float:
+    """What the tree proves of all plans with these actions."""
+    whole = WholeRelaxation(problem, limit)
+    at, known = whole.relaxation.model.columns, whole.relaxation.model.variables
+    for first, kind in ((at.swap, SWAP), (at.recompute, RECOMPUTE)):
+        for m, other in enumerate(action.tolist()):
+            column = known.same_as[first + m]
+            known.lower[column] = max(known.lower[column], other == kind)
+            known.upper[column] = min(known.upper[column], other == kind)
+    bound.tighten(whole.relaxation)
+    for _ in range(100):
+        answer = whole.solve(np.inf, 5.0)
+        if answer.x is None or not whole.cut(answer.x):
+            return answer.floor
+    raise AssertionError('rows are found again and again')
+
+
+@every_profile
+def test_no_plan_is_faster_than_the_tree_proves_of_its_actions(name: str) -> None:
+    """A plan's own actions leave far less slack than the best of all."""
+    problem, rng = problem_of(name), random.Random(name)
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    for limit in sorted({least + (most - 1 - least) * i // 3 for i in range(3)}):
+        for _ in range(8):
+            drawn = [
+                rng.choice(np.flatnonzero(allowed).tolist())
+                for allowed in problem.arrays.allowed
+            ]
+            action = np.array(drawn, np.int64)
+            search = Search(problem, limit, barrier=rng.random() < 0.5)
+            seconds = search.evaluate(action).seconds
+            if np.isfinite(seconds):
+                floor = bound_of_actions(problem, limit, action)
+                assert floor <= seconds * (1 + 1e-9)
 
 
 def test_a_source_that_never_leaves_need_not_be_repeatable() -> None:
@@ -454,7 +507,7 @@ def test_rows_left_out_do_not_matter(name: str) -> None:
     limit = (least + most) // 2
     few = bound.tighten(bound.Relaxation(problem, limit))
     whole = bound.Relaxation(problem, limit)
-    whole._positions = set(range(whole.model.n))
+    whole.positions = set(range(whole.model.n))
     assert bound.tighten(whole).seconds == pytest.approx(few.seconds, rel=1e-6)
     bare = bound.tighten(bound.Relaxation(problem, limit, sources=False))
     assert bare.seconds <= few.seconds * (1 + 1e-6)

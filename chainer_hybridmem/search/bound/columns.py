@@ -27,6 +27,8 @@ class Columns(NamedTuple):
         back (int): One for each break of each map: whether it is back by then.
         back_of (tuple of int): Of these, the first one of each map.
         made (int): One for each pair of :attr:`.Chains.made`.
+        single (int): M for each of n operations, or none: whether the map is swapped
+            and away.
         end (int): Columns in all.
     """
 
@@ -41,11 +43,18 @@ class Columns(NamedTuple):
     back: int
     back_of: tuple[int, ...]
     made: int
+    single: int
     end: int
 
 
-def lay_out_columns(problem: Problem, chains: Chains) -> Columns:
-    """The columns, one group after the other."""
+def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
+    """The columns, one group after the other.
+
+    Args:
+        problem: What is planned.
+        chains: What replays lead to.
+        singles: Whether there are columns for single maps at single operations.
+    """
     n, n_maps = len(problem.arrays.seconds), len(problem.maps)
     replay = 2 * n_maps
     waited = replay + problem.arrays.first_backward
@@ -67,7 +76,8 @@ def lay_out_columns(problem: Problem, chains: Chains) -> Columns:
         back=back,
         back_of=tuple(starts.astype(int).tolist()),
         made=made,
-        end=made + len(chains.made),
+        single=made + len(chains.made),
+        end=made + len(chains.made) + (n * n_maps if singles else 0),
     )
 
 

@@ -60,6 +60,7 @@ class Model:
         sources (bool): Whether to ask for the sources of replays.
         ranks (int): Processes that share the problem's link, each with a plan and a
             start of its own; the model is about their average.
+        singles (bool): Whether there are columns for single maps at single operations.
 
     Attributes:
         problem (Problem): Likewise.
@@ -73,14 +74,19 @@ class Model:
     """
 
     def __init__(
-        self, problem: Problem, limit_bytes: int, sources: bool, ranks: int = 1
+        self,
+        problem: Problem,
+        limit_bytes: int,
+        sources: bool,
+        ranks: int = 1,
+        singles: bool = False,
     ) -> None:
         self.problem = problem
         self.n, self.n_maps = len(problem.arrays.seconds), len(problem.maps)
         self.scaled = scale_problem(problem, limit_bytes)
         self.base_seconds = problem.compute_seconds
         self.chains = Chains(problem, sources)
-        self.columns = lay_out_columns(problem, self.chains)
+        self.columns = lay_out_columns(problem, self.chains, singles)
         self.longest = ranks * _longest_wait(problem)
         total = float(self.scaled.size.sum())
         self.variables = make_variables(problem, self.columns, self.longest, total)
@@ -130,7 +136,7 @@ class Model:
             within = elapsed[j] - elapsed[i]
             columns = [*self.columns.swap + maps, self.columns.waited + i]
             columns.append(self.columns.waited + j + 1)
-            for seconds in self._least_copy_seconds():
+            for seconds in self.least_copy_seconds():
                 self.add_row(columns, [*seconds[maps], 1.0, -1.0], within)
 
     def _add_sharing(self, ranks: int) -> None:
@@ -163,7 +169,7 @@ class Model:
             (link.h2d_bytes_per_second, disk.h2d_bytes_per_second),
         )
         for seconds, (fast, slow) in zip(
-            self._least_copy_seconds(), rates, strict=True
+            self.least_copy_seconds(), rates, strict=True
         ):
             # A byte on the disk takes so much longer, whatever the latencies.
             longer = max(self.scaled.scale / slow - self.scaled.scale / fast, 0.0)
@@ -222,11 +228,11 @@ class Model:
         """(M,) seconds by which each map's copies delay the iteration at least."""
         a = self.problem.arrays
         beside_both = a.out_compute_share * (1 - a.in_compute_share)
-        out_seconds, in_seconds = self._least_copy_seconds()
+        out_seconds, in_seconds = self.least_copy_seconds()
         lost = (1 - a.out_compute_share) * out_seconds
         return np.asarray(lost + beside_both * in_seconds)
 
-    def _least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
+    def least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
         """(M,) seconds of each map's copies in the faster tier."""
         a, problem = self.problem.arrays, self.problem
         out_seconds, in_seconds = problem.swap_out_seconds, problem.swap_in_seconds

@@ -66,9 +66,12 @@ class Relaxation:
         limit_bytes (int): Memory limit.
         sources (bool): Whether to ask for the sources of replays.
         ranks (int): As for :class:`.model.Model`.
+        singles (bool): Likewise.
 
     Attributes:
         model (Model): Variables, and the rows that are always there.
+        positions (set): Operations with rows of memory.
+        pairs (dict): Kinds and operations of the rows of copies, in order.
     """
 
     def __init__(
@@ -77,31 +80,32 @@ class Relaxation:
         limit_bytes: int,
         sources: bool = True,
         ranks: int = 1,
+        singles: bool = False,
     ) -> None:
-        self.model = Model(problem, limit_bytes, sources, ranks)
+        self.model = Model(problem, limit_bytes, sources, ranks, singles)
         # Compute time before each operation.
         self._elapsed = np.concatenate([[0.0], np.cumsum(problem.arrays.seconds)])
         self._sums = make_sums(self.model)
         self._excess = sum_excess(self.model)
-        self._positions: set[int] = set()
-        self._pairs: dict[tuple[str, int, int], None] = {}  # in order
+        self.positions: set[int] = set()
+        self.pairs: dict[tuple[str, int, int], None] = {}
 
     def program(self, extra: list[Row] | None = None) -> Program:
         """The rows there are, those of ``extra`` included, over the columns in use."""
         model, at = self.model, self.model.columns
         rows = [*model.rows, *(extra or [])]
-        positions = np.array(sorted(self._positions), np.int64)
+        positions = np.array(sorted(self.positions), np.int64)
         for k in positions.tolist():
             away, remade = at.away + k, at.remade + k
             rows.append(make_row([remade, away], [-1, -1], -float(self._excess[k])))
             rows.append(make_row([away, at.eligible + k], [1, -1], 0))
         stops = {model.problem.arrays.first_backward, model.n}
-        for kind, left, right in self._pairs:
+        for kind, left, right in self.pairs:
             stops |= {left, right + 1} if kind == 'out' else {left + 1, right + 1}
         order = at.waited + np.array(sorted(stops), np.int64)
         for one, other in itertools.pairwise(order.tolist()):
             rows.append(make_row([one, other], [1, -1], 0))
-        rows += [self._pair(*pair) for pair in self._pairs]
+        rows += [self._pair(*pair) for pair in self.pairs]
         equations = [
             *self._sums.remade.between(positions, at.remade),
             *self._sums.eligible.between(positions, at.eligible),
@@ -181,7 +185,7 @@ class Relaxation:
     def _prices(self, below: np.ndarray) -> np.ndarray:
         """Multipliers of the rows of memory, which :meth:`program` has put first."""
         prices = np.zeros(self.model.n)
-        positions = np.array(sorted(self._positions), np.int64)
+        positions = np.array(sorted(self.positions), np.int64)
         first = len(self.model.rows)
         rows = below[first : first + 2 * len(positions) : 2]
         prices[positions] = -rows / self.model.scaled.scale
@@ -232,12 +236,12 @@ class Relaxation:
                     pair = (kind, int(out_from[k]), k)
                 elif kind == 'in':
                     pair = (kind, k, int(in_to[k]))
-                if kind == 'at' or pair in self._pairs:
-                    new = k not in self._positions
+                if kind == 'at' or pair in self.pairs:
+                    new = k not in self.positions
                 else:
                     new = True
-                    self._pairs[pair] = None
-                self._positions.add(k)
+                    self.pairs[pair] = None
+                self.positions.add(k)
                 found = found or new
         return found
 
@@ -261,6 +265,13 @@ class Relaxation:
             back = [(column, nbytes) for column, nbytes in places if column >= 0]
         columns = [at.away + k, *maps, *(column for column, _ in back)]
         values = [1.0, *-model.scaled.size[maps], *(nbytes for _, nbytes in back)]
-        columns += [at.waited + j + 1, at.waited + i]
-        values += [-rate, rate]
-        return make_row(columns, values, rate * (self._elapsed[j] - self._elapsed[i]))
+        ends, signs, within = self.between(i, j)
+        return make_row(
+            [*columns, *ends], [*values, *(rate * s for s in signs)], rate * within
+        )
+
+    def between(self, i: int, j: int) -> tuple[list[int], list[float], float]:
+        """``-W(i, j)``: columns and values, and what is added to them, negated."""
+        at = self.model.columns
+        columns = [at.waited + j + 1, at.waited + i]
+        return columns, [-1.0, 1.0], float(self._elapsed[j] - self._elapsed[i])

@@ -13,6 +13,7 @@ import numpy as np
 
 from chainer_hybridmem.search.bound.events import make_row
 from chainer_hybridmem.search.bound.relaxation import Relaxation
+from chainer_hybridmem.search.bound.whole_maps import MOST_COLUMNS, WholeMaps
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -48,11 +49,20 @@ class WholeRelaxation:
     """
 
     def __init__(self, problem: Problem, limit_bytes: int) -> None:
-        self.relaxation = Relaxation(problem, limit_bytes)
+        columns = len(problem.maps) * len(problem.arrays.seconds)
+        singles = columns <= MOST_COLUMNS
+        self.relaxation = Relaxation(problem, limit_bytes, singles=singles)
         self.forbidden = 0
         at = self.relaxation.model.columns
         self._is_whole = np.zeros(at.end)
         self._is_whole[: at.replay] = 1
+        self._is_whole[at.single :] = 1
+        self._maps = WholeMaps(self.relaxation) if singles else None
+
+    def cut(self, x: np.ndarray) -> bool:
+        """Adds rows that a point violates; tells whether there were any."""
+        found = self.relaxation.cut(x)
+        return (self._maps is not None and self._maps.cut(x)) or found
 
     def action_at(self, x: np.ndarray) -> np.ndarray:
         """The (M,) actions at a point."""
@@ -86,7 +96,10 @@ class WholeRelaxation:
         model = self.relaxation.model
         most = min(best_seconds - model.base_seconds, model.longest)
         total = np.array([model.columns.waited + model.n])
-        program = self.relaxation.program([make_row(total, [1.0], most)])
+        rows = [make_row(total, [1.0], most)]
+        if self._maps is not None:
+            rows += self._maps.rows()
+        program = self.relaxation.program(rows)
         lower, upper = program.bounds.T
         try:
             result = optimize.milp(
