@@ -23,15 +23,10 @@ from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
 from chainer_hybridmem.search.bound import chains, lower_bound
 from chainer_hybridmem.search.bound.whole import WholeRelaxation
-from chainer_hybridmem.search.candidates import (
-    KEEP,
-    RECOMPUTE,
-    SWAP,
-    Search,
-    least_memory,
-)
+from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.lanes import time_lanes
+from chainer_hybridmem.simulation.obedience import NUMBERS
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
@@ -382,9 +377,6 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             floor = bound_of_actions(problem, limit, actions_of(maps))
             assert floor <= best * (1 + 1e-9)
     front.check(problem, whole=3)
-
-
-NUMBERS = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}
 
 
 def actions_of(maps: tuple[MapPlan, ...]) -> np.ndarray:

@@ -15,7 +15,9 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan
+from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Link, Profile
+from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
@@ -98,6 +100,16 @@ def test_the_tree_proves_more_than_the_fractions() -> None:
     limit = least_memory(problem)[0]
     plan = make_plan(problem, limit, 'exact')
     assert lower_bound(problem, limit).seconds * 1.02 < plan.lower_bound_seconds
+
+
+def test_whole_maps_prove_what_bytes_do_not() -> None:
+    """One of three large maps has to leave, and no link is fast enough for it."""
+    profile = library.load_profile('shipped:alexnet-b1920-v100-estimated')
+    problem = make_problem(share_links(profile, 2))
+    plan = make_plan(problem, '16GB', 'exact')
+    assert lower_bound(problem, 16 * 10**9).seconds * 1.01 < plan.lower_bound_seconds
+    assert plan.options['proved']
+    assert plan.gap < 1e-5
 
 
 @every_profile

@@ -168,9 +168,7 @@ class Model:
             (link.d2h_bytes_per_second, disk.d2h_bytes_per_second),
             (link.h2d_bytes_per_second, disk.h2d_bytes_per_second),
         )
-        for seconds, (fast, slow) in zip(
-            self.least_copy_seconds(), rates, strict=True
-        ):
+        for seconds, (fast, slow) in zip(self.least_copy_seconds(), rates, strict=True):
             # A byte on the disk takes so much longer, whatever the latencies.
             longer = max(self.scaled.scale / slow - self.scaled.scale / fast, 0.0)
             if disk.latency_seconds < link.latency_seconds:
