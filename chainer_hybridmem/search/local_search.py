@@ -3,10 +3,10 @@
 Simulated annealing on simulated time: a move changes the actions of a few maps, the
 simulator judges the result, and what does not fit is refused. How much slower a
 candidate may be is drawn before, so that the simulator can give up early. Moves are
-single maps, exchanges between two maps, runs of maps that follow each other in
-production (all, or those made by the same kind of function), and copies of the pattern
-of another place: networks repeat themselves, and what helps one block often helps the
-next.
+single maps, exchanges between two maps, or between one and several of as many bytes,
+runs of maps that follow each other in production (all, or those made by the same kind
+of function), and copies of the pattern of another place: networks repeat themselves,
+and what helps one block often helps the next.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from chainer_hybridmem.search import coarse
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work
+
+MOST_EXCHANGED = 16  # maps that a move exchanges for one
 
 
 @compiled()
@@ -48,9 +50,43 @@ def _length(most: int) -> int:
 
 
 @compiled()
+def _exchange_bytes(
+    current: np.ndarray,
+    allowed: np.ndarray,
+    size: np.ndarray,
+    m: int,
+    proposed: np.ndarray,
+) -> int:
+    """One map swaps actions with others of as many bytes together; maps changed.
+
+    Where memory is short, one large map and several small ones can only change
+    together: each step of the way fits worse or costs more.
+    """
+    action, target = current[m], _other(current[m], allowed[m])
+    if target == action:
+        return 0
+    far = _length(len(current))
+    other = m + far if np.random.random() < 0.5 else m - far
+    step = 1 if np.random.random() < 0.5 else -1
+    left, changed = size[m], 0
+    while 0 <= other < len(current) and left > 0 and changed < MOST_EXCHANGED:
+        fits = current[other] == target and allowed[other, action]
+        if fits and other != m and size[other] > 0:
+            proposed[other] = action
+            left -= size[other]
+            changed += 1
+        other += step
+    if changed == 0:
+        return 0
+    proposed[m] = target
+    return changed + 1
+
+
+@compiled()
 def _move(
     current: np.ndarray,
     allowed: np.ndarray,
+    size: np.ndarray,
     kind_of: np.ndarray,
     proposed: np.ndarray,
 ) -> int:
@@ -58,10 +94,10 @@ def _move(
     n_maps = len(current)
     m = np.random.randint(n_maps)
     dice = np.random.random()
-    if dice < 0.35:  # one map
+    if dice < 0.30:  # one map
         proposed[m] = _other(current[m], allowed[m])
         return 1 if proposed[m] != current[m] else 0
-    if dice < 0.65:  # exchange with a map, rather a near one
+    if dice < 0.40:  # exchange with a map, rather a near one
         far = _length(n_maps)
         other = m + far if np.random.random() < 0.5 else m - far
         for _ in range(6):
@@ -75,9 +111,11 @@ def _move(
             return 0
         proposed[m], proposed[other] = current[other], current[m]
         return 2
+    if dice < 0.60:  # exchange with several of as many bytes
+        return _exchange_bytes(current, allowed, size, m, proposed)
     last = min(n_maps, m + 1 + _length(max(2, n_maps // 4)))
     changed = 0
-    if dice < 0.85:  # a run of maps, all or those of the same kind of function
+    if dice < 0.80:  # a run of maps, all or those of the same kind of function
         target = _other(current[m], allowed[m])
         alike = np.random.random() < 0.7
         for i in range(m, last):
@@ -173,7 +211,7 @@ def anneal(
         done += 1
         temperature *= cooling
         if len(pointers) == 0:
-            changed = _move(current, a.allowed, kind_of, proposed)
+            changed = _move(current, a.allowed, a.size, kind_of, proposed)
         else:
             changed = coarse.spread(current, a.allowed, pointers, alike, proposed)
             if np.random.random() < 0.5:  # a change that may pay for the first
