@@ -21,12 +21,12 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
+from chainer_hybridmem.search.annealing import actions_of
 from chainer_hybridmem.search.bound import chains, lower_bound
 from chainer_hybridmem.search.bound.whole import WholeRelaxation
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.lanes import time_lanes
-from chainer_hybridmem.simulation.obedience import NUMBERS
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
@@ -374,13 +374,11 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             if result is not None and result[0] <= limit and result[1] <= best:
                 maps, style, best = tuple(changed), other, result[1]
         if np.isfinite(best):
-            floor = bound_of_actions(problem, limit, actions_of(maps))
+            floor = bound_of_actions(
+                problem, limit, actions_of(builder.plan(maps, style))
+            )
             assert floor <= best * (1 + 1e-9)
     front.check(problem, whole=3)
-
-
-def actions_of(maps: tuple[MapPlan, ...]) -> np.ndarray:
-    return np.array([NUMBERS[entry.action] for entry in maps], np.int64)
 
 
 def bound_of_actions(problem: Problem, limit: int, action: np.ndarray) -> float:

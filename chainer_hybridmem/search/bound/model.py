@@ -69,6 +69,7 @@ class Model:
         columns (Columns): Where the variables are.
         variables (Variables): Their ranges and costs.
         base_seconds (float): Time of all operations.
+        elapsed (ndarray): (n+1,) seconds of compute before each operation.
         longest (float): The longest wait in seconds.
         rows (list): Those that are always there.
     """
@@ -85,6 +86,7 @@ class Model:
         self.n, self.n_maps = len(problem.arrays.seconds), len(problem.maps)
         self.scaled = scale_problem(problem, limit_bytes)
         self.base_seconds = problem.compute_seconds
+        self.elapsed = np.cumsum([0.0, *problem.arrays.seconds])
         self.chains = Chains(problem, sources)
         self.columns = lay_out_columns(problem, self.chains, singles)
         self.longest = ranks * _longest_wait(problem)
@@ -103,6 +105,11 @@ class Model:
     def add_row(self, columns: Any, values: Any, right: float) -> None:
         """Adds ``sum(values * x[columns]) <= right``."""
         self.rows.append(make_row(columns, values, right))
+
+    def between(self, i: int, j: int) -> tuple[list[int], list[float], float]:
+        """``-W(i, j)`` as columns and values, and the compute that is part of it."""
+        columns = [self.columns.waited + j + 1, self.columns.waited + i]
+        return columns, [-1.0, 1.0], float(self.elapsed[j] - self.elapsed[i])
 
     def _add_choice(self) -> None:
         a, at = self.problem.arrays, self.columns
@@ -123,7 +130,7 @@ class Model:
 
         Elsewhere only what is away has to be copied: nothing else is worth a swap.
         """
-        a, elapsed = self.problem.arrays, np.cumsum([0.0, *self.problem.arrays.seconds])
+        a = self.problem.arrays
         asked = ~a.allowed[:, KEEP]
         asked[a.kept_members] = True
         leaving = np.flatnonzero(a.allowed[:, SWAP] & asked)
@@ -132,12 +139,10 @@ class Model:
         uses = np.unique(a.first_use[leaving])
         for j in uses[np.linspace(0, len(uses) - 1, MOST_LANE_ROWS).astype(int)]:
             maps = leaving[a.first_use[leaving] <= j]
-            i = a.copy_from[maps].min()
-            within = elapsed[j] - elapsed[i]
-            columns = [*self.columns.swap + maps, self.columns.waited + i]
-            columns.append(self.columns.waited + j + 1)
+            ends, signs, within = self.between(int(a.copy_from[maps].min()), int(j))
+            columns = [*self.columns.swap + maps, *ends]
             for seconds in self.least_copy_seconds():
-                self.add_row(columns, [*seconds[maps], 1.0, -1.0], within)
+                self.add_row(columns, [*seconds[maps], *signs], within)
 
     def _add_sharing(self, ranks: int) -> None:
         """All copies of all ranks cross the link within the iteration."""

@@ -83,8 +83,6 @@ class Relaxation:
         singles: bool = False,
     ) -> None:
         self.model = Model(problem, limit_bytes, sources, ranks, singles)
-        # Compute time before each operation.
-        self._elapsed = np.concatenate([[0.0], np.cumsum(problem.arrays.seconds)])
         self._sums = make_sums(self.model)
         self._excess = sum_excess(self.model)
         self.positions: set[int] = set()
@@ -211,8 +209,8 @@ class Relaxation:
         need = self._excess - self._sums.remade.sums(x, model.n)
         eligible = self._sums.eligible.sums(x, model.n)
         waited = x[at.waited : at.away]
-        start = waited + self._elapsed
-        run = waited[1:] + self._elapsed[:-1]
+        start = waited + model.elapsed
+        run = waited[1:] + model.elapsed[:-1]
         out_bytes, out_from, in_bytes, in_to = find_tightest(
             self._sums.leaving.amounts(x, model.n),
             self._sums.coming.amounts(x, model.n),
@@ -265,13 +263,7 @@ class Relaxation:
             back = [(column, nbytes) for column, nbytes in places if column >= 0]
         columns = [at.away + k, *maps, *(column for column, _ in back)]
         values = [1.0, *-model.scaled.size[maps], *(nbytes for _, nbytes in back)]
-        ends, signs, within = self.between(i, j)
+        ends, signs, within = model.between(i, j)
         return make_row(
             [*columns, *ends], [*values, *(rate * s for s in signs)], rate * within
         )
-
-    def between(self, i: int, j: int) -> tuple[list[int], list[float], float]:
-        """``-W(i, j)``: columns and values, and what is added to them, negated."""
-        at = self.model.columns
-        columns = [at.waited + j + 1, at.waited + i]
-        return columns, [-1.0, 1.0], float(self._elapsed[j] - self._elapsed[i])

@@ -74,7 +74,7 @@ class WholeMaps:
             k, i, seconds = left, left + 1, self._in_seconds
             maps = self._free(k)
             maps = maps[a.first_use[maps] <= right]
-        columns, values, within = self._relaxation.between(i, right)
+        columns, values, within = self._relaxation.model.between(i, right)
         return make_row(
             [*self._columns(maps, k), *columns], [*seconds[maps], *values], within
         )
