@@ -245,12 +245,14 @@ class Restorer:
                 return fused_replays.run(again, self._find_input, recipe.formula)
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
-            start = time.perf_counter()
+            lost_before, start = counters.lost_seconds, time.perf_counter()
             with self._recipes.guard_replay():
                 result = graph.replay(
                     before, function, recipe.attributes, inputs, self._device
                 )
-            counters.time_replay(time.perf_counter() - start, recipe.seconds)
+            seconds = time.perf_counter() - start
+            waited = counters.lost_seconds - lost_before  # for others to leave
+            counters.time_replay(seconds - waited, recipe.seconds)
             return result
 
     def _refuse_updated(self, function: Any) -> None:

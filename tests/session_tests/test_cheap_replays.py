@@ -7,6 +7,8 @@ signature of another one, and the link is so slow that copies are worth avoiding
 from __future__ import annotations
 
 import hashlib
+import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +19,14 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
+from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.execution.restorer import Restorer
+from chainer_hybridmem.recording.trials import TrialResult
 from chainer_hybridmem.session.iterations import copy_costs, replay_trials
-from chainer_hybridmem.session.iterations.copy_costs import CopyCosts
+from chainer_hybridmem.session.iterations.copy_costs import CopyCosts, Experience
+from chainer_hybridmem.session.iterations.graph_hook import GraphHook
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials, Worth
 
 COUNT = 14
@@ -122,6 +128,63 @@ def test_a_slow_link_is_avoided_without_a_plan():
     digest, others, figures = limited()
     assert (digest, others) == (expected, losses)
     assert count_recomputed(figures) > LIMIT
+
+
+@pytest.mark.parametrize('interrupted', [0, 1])
+def test_a_trial_may_be_interrupted_once(monkeypatch, interrupted):
+    """As on a machine with more to do than it has processors."""
+    seconds, runs = TrialResult.seconds, itertools.count()
+
+    def longer(self: Any, device: Any) -> float:
+        return seconds(self, device) + (next(runs) % 2 == interrupted)
+
+    monkeypatch.setattr(TrialResult, 'seconds', longer)
+    assert count_recomputed(limited()[2]) > LIMIT
+
+
+def test_a_slow_iteration_is_forgotten():
+    slowness = Experience()
+    slowness.add(2.0, 2.0)
+    slowness.add(30.0, 2.0)  # all of them were interrupted
+    ratios = [slowness.ratio]
+    for _ in range(20):  # and so no more replays
+        slowness.add(0.0, 0.0)
+        ratios.append(slowness.ratio)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > 8 and 1 < ratios[-1] < 2
+    slowness.add(2.0, 2.0)
+    assert 1 < slowness.ratio < ratios[-1]
+
+
+def test_waiting_for_room_is_not_time_of_a_replay(monkeypatch):
+    taken: list[float] = []
+    inside: list[bool] = []  # of a replay
+    waits = iter(range(2))
+    replay, time_replay = graph.replay, Counters.time_replay
+    make_room = GraphHook._make_room
+
+    def replayed(*args: Any) -> Any:
+        inside.append(True)
+        try:
+            return replay(*args)
+        finally:
+            inside.clear()
+
+    def noted(self: Any, seconds: float, expected_seconds: float) -> None:
+        taken.append(seconds)
+        time_replay(self, seconds, expected_seconds)
+
+    def slowly(self: Any, missing_bytes: int) -> None:
+        if inside and next(waits, None) is not None:
+            time.sleep(1.0)
+        make_room(self, missing_bytes)
+
+    monkeypatch.setattr(graph, 'replay', replayed)
+    monkeypatch.setattr(Counters, 'time_replay', noted)
+    monkeypatch.setattr(GraphHook, '_make_room', slowly)
+    assert count_recomputed(limited()[2]) > LIMIT
+    assert next(waits, None) is None  # it has waited
+    assert max(taken) < 1
 
 
 def test_nothing_is_recomputed_over_a_fast_link(monkeypatch):

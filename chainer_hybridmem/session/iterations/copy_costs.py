@@ -4,7 +4,8 @@ Note: [hidden copies]
     A part of the copies runs beside compute and costs nothing, and a replay takes
     longer than its trial did, whose inputs lay in the cache. Iterations show which part
     of the copies the program has waited for, and how long replays really took; the next
-    ones expect the same.
+    ones expect the same. One slow iteration can make all replays too dear, and then no
+    replay would show that they are not: so iterations without replays forget it slowly.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class Experience:
         self._happened = self._expected = 0.0
 
     def add(self, happened: float, expected: float) -> None:
-        """Takes one iteration in."""
-        self._happened = KEPT_SHARE * self._happened + happened
-        self._expected = KEPT_SHARE * self._expected + expected
+        """Takes one iteration in; nothing expected brings the ratio closer to 1."""
+        if expected > 0:
+            self._happened = KEPT_SHARE * self._happened + happened
+            self._expected = KEPT_SHARE * self._expected + expected
+        else:
+            difference = self._happened - self._expected
+            self._happened = self._expected + KEPT_SHARE * difference
         if self._expected > 0:
             self.ratio = self._happened / self._expected
 
