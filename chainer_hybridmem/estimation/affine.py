@@ -34,10 +34,13 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
     passing,
 )
-from chainer_hybridmem.records.profile import Operation, Profile, Recipe, Storage
-
-SMALL_BYTES = 4096
-"""Below this the recorder takes a feature map for noise."""
+from chainer_hybridmem.records.profile import (
+    MINIMUM_MAP_BYTES,
+    Operation,
+    Profile,
+    Recipe,
+    Storage,
+)
 
 
 def check_ascending(batchsizes: Any, name: str = 'batchsizes') -> tuple[int, int]:
@@ -320,14 +323,14 @@ def _alike(a: Storage, b: Storage) -> bool:
     if a.forward_uses != b.forward_uses:
         return False
     left, right = ((s.category, s.slots, s.backward_uses) for s in (a, b))
-    return left == right or a.nbytes < SMALL_BYTES
+    return left == right or a.nbytes < MINIMUM_MAP_BYTES
 
 
 def _alike_before(a: Storage, b: Storage) -> bool:
     """Likewise, of arrays that are there before the iteration."""
     if (a.category, a.forward_uses) != (b.category, b.forward_uses):
         return False
-    return a.backward_uses == b.backward_uses or a.nbytes < SMALL_BYTES
+    return a.backward_uses == b.backward_uses or a.nbytes < MINIMUM_MAP_BYTES
 
 
 def _outline(storages: Sequence[Storage]) -> str:

@@ -28,14 +28,12 @@ from chainer_hybridmem.execution.prefetcher import Prefetcher
 from chainer_hybridmem.execution.recipes import Recipes
 from chainer_hybridmem.execution.restorer import Asked, Restorer
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.records.profile import Recipe, Slot
+from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Recipe, Slot
 from chainer_hybridmem.records.rules import Rules
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.observer import Observer
     from chainer_hybridmem.execution.verifier import Verifier
-
-MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
 
 class Executor:

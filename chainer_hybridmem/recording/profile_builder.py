@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.recording.loads import measure_load
 from chainer_hybridmem.recording.numbered_events import NumberedEvents
 from chainer_hybridmem.recording.recipe_builder import RecipeBuilder
 from chainer_hybridmem.recording.steps import Recording
 from chainer_hybridmem.records.profile import (
     AFTER_BACKWARD,
+    MINIMUM_MAP_BYTES,
     Category,
     Link,
     Operation,

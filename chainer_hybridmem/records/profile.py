@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 from chainer_hybridmem import files
 
+MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
+
 
 class Phase(enum.Enum):
     """Part of the iteration an operation belongs to."""

@@ -23,9 +23,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.records.profile import (
     AFTER_BACKWARD,
+    MINIMUM_MAP_BYTES,
     PERSISTENT,
     Category,
     Operation,

@@ -7,9 +7,8 @@ import chainer
 from chainer_hybridmem.chainer_access.owners import StateOwner, owners_of
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
-from chainer_hybridmem.execution.executor import MINIMUM_MAP_BYTES
 from chainer_hybridmem.records.plan import Tier
-from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Link
 from chainer_hybridmem.session.guides.first_update import coming
 from chainer_hybridmem.session.guides.forecast import enough_for_update
 from chainer_hybridmem.session.iterations.failure_moment import Moment, moment_of
