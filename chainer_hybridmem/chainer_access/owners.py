@@ -12,6 +12,12 @@ Note: [lazy owners]
 Note: [shared placeholders]
     ``Link.copy`` makes parameters that share the list with the array, and one of them
     cannot know that another one has emptied it. Such an array stays where it is.
+
+Note: [replaced parameters]
+    A link hook may put a variable of the graph in the place of a parameter while its
+    link runs (spectral normalization, weight standardization), and memory may be short
+    just then. So what a model has at a path is what was last seen there as a parameter,
+    as long as that lives.
 """
 
 from __future__ import annotations
@@ -20,11 +26,13 @@ import contextlib
 import copy
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
 
+from chainer_hybridmem.chainer_access.graph import ByOwner
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Category
 
@@ -167,12 +175,34 @@ class PersistentOwner(EntryOwner):
         return self._holder.__dict__
 
 
+_seen: ByOwner[dict[str, weakref.ref[chainer.Parameter]]] = ByOwner()  # by model
+
+
+def parameters_of(model: chainer.Link) -> Iterator[tuple[str, chainer.Parameter]]:
+    """Every parameter by path, also where another variable stands in for it now.
+
+    See [replaced parameters]; those that are not initialized are among them.
+    """
+    seen = _seen.get(model)
+    if seen is None:
+        seen = _seen[model] = {}
+    for path, found in model.namedparams():
+        known = seen.get(path)
+        last = None if known is None else known()
+        if isinstance(found, chainer.Parameter):
+            if found is not last:
+                seen[path] = weakref.ref(found)
+            yield path, found
+        elif last is not None:
+            yield path, last
+
+
 def owners_of(model: chainer.Link) -> Iterator[Owner]:
     """Every array of the model's parameters and of their update rules, by path."""
     kinds = chainer.get_array_types()
     seen: set[int] = set()
-    for path, parameter in model.namedparams(include_uninit=False):
-        if id(parameter) in seen:
+    for path, parameter in parameters_of(model):
+        if id(parameter) in seen or not parameter.is_initialized:
             continue
         seen.add(id(parameter))
         yield ParameterOwner(path, parameter)
@@ -222,7 +252,7 @@ def model_arrays(model: chainer.Link) -> list[Any]:
 def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
     """Parameters, gradients, optimizer state and persistent arrays."""
     arrays: list[tuple[Category, Any]] = []
-    for parameter in model.params():
+    for _, parameter in parameters_of(model):
         arrays.append((Category.PARAMETER, parameter.array))
         # The public property raises where there is none.
         arrays.append((Category.GRADIENT, parameter._grad))
@@ -240,7 +270,7 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
 def named_arrays(model: chainer.Link) -> Iterator[tuple[str, Array]]:
     """Gradients and persistent arrays by path; a gradient's name ends in ``:grad``."""
     kinds = chainer.get_array_types()
-    for path, parameter in model.namedparams(include_uninit=False):
+    for path, parameter in parameters_of(model):
         if isinstance(parameter._grad, kinds):
             yield f'{path}:grad', parameter._grad
     for owner in persistents_of(model):
@@ -254,7 +284,9 @@ def arrays_by_link(model: chainer.Link) -> Iterator[tuple[str, Category, Any]]:
 
     Parameters, gradients, optimizer states and persistent arrays that are there.
     """
-    for path, parameter in model.namedparams(include_uninit=False):
+    for path, parameter in parameters_of(model):
+        if not parameter.is_initialized:
+            continue
         link = path.rpartition('/')[0]
         yield link, Category.PARAMETER, held_array(parameter)
         yield link, Category.GRADIENT, parameter._grad

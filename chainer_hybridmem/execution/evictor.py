@@ -14,7 +14,9 @@ Note: [garbage]
     Reference cycles keep arrays alive until Python collects them: those of the
     program, or frames that an error inside a library has held on to. A plan leaves no
     room for them. So before an allocation is refused, they are collected, once in each
-    operation. That takes a tenth of a second, so nothing is collected on the way there.
+    operation. That takes a tenth of a second, so nothing is collected on the way there,
+    and where a function can run in parts instead, only as often as pays (rescue,
+    [price]).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Movements
 from chainer_hybridmem.execution.passive_rules import PassiveRules
 from chainer_hybridmem.execution.prefetcher import Prefetcher, find_next_use
+from chainer_hybridmem.execution.rescue import Rescue
 from chainer_hybridmem.execution.restorer import Restorer
 
 
@@ -70,6 +73,7 @@ class Evictor:
         spare (dict): Arrays by node that are given up first.
         rules (PassiveRules): Likewise.
         busy (set of LiveMap): Maps that backward functions under way read.
+        collection (Rescue): Collects garbage.
         shortage (Shortage or None): The last one.
     """
 
@@ -94,6 +98,7 @@ class Evictor:
         self._stuck: set[LiveMap] = set()  # cannot go in this operation
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
         self._collected = False  # garbage, in this operation
+        self.collection = Rescue(gc.collect, lambda: device.memory.used_bytes)
         self.spare: dict[Any, Array] = {}
         self.busy: set[LiveMap] = set()
         self.shortage: Shortage | None = None
@@ -161,12 +166,17 @@ class Evictor:
         elif not self._planned:
             self._begin_next(candidates, missing_bytes)
 
-    def collect_garbage(self, missing_bytes: int) -> None:
-        """Nothing else can go, and an allocation would be refused; see [garbage]."""
-        if self._collected:
+    def collect_garbage(self, missing_bytes: int, optional: bool = False) -> None:
+        """Nothing else can go, and an allocation would be refused; see [garbage].
+
+        Args:
+            missing_bytes: That are to be freed.
+            optional: Whether there is another way if the allocation is refused.
+        """
+        if self._collected or (optional and not self.collection.pays):
             return
         self._collected = True
-        gc.collect()
+        self.collection.run()
         self.reclaim(missing_bytes)
 
     def _find_candidates(self) -> Iterator[LiveMap]:

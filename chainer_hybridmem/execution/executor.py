@@ -65,6 +65,7 @@ class Executor:
     ) -> None:
         maps = self.maps = LiveMaps(device, minimum_map_bytes)
         self.functions = maps.functions
+        self._device = device
         self._planned = maps.planned
         self._movements = Movements(maps.planned)
         self._recipes = Recipes(device, maps, may_drop)
@@ -210,12 +211,25 @@ class Executor:
         self.idle.know_all(older=True)
         self.maps.end_iteration()
 
-    def close(self) -> None:
-        """Brings back whatever a living graph may still ask for, or makes it again."""
+    def close(self, whole: bool = False) -> None:
+        """Brings back what a living graph may still ask for, or makes it again.
+
+        As far as it fits: what no backward has read yet comes first. A later read of
+        what does not come back is an error.
+
+        Args:
+            whole: Whether also what only a second backward can ask for is made again.
+        """
         self._follow_nothing()
-        for live in list(self.maps):
-            if live.slots.are_alive():
-                # A later read of what does not come back is an error.
+        living = [
+            live
+            for live in self.maps
+            if live.slots.are_alive()
+            and (whole or live.state is not State.GONE or live.may_be_read)
+        ]
+        living.sort(key=lambda live: not live.uses)
+        with self._device.memory.without_reclaim():
+            for live in living:
                 with contextlib.suppress(SessionError, MemoryError):
                     self._restorer.bring_back(live)
 

@@ -54,6 +54,16 @@ class HostSide:
             self.copy.close()
             self.copy = None
 
+    def let_go(self, close: bool) -> None:
+        """Has no copy from here on.
+
+        Args:
+            close: Whether the space is given back; else a plan owns it.
+        """
+        if close:
+            self.close()
+        self.copy, self.valid = None, False
+
     def take_space(self) -> bool:
         """Makes sure that there is space; False if the host has no room."""
         if self.copy is None:

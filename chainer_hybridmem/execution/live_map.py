@@ -14,6 +14,12 @@ Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: a read of the graph
     calls the copy off (graph, [attributes that are away]). So the program cannot get
     hold of it, and write into it, while it is copied.
+
+Note: [forgotten maps]
+    A map that nothing in the graph can read any more is forgotten. Functions, a plan or
+    a queue may still name it, as one that a nested backward function might have read.
+    So it is one that is not away, has no slots and no copy: whatever they ask of it,
+    nothing happens.
 """
 
 from __future__ import annotations
@@ -141,11 +147,13 @@ class LiveMap:
         self.prints.note_handed_out()
 
     def forget(self) -> None:
-        """Lets go of everything without touching the graph."""
+        """Lets go of everything without touching the graph; see [forgotten maps]."""
         self.host.let_finish()
         self.host.end_copy()
+        self.host.let_go(close=self.storage < 0)
         self._look = None
         self.slots.forget()
+        self.state = State.RESIDENT
 
     # -- to the host ----------------------------------------------------------
     def start_swap_out(self) -> int:
@@ -217,7 +225,7 @@ class LiveMap:
             self.finish_swap_in()
         if self.state is not State.RESIDENT:
             return
-        if self.host.valid and self._may_be_read():
+        if self.host.valid and self.may_be_read:
             self.release()
         elif self.host.valid:
             self._leave(State.AWAY)
@@ -227,7 +235,8 @@ class LiveMap:
                 self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
 
-    def _may_be_read(self) -> bool:
+    @property
+    def may_be_read(self) -> bool:
         """Whether any function may ask for it again, as far as one knows.
 
         A backward function may write over its attributes, and run twice.

@@ -116,8 +116,6 @@ class LiveMaps:
                 continue
             live.forget()
             del self._by_allocation[allocation]
-            if live.storage < 0:  # no plan owns its copy
-                live.host.close()
 
     def _let_stay(self, live: LiveMap) -> bool:
         """Puts back what an iteration has made and now stays, as a lazy parameter.

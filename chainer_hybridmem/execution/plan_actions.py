@@ -58,7 +58,7 @@ class PlanActions:
         for actions, act in (
             (table.swap_outs, self._movements.start_swap_out),
             (table.releases, self._movements.release),
-            (table.drops, self._movements.drop),
+            (table.drops, self._movements.drop_planned),
         ):
             for position in sorted(p for p in actions if p < k):
                 for live in self._find_all(actions[position]):

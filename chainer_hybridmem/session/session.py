@@ -28,6 +28,7 @@ from chainer_hybridmem.session.iterations.iteration_start import IterationStart
 from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.observation import Detail, Observation
+from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
@@ -111,7 +112,8 @@ class Session:
         path, guard = LinkPath(self.model), ThreadGuard(self._thread)
         links = LinkMeasurement(runtime)
         trials = ReplayTrials(runtime, options, arrays, links)
-        quiet = QuietIterations(runtime, arrays, trials, path, guard)
+        older = OlderGraphs(runtime.executor, signatures)
+        quiet = QuietIterations(runtime, arrays, trials, path, guard, older)
         share = HostShare(runtime.executor, options, signatures, links, planning)
         start = IterationStart(
             runtime, options, arrays, quiet, signatures, share, observation
@@ -122,7 +124,7 @@ class Session:
         )
         if not self.detail.timed:
             learning.plan_after(1)
-        return GraphHook(runtime, quiet, start, switching, learning, path, guard)
+        return GraphHook(runtime, quiet, start, switching, learning, path, guard, older)
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -197,15 +199,19 @@ class Session:
             if isinstance(error, MemoryError):  # or who keeps it, keeps the graph
                 clear_frames(error)
                 executor.evictor.drop_graphs()
+            if error is None:
+                self._hook.count_last()
+                if not self.options.keep_graph:
+                    executor.close()
         finally:
             device.memory.uninstall()
         try:
             if error is None:
-                self._hook.count_last()
                 if not (self.iterations or self._hook.iteration.started):
                     updates = self._arrays.count_updates()
                     self._thread.warn_if_unseen(updates, self._runtime.tell)
-                executor.close()
+                if self.options.keep_graph:
+                    executor.close(whole=True)
                 last = self.iterations + self._hook.iteration.started
                 late_differences.end_iteration(device, last)
         finally:

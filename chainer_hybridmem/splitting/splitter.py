@@ -3,15 +3,22 @@
 A function whose memory does not fit, whatever has been evicted, is tried again in
 more and more parts. What worked is remembered for its place in the iteration, so that
 iterations of one kind need the same memory each time, and a profile knows of it.
+
+Note: [vain attempts]
+    To find out that a function does not fit as a whole, everything else is evicted, and
+    has to come back. In iterations of which nothing is known that would be so in each
+    of them. So functions alike, with inputs of these shapes, run in parts at once for a
+    while: twice as long after every vain attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -28,6 +35,9 @@ __all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting']
 IN_PLACE = Way('in place', 1, True)
 SUM = 'sum of gradients'
 Place = tuple[int, int, str]  # operation, which of its functions, class
+Alike = tuple[Any, ...]  # functions that need the same memory
+MOST_ALIKE = 256  # kinds of functions that are remembered
+LONGEST_REST = 64  # attempts that are left out in a row
 
 _local = threading.local()  # the splitter of a thread
 _open: set[Splitter] = set()
@@ -68,6 +78,10 @@ class Splitter:
         self.changed = False
         self._trials: Trials | None = None
         self._refused = ''
+        self._unknown = False  # whether nothing is known of this iteration
+        self._last_way: Way | None = None
+        self._resting: dict[Alike, _Rest] = {}
+        self._following: Callable[[], Way | None] | None = None  # way after this one
 
     @property
     def inexact(self) -> int:
@@ -84,9 +98,15 @@ class Splitter:
             f'rounding, with splitting=True'
         )
 
-    def begin(self, known: dict[Place, Way]) -> None:
-        """Starts an iteration; new ways are added to those known for its kind."""
-        self._known = known
+    def begin(self, known: dict[Place, Way] | None) -> None:
+        """Starts an iteration.
+
+        Args:
+            known: Ways of iterations like it; new ones are added. None if nothing is
+                known of it.
+        """
+        self._unknown = known is None
+        self._known = {} if known is None else known
         self.used = {}
         self.changed = False
         self._trials = None
@@ -99,10 +119,19 @@ class Splitter:
         """
         self._trials = Trials(self._device, recording)
 
-    def switch(self, known: dict[Place, Way]) -> None:
-        """The iteration is of another kind, which begins in the same way."""
-        known.update(self.used)
-        self._known = known
+    def try_whole(self) -> None:
+        """Every function of this iteration is tried as a whole, as it is recorded."""
+        self._unknown = False
+
+    def switch(self, known: dict[Place, Way] | None) -> None:
+        """The iteration is of another kind, which begins in the same way.
+
+        Args:
+            known: Ways of such iterations; None if nothing is known of it.
+        """
+        self._unknown = known is None
+        self._known = {} if known is None else known
+        self._known.update(self.used)
         self._trials = None
 
     def start_operation(self, k: int, label: str) -> None:
@@ -120,6 +149,7 @@ class Splitter:
         place = self._next_place(type(function).__name__)
         tried = self._trials is not None and place[0] >= 0
         expected = not tried and place not in self._known
+        guesses = expected and (self._unknown or place[0] < 0)
         # Back to the class's own as soon as it is called: a function must not know
         # itself, or its graph would not die with its last reference.
         reference = weakref.ref(function)
@@ -127,20 +157,61 @@ class Splitter:
         def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             called: Any = reference()
             graph.restore_forward(called)
+            alike = _alike(called, inputs, place) if guesses and self._resting else ()
+            rest = self._resting.get(alike) if alike else None
+            if rest is not None and rest.goes_on():
+                return self._run(called, inputs, place, None, rest.way)
             failure = None
             if expected:
                 restore = contextvars.Context().run(rules.state, called, True)
                 try:
-                    outputs: tuple[Array, ...] = called.forward(inputs)
-                    return outputs
+                    with self._attempt(lambda: next(rules.ways(called, inputs), None)):
+                        outputs: tuple[Array, ...] = called.forward(inputs)
                 except MemoryError as error:
                     if self._device.memory.reclaim_error is not None:
                         raise
                     failure = error.with_traceback(None)  # its frames hold arrays
+                else:
+                    if rest is not None:
+                        del self._resting[alike]
+                    return outputs
                 restore()
-            return self._run(called, inputs, place, failure)
+            outputs = self._run(called, inputs, place, failure)
+            if guesses:
+                self._rest(rest, called, inputs, place)
+            return outputs
 
         graph.replace_forward(function, forward)
+
+    @property
+    def has_other_way(self) -> bool:
+        """Whether what does not fit just now can be done in less memory."""
+        following = self._following
+        way = None if following is None else following()
+        return way is not None and (way.exact or self._splitting is True)
+
+    @contextlib.contextmanager
+    def _attempt(self, following: Callable[[], Way | None]) -> Iterator[None]:
+        """Around an attempt; another way may follow it."""
+        former, self._following = self._following, following
+        try:
+            yield
+        finally:
+            self._following = former
+
+    def _rest(
+        self, rest: _Rest | None, function: Any, inputs: tuple[Array, ...], place: Place
+    ) -> None:
+        """A function has not fitted as a whole; see [vain attempts]."""
+        way = self._last_way
+        if way is None:
+            return
+        if rest is not None:
+            rest.begin_again(way)
+            return
+        if len(self._resting) >= MOST_ALIKE:
+            del self._resting[next(iter(self._resting))]
+        self._resting[_alike(function, inputs, place)] = _Rest(way)
 
     def _next_place(self, name: str) -> Place:
         k, index = self._place
@@ -172,7 +243,8 @@ class Splitter:
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]
         try:
-            return sums_of_gradients.chainers(gradients)
+            with self._attempt(lambda: IN_PLACE if in_place else None):
+                return sums_of_gradients.chainers(gradients)
         except MemoryError as error:
             failure = error.with_traceback(None)  # its frames hold the gradients
         if not in_place or self._device.memory.reclaim_error is not None:
@@ -188,8 +260,9 @@ class Splitter:
         inputs: tuple[Array, ...],
         place: Place,
         failure: MemoryError | None,  # of the function as a whole, just now
+        guess: Way | None = None,
     ) -> tuple[Array, ...]:
-        way = known = self._known.get(place)
+        way = known = guess or self._known.get(place)
         trials = self._trials if place[0] >= 0 else None
         whole = way is None and trials is None and failure is None
         # What is set aside is ours: the host device does not count it.
@@ -211,10 +284,11 @@ class Splitter:
             if self._gives_up(way, place):
                 raise failure
         while True:
+            following = next(ways, None)
             try:
-                outputs = self._try(function, inputs, way)
+                with self._attempt(functools.partial(_return, following)):
+                    outputs = self._try(function, inputs, way)
             except MemoryError:
-                following = next(ways, None)
                 if self._gives_up(following, place):
                     raise
             else:
@@ -226,6 +300,7 @@ class Splitter:
             way = following
         if trials is not None:
             trials.end(place)
+        self._last_way = way
         if way is not None:
             graph.set_forward(function, functools.partial(rules.run, way=way))
             self._remember(place, way, way != known)
@@ -260,3 +335,32 @@ class Splitter:
         how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
         bits = '' if way.exact else ', equal up to rounding only'
         self._tell(f'{self._label} ({place[2]}) does not fit as a whole: {how}{bits}')
+
+
+class _Rest:
+    """How long functions alike run in parts at once; see [vain attempts]."""
+
+    __slots__ = ('_left', '_length', 'way')
+
+    def __init__(self, way: Way) -> None:
+        self._length = self._left = 1
+        self.way = way
+
+    def goes_on(self) -> bool:
+        """Whether the next one is not tried as a whole."""
+        self._left -= 1
+        return self._left >= 0
+
+    def begin_again(self, way: Way) -> None:
+        """Another attempt was in vain."""
+        self._length = self._left = min(2 * self._length, LONGEST_REST)
+        self.way = way
+
+
+def _return(way: Way | None) -> Way | None:
+    return way
+
+
+def _alike(function: Any, inputs: tuple[Array, ...], place: Place) -> Alike:
+    shapes = tuple((x.shape, x.dtype.char) for x in inputs)
+    return type(function), place[0] < 0, shapes

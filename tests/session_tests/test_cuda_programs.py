@@ -299,8 +299,31 @@ def train_and_keep_graphs(**options):
 def test_graphs_that_outlive_the_session_come_back(planner):
     """Beyond the limit, which is the session's."""
     expected = train_and_keep_graphs()
-    options = {'memory_limit': '5MB', 'planner': planner}
+    options = {'memory_limit': '5MB', 'planner': planner, 'keep_graph': True}
     networks.assert_same(expected, train_and_keep_graphs(**options))
+
+
+def test_the_driver_never_gives_more_than_the_limit_while_a_session_ends():
+    """The program keeps the last graph, as a classifier's loss does."""
+    import cupy
+
+    def free_bytes():
+        cupy.get_default_memory_pool().free_all_blocks()
+        return cupy.cuda.runtime.memGetInfo()[0]
+
+    model = networks.Everything()
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    before, limit = free_bytes(), 5_000_000
+    with hybridmem.optimize(model, limit) as session:
+        for batch in networks.batches(6):
+            loss = model(*model.device.send(batch))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+    assert session.device.memory.footprint_bytes <= limit
+    assert before - free_bytes() <= limit
+    assert np.isfinite(float(loss.array))
 
 
 def test_a_session_leaves_nothing_on_the_gpu():

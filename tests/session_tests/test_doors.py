@@ -524,6 +524,65 @@ def test_a_graph_that_outlives_the_session_is_whole(planner, data):
     networks.assert_same(expected, trained(data, options, lambda: None))
 
 
+def six_graphs(**options):
+    """Six passes forward in a session that has room for two, backward behind it."""
+    np.random.seed(0)
+    model = networks.Everything()
+    with networks.session_for(model, options) as session:
+        losses = [model(*batch) for batch in networks.batches(6)]
+        model.cleargrads()
+    after_bytes = session and session.device.memory.used_bytes
+    for loss in losses:
+        loss.backward()
+    return networks.outcome(model, [loss.array for loss in losses]), after_bytes
+
+
+def test_a_graph_for_which_the_limit_has_no_room_says_what_is_missing():
+    with pytest.raises(SessionError, match='keep_graph=True'):
+        six_graphs(memory_limit='5MB', planner='swap-all')
+
+
+def test_a_graph_is_kept_whole_on_request():
+    expected, _ = six_graphs()
+    actual, _ = six_graphs(memory_limit='5MB', planner='swap-all', keep_graph=True)
+    networks.assert_same(expected, actual)
+
+
+def test_the_limit_holds_until_the_session_has_ended():
+    """The program keeps the last graphs, as a classifier keeps its loss."""
+    np.random.seed(0)
+    model, limit = networks.Everything(), 5_000_000
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    kept = []
+    with hybridmem.optimize(model, limit) as session:
+        for batch in networks.batches(8):
+            kept.append(model(*batch))
+            model.cleargrads()
+            kept[-1].backward()
+            optimizer.update()
+    assert session.statistics()['peak_bytes'] <= limit
+    arrays = [
+        array
+        for loss in kept
+        for function in graph_of(loss)
+        for node in (*function.inputs, *(o() for o in function.outputs))
+        if node is not None and (array := graph.node_array(node)) is not None
+    ]
+    assert session.device.arrays.distinct_bytes(arrays) <= limit
+    assert [float(loss.array) for loss in kept]
+
+
+def graph_of(variable):
+    """Every function behind a variable."""
+    found, left = [], [variable.creator_node]
+    while left:
+        function = left.pop()
+        if function is not None and function not in found:
+            found.append(function)
+            left.extend(node.creator_node for node in function.inputs)
+    return found
+
+
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
 def test_a_graph_that_outlives_an_exception_says_what_is_missing(planner, data):
     def ends():

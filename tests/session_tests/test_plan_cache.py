@@ -660,7 +660,7 @@ def test_everything_that_was_found_out_comes_back(folder):
     guide.arena.exceed(2000)
     guide.arena.reject('')
     outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
-    guide.outlive(outliving, updated=False)
+    guide.habits.outlive(outliving)
     guide.habits.stop_recomputing()
     guide.habits.write({Slot(2, SlotKind.INPUT, 0)})
     guide.ways[4, 0, 'ReLU'] = Way('batch', 2, True)

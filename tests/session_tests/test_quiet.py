@@ -370,6 +370,7 @@ class Thing:
 
 def test_noted_functions_keep_nothing_alive():
     noted = NotedFunctions()
+    noted.begin('first')
     things = [Thing() for _ in range(4)]
     noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
     noted.functions[2] = -1, noted.functions[2][1]
@@ -382,17 +383,17 @@ def test_noted_functions_keep_nothing_alive():
     del numbered, ended
     noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
     noted.ended = [weakref.ref(things[0])]
-    noted.begin()
+    noted.begin('next')
     del things[1:]
-    noted.begin()
-    assert noted.take_older() == (things, things)
+    noted.begin('the one after')
+    assert noted.take_older() == ([('first', 0, things[0])], things)
     assert noted.take_older() == ([], [])
 
 
 def test_references_to_the_dead_are_let_go_of(monkeypatch):
     monkeypatch.setattr(noted_functions, 'PURGED', 10)
     noted = NotedFunctions()
-    noted.begin()
+    noted.begin('first')
     living = [Thing() for _ in range(6)]
     for k in range(30):
         thing = living[k // 5] if not k % 5 else Thing()

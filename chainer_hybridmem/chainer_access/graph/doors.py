@@ -75,7 +75,8 @@ def _bring_back(owner: Any, *names: str) -> None:
         whose = type(owner).__name__ if names else 'a variable'
         raise SessionError(
             f'A feature map of {whose} is not in memory any more: the session that let '
-            f'it go has ended. Use a graph before its session ends.'
+            f'it go has ended. Use a graph before its session ends, or begin the '
+            f'session with keep_graph=True.'
         )
 
 

@@ -65,7 +65,7 @@ _NOT_IN_NAMES = frozenset(  # options with which the same plan is right
         *('memory_limit', 'host_limit'),  # their bytes count
         *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
         'shared_link',  # the device tells whether there is one; its name is arbitrary
-        *('progress', 'improve', 'feedback', 'cache_dir', 'verify'),
+        *('progress', 'improve', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
         'communicator',  # its ranks count
     }
 )

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import collections
 
+from chainer_hybridmem.session.guides.program_habits import ProgramHabits
+
 MOST_FINGERPRINTS = 4096
 TRY_ITERATIONS = 4  # that a try is expected to cost, until one has cost more
 IN_A_ROW = 3  # iterations of one signature that are likely to be followed by others
@@ -31,15 +33,17 @@ class Family:
 
     Attributes:
         fingerprints (dict): Of iterations without a plan, in order.
+        habits (ProgramHabits): What the program does with maps in all of them.
     """
 
     __slots__ = (
         '_begun', '_fitting', '_in_a_row', '_last', '_lost_seconds', '_most_seconds',
-        '_spent_seconds', '_usual_seconds', 'fingerprints',
+        '_spent_seconds', '_usual_seconds', 'fingerprints', 'habits',
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.fingerprints: dict[int, None] = {}
+        self.habits = ProgramHabits()
         self._last: int | None = None  # fingerprint
         self._in_a_row = 0  # so many times
         self._lost_seconds = 0.0  # by passive iterations

@@ -45,9 +45,14 @@ def coming(model: chainer.Link, on_host: bool) -> Coming:
     """
     state_bytes = temporary_bytes = 0
     seen: set[int] = set()
-    for parameter in model.params(include_uninit=False):
+    for _, parameter in owners.parameters_of(model):
         rule = parameter.update_rule
-        if rule is None or not rule.enabled or id(parameter) in seen:
+        if (
+            not parameter.is_initialized
+            or rule is None
+            or not rule.enabled
+            or id(parameter) in seen
+        ):
             continue
         if type(rule).__module__.partition('.')[0] != 'chainer':
             continue

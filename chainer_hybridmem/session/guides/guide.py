@@ -9,7 +9,6 @@ and followed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
@@ -72,7 +71,8 @@ class Guide:
         pace (PlanPace): When the plan is timed and may change.
         arena (PlanArena): Offsets for what the plan's iterations allocate.
         foreign (ForeignMemory): What plans leave free for the program.
-        habits (ProgramHabits): What the program does with maps.
+        habits (ProgramHabits): What the program does with maps in iterations that
+            begin like these.
         profiled_again (bool): Its plan was given up for another recording.
     """
 
@@ -100,6 +100,7 @@ class Guide:
         self.foreign = ForeignMemory() if foreign is None else foreign
         self.habits = ProgramHabits() if habits is None else habits
         self.profiled_again = False
+        self._has_waited = False  # for optimizer states
 
     # -- what its iterations are for ------------------------------------------
     @property
@@ -142,7 +143,7 @@ class Guide:
         """
         self.forget_copies()
         known = self.stage is not Stage.WARM_UP
-        if known and makes_states(profile) and self.habits.wait_for_states():
+        if known and makes_states(profile) and self._wait_for_states():
             disturbed = True
         recordings = [*self.recordings, profile] if known and not disturbed else []
         count = len(profile.operations)  # an all-reduce may not come
@@ -151,6 +152,15 @@ class Guide:
         table = compile_plan(base, swap_everything(base))
         # Nothing has changed if this has been interrupted by now.
         self.stage, self.recordings, self.table = Stage.PROFILING, recordings, table
+
+    def _wait_for_states(self) -> bool:
+        """States come after the first iteration; whether to wait for the next one.
+
+        ChainerMN's first update only hands out parameters. Once is enough: a program
+        that makes more in every iteration is planned all the same.
+        """
+        waits, self._has_waited = not self._has_waited, True
+        return waits
 
     def expect(self, forecast: Forecast | None) -> None:
         """Its iterations will need so much; None if they fit."""
@@ -227,18 +237,9 @@ class Guide:
         self.recordings.clear()
 
     # -- what its iterations show ---------------------------------------------
-    def outlive(self, slots: Iterable[Slot], updated: bool) -> None:
-        """A later iteration has asked for maps with these slots.
-
-        Args:
-            slots: Of this guide's iterations.
-            updated: Whether parameters have been updated in between.
-        """
-        self.habits.outlive(slots)
-        if updated and self.habits.recomputes:
-            self.habits.stop_recomputing()
-            if self.stage is Stage.GUIDED:
-                self.profile_again()
+    def share(self, habits: ProgramHabits) -> None:
+        """What is learnt about iterations that begin alike is learnt about these."""
+        self.habits = habits
 
     def profile_again(self) -> None:
         """The iterations are not what has been recorded: once more from the draft."""

@@ -21,8 +21,9 @@ Note: [when to learn]
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.session.guides.family import Family
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.operation_key import OperationKey
@@ -56,6 +57,7 @@ class KnownSignatures:
         self._vain = 0  # tries to profile among them
         self._lost_seconds = 0.0  # by passive iterations of all families
         self._spent_seconds = 0.0  # for learning, likewise
+        self._outdated: list[OperationKey] = []  # families that recompute no more
 
     def __iter__(self) -> collections.abc.Iterator[Guide]:
         return iter(self._guides)
@@ -134,8 +136,42 @@ class KnownSignatures:
         return any(guide.trial for guide in self._guides if guide.signature[0] == key)
 
     def take_in(self, guides: Sequence[Guide]) -> None:
-        """Guides that earlier runs have made, the newest one first."""
-        self._guides.extend(guides)
+        """Guides that earlier runs have made, the newest one first.
+
+        A plan that recomputes what the habits of its family forbid is not followed: its
+        signature is learnt again.
+        """
+        for guide in guides:
+            self._family(guide.signature[0]).habits.add(guide.habits)
+        for guide in guides:
+            habits = self._family(guide.signature[0]).habits
+            if guide.habits.recomputes == habits.recomputes:
+                guide.share(habits)
+                self._guides.append(guide)
+
+    # -- what later iterations ask of one -------------------------------------
+    def outlive(self, key: OperationKey, slots: Iterable[Slot], updated: bool) -> None:
+        """A later iteration has asked for maps of one that began so.
+
+        Args:
+            key: Of the first operation of the iteration that has made them.
+            slots: Of the maps.
+            updated: Whether parameters have been updated in between.
+        """
+        habits = self._family(key).habits
+        habits.outlive(slots)
+        if updated and habits.recomputes:
+            habits.stop_recomputing()
+            self._outdated.append(key)
+
+    def take_outdated(self) -> list[Guide]:
+        """Guides whose plans recompute what may not be recomputed any more."""
+        keys, self._outdated = self._outdated, []
+        return [
+            guide
+            for guide in self._guides
+            if guide.signature[0] in keys and guide.stage is Stage.GUIDED
+        ]
 
     # -- what an iteration has been -------------------------------------------
     def meet(self, guide: Guide, tried: bool) -> None:
@@ -206,6 +242,9 @@ class KnownSignatures:
     def add(self, guide: Guide) -> None:
         """Takes a guide in whose first iteration has been recorded."""
         key = guide.signature[0]
+        habits = self._family(key).habits
+        habits.add(guide.habits)
+        guide.share(habits)
         if any(other.signature[0] == key for other in self._guides):
             self._unused += 1
             more = self._unused < MOST_UNUSED_DRAFTS

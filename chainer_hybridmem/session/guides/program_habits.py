@@ -1,4 +1,10 @@
-"""What a program does with feature maps beside what its graph tells."""
+"""What a program does with feature maps beside what its graph tells.
+
+Note: [habits of a family]
+    Which signature an iteration has, only its end tells. Until then it follows the plan
+    of one that begins in the same way. So all signatures that begin alike share what is
+    learnt about any of them: what later iterations ask of one may be asked of each.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from chainer_hybridmem.records.profile import Slot
 
 
 class ProgramHabits:
-    """What iterations of one signature have been seen to do with their maps.
+    """What iterations that begin alike have been seen to do with their maps.
 
     Args:
         outliving (set of Slot): Of maps that later iterations have asked for.
@@ -25,7 +31,6 @@ class ProgramHabits:
         self.outliving = set(outliving)
         self.written = set(written)
         self.recomputes = recomputes
-        self._has_waited = False
 
     def outlive(self, slots: Iterable[Slot]) -> None:
         """A later iteration has asked for maps with these slots."""
@@ -39,11 +44,8 @@ class ProgramHabits:
         """A later backward comes over the graph after an update."""
         self.recomputes = False
 
-    def wait_for_states(self) -> bool:
-        """States come after the first iteration; whether to wait for the next one.
-
-        ChainerMN's first update only hands out parameters. Once is enough: a program
-        that makes more in every iteration is planned all the same.
-        """
-        waits, self._has_waited = not self._has_waited, True
-        return waits
+    def add(self, other: ProgramHabits) -> None:
+        """All that others have been seen to do."""
+        self.outlive(other.outliving)
+        self.write(other.written)
+        self.recomputes = self.recomputes and other.recomputes

@@ -10,7 +10,6 @@ import chainer
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import clear_handled
 from chainer_hybridmem.estimation.specs import spec_of
-from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.session.guides.operation_key import (
     OperationKey,
     make_backward_key,
@@ -22,6 +21,7 @@ from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.iteration_start import IterationStart
 from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.iterations.link_path import LinkPath
+from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_thread import ThreadGuard
@@ -38,6 +38,7 @@ class GraphHook(chainer.FunctionHook):
         learning (Learning): Takes iterations that have ended.
         path (LinkPath): Names operations.
         guard (ThreadGuard): Is added to functions.
+        older (OlderGraphs): Knows the operations of forward functions.
 
     Attributes:
         iteration (Iteration): The one under way; between two, the last one.
@@ -54,6 +55,7 @@ class GraphHook(chainer.FunctionHook):
         learning: Learning,
         path: LinkPath,
         guard: ThreadGuard,
+        older: OlderGraphs,
     ) -> None:
         self.iteration = Iteration()
         self._memory = runtime.device.memory
@@ -68,9 +70,9 @@ class GraphHook(chainer.FunctionHook):
         self._learning = learning
         self._path = path
         self._guard = guard
+        self._older = older
         self._meet: Callable[[type], None] | None = None
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
-        self._executor.tell_asked(self._note_asked)
         self._executor.idle.tell_found(self._guard_maps)
 
     def enter(self, meet: Callable[[type], None] | None) -> None:
@@ -201,7 +203,7 @@ class GraphHook(chainer.FunctionHook):
         k = iteration.start_backward()
         if self._replays.watching:
             self._replays.start_backward()
-        forward = self._find_forward(iteration, function)
+        forward = self._older.find_forward(iteration, function)
         name = graph.function_name(function)
         label = f'backward of {name}'
         self._start_operation(iteration, k, make_backward_key(forward, name), label)
@@ -260,39 +262,6 @@ class GraphHook(chainer.FunctionHook):
         """A backward in another thread would miss what is away."""
         if self._executor.maps.find(function):
             graph.add_local_hook(function, self._guard)
-
-    def _find_forward(self, iteration: Iteration, function: Any) -> int:
-        """The forward operation of a backward function; -1 if it is none of these.
-
-        What an older iteration's graph is asked for must not be recomputed:
-        parameters may be others.
-        """
-        known = self._executor.functions.find(function)
-        if known is None or known.origin is None:
-            return -1
-        if known.origin is iteration:
-            return known.operation
-        guide = known.origin.following.guide
-        if guide is not None:
-            updated = self._executor.functions.is_updated(function)
-            guide.outlive(self._find_slots(function), updated)
-        return -1
-
-    def _find_slots(self, function: Any) -> list[Slot]:
-        """Where a function of an iteration has its feature maps."""
-        known = self._executor.functions.know(function)
-        return [
-            slot
-            for live in known.maps
-            for slot in live.slots.name_made_by(known.operation)
-        ]
-
-    def _note_asked(self, function: Any, slots: list[Slot]) -> None:
-        """The program reads what the graph keeps: later iterations must not drop it."""
-        known = self._executor.functions.find(function)
-        origin = None if known is None else known.origin
-        if origin is not None and origin.following.guide is not None:
-            origin.following.guide.outlive(slots, updated=False)
 
     # -- iterations -----------------------------------------------------------
     def _is_broken_off(self, iteration: Iteration) -> bool:
@@ -360,7 +329,8 @@ class GraphHook(chainer.FunctionHook):
             self._executor.idle.know_all()
             evictor.reclaim(missing_bytes)
         if self._memory.used_bytes > goal_bytes:
-            evictor.collect_garbage(self._memory.used_bytes - goal_bytes)
+            missing_bytes = self._memory.used_bytes - goal_bytes
+            evictor.collect_garbage(missing_bytes, self._splitter.has_other_way)
 
     # -- what is told ---------------------------------------------------------
     def name_state(self) -> str:

@@ -65,7 +65,7 @@ class GuideSwitching:
         """The signature is unknown: passive from here."""
         following.deviate()
         self._executor.leave_plan()
-        self._splitter.switch({})
+        self._splitter.switch(None)
         self._instruments.stop_following()
         if self._instruments.recorder is not None:
             self._instruments.recorder.mark_as_draft()

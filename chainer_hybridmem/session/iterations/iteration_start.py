@@ -61,7 +61,7 @@ class IterationStart:
             OutOfMemoryError: If it surely cannot end, with a limit that does.
             SessionError: If replays of earlier iterations have made something else.
         """
-        self._quiet.begin_iteration()
+        self._quiet.begin_iteration(iteration)
         late_differences.refuse(self._device, wait=False)
         guide = self._signatures.begin(key)
         iteration.follow(guide)
@@ -80,7 +80,7 @@ class IterationStart:
         executor.begin(None, {})
         if not executor.maps.all_present:
             return False
-        self._splitter.begin({})
+        self._splitter.begin(None)
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
@@ -98,7 +98,7 @@ class IterationStart:
         may_switch = not self._signatures.begins_alone(key)
         if guide is None:
             self._executor.begin(None, {}, (), may_switch, (), None)
-            self._splitter.begin({})
+            self._splitter.begin(None)
         else:
             self._follow(guide, may_switch)
             iteration.note_foreign(self._count_foreign(guide))

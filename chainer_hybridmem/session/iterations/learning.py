@@ -88,6 +88,7 @@ class Learning:
             self._signatures.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
                 self._finish_guided(iteration, guide)
+        self._profile_outdated()
         instruments.stop_placing()
         recorder = instruments.take_recorder()
         if recorder is not None:
@@ -98,6 +99,12 @@ class Learning:
                 iteration.fingerprint,
                 seconds + time.perf_counter() - start,
             )
+
+    def _profile_outdated(self) -> None:
+        """What may not be recomputed any more is planned anew."""
+        for guide in self._signatures.take_outdated():
+            self._executor.settle()  # graphs that live on keep their host copies
+            guide.profile_again()
 
     # -- figures --------------------------------------------------------------
     def count(self, iteration: Iteration, seconds: float) -> None:

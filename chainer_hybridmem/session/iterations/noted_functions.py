@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Reference = weakref.ref[Any]
+Older = tuple[Any, int, Reference]  # the iteration, the number, the function
 PURGED = 4096  # references, from which on dead ones are looked for
 
 
@@ -29,8 +30,8 @@ class NotedFunctions:
     """
 
     __slots__ = (
-        '_front', '_older', '_older_ended', '_purge_at', 'ended', 'functions',
-        'nested', 'running',
+        '_front', '_iteration', '_older', '_older_ended', '_purge_at', 'ended',
+        'functions', 'nested', 'running',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -40,7 +41,8 @@ class NotedFunctions:
         self.ended: list[Reference] = []
         self.running: list[Reference] = []
         self._front = 0  # of the functions, so many have been handed out
-        self._older: list[Reference] = []
+        self._iteration: Any = None  # that runs them
+        self._older: list[Older] = []
         self._older_ended: list[Reference] = []
 
     def note_nested(self, function: Any) -> None:
@@ -61,13 +63,17 @@ class NotedFunctions:
         self.functions = before + after
         self._purge_at = max(PURGED, 2 * len(self.functions))
 
-    def begin(self) -> None:
-        """Another iteration begins: what is noted belongs to older graphs."""
-        functions = [reference for _, reference in self.functions]
-        self._older = _living(self._older, functions)
-        self._older_ended = (
-            _living(self._older_ended, self.ended) if self._older else []
-        )
+    def begin(self, iteration: Any) -> None:
+        """Another iteration begins: what is noted belongs to older graphs.
+
+        Args:
+            iteration: Runs what is noted from here on.
+        """
+        last, self._iteration = self._iteration, iteration
+        older = [one for one in self._older if one[2]() is not None]
+        older.extend((last, k, f) for k, f in self.functions if f() is not None)
+        self._older = older
+        self._older_ended = _living(self._older_ended, self.ended) if older else []
         self._forget()
 
     def _forget(self) -> None:
@@ -104,14 +110,19 @@ class NotedFunctions:
         """Whether everything but the last function has been handed out."""
         return not self.ended and self._front >= len(self.functions) - 1
 
-    def take_older(self) -> tuple[list[Any], list[Any]]:
+    def take_older(self) -> tuple[list[tuple[Any, int, Any]], list[Any]]:
         """Living functions of older graphs, and which have run backward.
 
         They are forgotten here.
+
+        Returns:
+            Functions behind their iterations and their numbers, -1 for nested ones;
+            those whose backward has ended.
         """
         older, ended = self._older, self._older_ended
         self._older, self._older_ended = [], []
-        return list(_alive(older)), list(_alive(ended))
+        found = ((last, k, reference()) for last, k, reference in older)
+        return [one for one in found if one[2] is not None], list(_alive(ended))
 
     def take(self) -> tuple[list[tuple[int, Any]], list[Any], list[Any]]:
         """What the iteration under way has run; it is forgotten here.

@@ -105,6 +105,7 @@ class Observation:
         )
         if not self._detail.timed:
             recorder.skip_times()
+        self._runtime.splitter.try_whole()
         if self._detail.parts and recorder.trial:
             self._runtime.splitter.try_parts(recorder)
         if profiled and self._options.cross_iteration:

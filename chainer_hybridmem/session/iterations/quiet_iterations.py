@@ -22,6 +22,7 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
+from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.runtime import Runtime
@@ -40,6 +41,7 @@ class QuietIterations:
         replays (ReplayTrials): Prepares functions for being run again.
         path (LinkPath): Names operations.
         guard (ThreadGuard): Is added to functions.
+        older (OlderGraphs): Is told what is asked of older graphs.
 
     Attributes:
         replays (ReplayTrials): As given.
@@ -52,6 +54,7 @@ class QuietIterations:
         replays: ReplayTrials,
         path: LinkPath,
         guard: ThreadGuard,
+        older: OlderGraphs,
     ) -> None:
         self._device = runtime.device
         self._executor = runtime.executor
@@ -60,6 +63,7 @@ class QuietIterations:
         self.replays = replays
         self._path = path
         self._guard = guard
+        self._older = older
         self._rules = self._executor.evictor.rules
         self._noted = NotedFunctions()
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
@@ -68,9 +72,9 @@ class QuietIterations:
         """The session begins in this thread."""
         self._settings = graph.settings()
 
-    def begin_iteration(self) -> None:
+    def begin_iteration(self, iteration: Iteration) -> None:
         """Another iteration begins, quiet or not."""
-        self._noted.begin()
+        self._noted.begin(iteration)
 
     # -- what the hooks tell --------------------------------------------------
     def take_forward(
@@ -139,6 +143,7 @@ class QuietIterations:
                     executor.before_unknown()
                     return
                 self._know(k, function, iteration.first_serial + k)
+            self._older.find_forward(iteration, function)
             executor.before_backward(k, function)
 
     def end_backward(self, iteration: Iteration, function: Any) -> None:
@@ -188,7 +193,7 @@ class QuietIterations:
         iteration.name_operation(label)
         functions, ended, running = self._noted.take()
         for k, function in functions:
-            self._know(k, function, iteration.first_serial + max(k, 0))
+            self._know(k, function, iteration.first_serial + max(k, 0), iteration)
         if functions and graph.is_unfinished(functions[-1][1]):
             iteration.wait_for(*functions[-1])
         self._executor.catch_up(ended, running)
@@ -197,8 +202,8 @@ class QuietIterations:
     def know_older(self) -> bool:
         """Makes graphs of older quiet iterations known; whether any lives."""
         functions, ended = self._noted.take_older()
-        for k, function in enumerate(functions):
-            self._know(k, function, self._executor.maps.serial + 1)
+        for origin, k, function in functions:
+            self._know(k, function, self._executor.maps.serial + 1, origin)
         self._executor.catch_up(ended, ())
         return bool(functions)
 
@@ -219,7 +224,7 @@ class QuietIterations:
         self._executor.catch_up(ended, ())
         if not ended:
             for k, function in self._noted.next_functions(count):
-                self._know(k, function, serial + k)
+                self._know(k, function, serial + k, iteration)
 
     def _know_running(self, iteration: Iteration) -> None:
         """What backward functions under way read must not go."""
@@ -228,10 +233,21 @@ class QuietIterations:
             self._know(k, function, iteration.first_serial + k)
         self._executor.catch_up((), running)
 
-    def _know(self, k: int, function: Any, serial: int) -> None:
-        """What a function has left in the graph is known from now on."""
+    def _know(
+        self, k: int, function: Any, serial: int, origin: Iteration | None = None
+    ) -> None:
+        """What a function has left in the graph is known from now on.
+
+        Args:
+            k: Its number; -1 for a nested one.
+            function: The function.
+            serial: Its place in the order of functions.
+            origin: The iteration that has run it, if the number is that of its forward.
+        """
         executor = self._executor
         if not (graph.is_unfinished(function) or executor.functions.is_known(function)):
+            if origin is not None and k >= 0:
+                executor.functions.know(function).belong_to(origin, k)
             executor.complete(k, function, serial)
             if executor.maps.find(function):
                 graph.add_local_hook(function, self._guard)

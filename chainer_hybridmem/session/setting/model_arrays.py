@@ -11,6 +11,7 @@ from chainer_hybridmem.chainer_access.owners import (
     model_arrays,
     named_arrays,
     owners_of,
+    parameters_of,
     permanent_arrays,
 )
 from chainer_hybridmem.devices.protocol import Device
@@ -85,5 +86,5 @@ class ModelArrays:
         return self._sum_updates() - self._updates_before
 
     def _sum_updates(self) -> int:
-        rules = (parameter.update_rule for parameter in self._model.params())
+        rules = (parameter.update_rule for _, parameter in parameters_of(self._model))
         return sum(rule.t for rule in rules if rule is not None)

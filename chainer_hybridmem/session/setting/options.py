@@ -84,6 +84,9 @@ class Options:
         rules: What plans may do with feature maps, by name of a layer or function,
             such as ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at
             most 2GiB'}``; see docs/guide/rules.md.
+        keep_graph: Whether a graph that outlives the session comes back whole, also
+            beyond ``memory_limit``. Else it does as far as the limit has room, and a
+            read of the rest says that it is gone.
         planner_options: Options of the planner; others are taken for those.
 
     Attributes:
@@ -116,6 +119,7 @@ class Options:
     verify: bool | int = False
     communicator: Any = None
     rules: Any = None  # pairs of pattern and rule, once they are checked
+    keep_graph: bool = False
     planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -197,7 +201,7 @@ class Options:
         return find_planner(self.planner).feeds_back
 
     def _check_switches(self) -> None:
-        for name in ('improve', 'arena'):
+        for name in ('improve', 'arena', 'keep_graph'):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionError(f'{name} is {value!r}; True or False is needed.')

@@ -1,0 +1,197 @@
+"""Programs after public bug reports train with the bits of plain Chainer."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from typing import Any
+from unittest import mock
+
+import pytest
+from support import reports
+from support.scenarios import Run
+
+from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.execution import evictor, rescue
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.rescue import Rescue
+from chainer_hybridmem.splitting import rules
+
+QUICK: dict[Any, dict[str, Any]] = {
+    'hybrid': {'steps': 1000},
+    'swap-opt': {'node_budget': 60},
+    'pooch': {'node_budget': 60},
+}
+
+
+@functools.cache
+def plain(program: Any) -> Run:
+    run = Run(counted=True)
+    program(run)
+    return run
+
+
+def train(program: Any, share: float, planner: str | None = None) -> Any:
+    """The session of a run in part of the memory that plain Chainer needs."""
+    expected = plain(program)
+    options = {'memory_limit': int(share * expected.peak_bytes)}
+    if planner is not None:
+        options |= {'planner': planner, **QUICK.get(planner, {})}
+    run = Run(options)
+    program(run)
+    for i, (left, right) in enumerate(zip(expected.records, run.records, strict=True)):
+        assert left == right, f'update {i}'
+    assert run.session.statistics()['footprint_bytes'] <= options['memory_limit']
+    return run.session
+
+
+# -- the model is read while a link runs -----------------------------------------
+@pytest.mark.parametrize(
+    'program', [reports.spectral_normalization, reports.weight_standardization]
+)
+@pytest.mark.parametrize(('share', 'planner'), [(0.75, None), (0.65, 'swap-all')])
+def test_parameters_are_replaced_while_their_link_runs(program, share, planner):
+    train(program, share, planner)
+
+
+# -- two registries of one map ----------------------------------------------------
+@pytest.mark.parametrize(
+    ('program', 'share', 'planner'),
+    [
+        (reports.penalty_of_relu, 0.72, None),
+        (reports.penalty_of_relu, 0.72, 'pooch'),
+        (reports.penalty_of_leaky_relu, 0.75, 'hybrid'),
+        (reports.penalty_of_convolutions, 0.65, None),
+        (reports.penalty_of_convolutions, 0.65, 'swap-all'),
+        (reports.penalty_of_convolutions, 0.7, 'swap-opt'),
+    ],
+)
+def test_gradient_penalties(program, share, planner):
+    train(program, share, planner)
+
+
+@pytest.mark.parametrize('state', ['leaving', 'away', 'coming', 'gone'])
+def test_a_forgotten_map_is_not_away_whoever_still_names_it(state, host_map):
+    device, live = host_map
+    if state != 'gone':
+        live.start_swap_out()
+    if state in ('away', 'coming'):
+        live.release()
+    if state == 'coming':
+        live.start_swap_in()
+    if state == 'gone':
+        live.drop()
+    copy = live.host.copy
+    live.forget()
+    used_bytes = device.memory.used_bytes
+    for act in (
+        *(live.start_swap_out, live.release, live.stay, live.drop),
+        *(live.start_swap_in, live.finish_swap_in, live.vacate, live.return_if_held),
+    ):
+        act()
+    assert live.state is State.RESIDENT and live.host.copy is None
+    assert device.memory.used_bytes == used_bytes
+    if copy is not None:
+        with pytest.raises(SwapStoreError, match='closed'):
+            _ = copy.block
+
+
+@pytest.fixture
+def host_map():
+    """A device and a map of it that a node of a living graph has."""
+    import chainer
+    import numpy as np
+
+    from chainer_hybridmem.chainer_access.graph import SlotRef
+    from chainer_hybridmem.devices.host.device import HostDevice
+    from chainer_hybridmem.records.profile import Slot, SlotKind
+
+    device = HostDevice(1 << 24)
+    device.memory.install(lambda missing: None)
+    try:
+        variable = chainer.Variable(np.zeros(1 << 16, np.float32))
+        node, array = variable.node, variable.array
+        node.retain_data()
+        live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
+        slot = Slot(0, SlotKind.OUTPUT, 0)
+        live.add(SlotRef(slot, node, device.arrays.capture(array)), array)
+        del variable, array
+        yield device, live
+    finally:
+        device.memory.uninstall()
+        device.close()
+
+
+# -- what is learnt about one signature -------------------------------------------
+@pytest.mark.parametrize(
+    ('length', 'share', 'planner'),
+    [
+        (2, 0.75, None),
+        (3, 0.75, None),
+        (3, 0.75, 'hybrid'),
+        (5, 0.6, 'pooch'),
+        (6, 0.6, 'hybrid'),
+    ],
+)
+def test_graphs_that_live_over_several_iterations(length, share, planner):
+    program = _cycle(length)
+    session = train(program, share, planner)
+    if planner is not None:  # all that come again are learnt
+        assert session.statistics()['guided_iterations'] >= length
+
+
+@functools.cache
+def _cycle(length: int) -> Any:
+    return functools.partial(
+        reports.cycle, length=length, steps=3, iterations=5 * length + 5
+    )
+
+
+# -- rescues have a price ----------------------------------------------------------
+@pytest.mark.parametrize(
+    ('program', 'share'), [(reports.distillation, 0.55), (reports.new_sizes, 0.65)]
+)
+def test_garbage_is_not_collected_again_and_again_in_vain(program, share, monkeypatch):
+    """Functions run in parts in every iteration: that is another way."""
+    collector = mock.Mock(wraps=gc)
+    monkeypatch.setattr(evictor, 'gc', collector)
+    monkeypatch.setattr(rescue, 'SHARE', 0.0)  # however fast the machine is
+    in_parts, run = [0], rules.run
+
+    def counted(*args: Any, **options: Any) -> Any:
+        in_parts[0] += 1
+        return run(*args, **options)
+
+    monkeypatch.setattr(rules, 'run', counted)
+    train(program, share)
+    assert in_parts[0] >= 10
+    assert collector.collect.call_count <= 2
+
+
+def test_a_rescue_that_helps_is_free_and_one_that_does_not_has_a_price(monkeypatch):
+    now, used = [0.0], [100]
+    monkeypatch.setattr(rescue.time, 'perf_counter', lambda: now[0])
+
+    def act(seconds: float, freed: int) -> None:
+        now[0] += seconds
+        used[0] -= freed
+
+    work = iter([(1.0, 10), (1.0, 0), (0.1, 5), (0.2, 0)])
+    tried = Rescue(lambda: act(*next(work)), lambda: used[0])
+    assert tried.pays
+    assert tried.run() and tried.pays
+    assert not tried.run() and not tried.pays
+    now[0] = 1.0 / rescue.SHARE + 1
+    assert tried.pays  # a small share of all time
+    assert tried.run() and tried.vain_seconds == 0.0
+    assert not tried.run() and tried.vain_seconds == pytest.approx(0.2)
+
+
+# -- others --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ('program', 'share'),
+    [(reports.adversarial_training, 0.7), (reports.meta_learning, 0.7)],
+)
+@pytest.mark.parametrize('planner', [None, 'hybrid'])
+def test_several_backward_passes_in_a_step(program, share, planner):
+    train(program, share, planner)
