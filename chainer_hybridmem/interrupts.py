@@ -1,7 +1,17 @@
-"""Holds Ctrl-C back while something runs that must not stop halfway."""
+"""Holds Ctrl-C back while something runs that must not stop halfway, or lets it out.
+
+Note: [signals and native code]
+    Python runs a handler between two of its own instructions only. Ctrl-C waits for
+    native code; so whatever takes long runs in parts (:mod:`.annealing`), or
+    beside the main thread (:func:`run_aside`). Where native code runs instructions of
+    Python itself, what a handler raises meets code that does not expect it, and the
+    process may crash; so compiled functions return nothing that is made by such
+    instructions (:func:`.jit.compiled`).
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import signal
@@ -10,8 +20,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, cast
 
+_LOOK_SECONDS = 0.1
 _JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
 Function = TypeVar('Function', bound=Callable[..., Any])
+Result = TypeVar('Result')
 
 
 class HeldBack:
@@ -61,6 +73,48 @@ def start_whole(thread: threading.Thread, give_up: Callable[[], object]) -> None
             with contextlib.suppress(RuntimeError):
                 thread.join(_JOIN_SECONDS)
             raise
+
+
+def run_aside(function: Callable[[], Result]) -> Result:
+    """Calls native code that takes long and lets other threads run meanwhile.
+
+    In the main thread this waits for another thread, and a handler of a signal may
+    raise while it waits. Nothing stops the native code then: it has a second to end,
+    and is left alone if it takes longer. See Note: [signals and native code].
+
+    Args:
+        function: Changes nothing that others use.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    running = threading.Lock()  # an event, and starting a Thread, break if a handler
+    running.acquire()  # raises while they wait
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            running.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # the system gives no thread
+        return function()
+    try:
+        # A signal may have been taken by another thread, and does not wake this one.
+        while not running.acquire(timeout=_LOOK_SECONDS):
+            pass
+    except BaseException:  # a process that exits now would find a thread in C++
+        if not (results or errors):
+            running.acquire(timeout=_JOIN_SECONDS)
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def held_back(function: Function) -> Function:

@@ -34,6 +34,12 @@ def compiled(
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
 
+    If Python calls it, it returns numbers, or a tuple of numbers: arrays and named
+    tuples are made by instructions of Python, inside which Ctrl-C would end in a
+    ``SystemError`` or crash the process. Results go into arrays that it is given. And
+    it takes less than a second, for which Ctrl-C waits. See Note: [signals and native
+    code] in :mod:`.interrupts`.
+
     Args:
         signature: Numba's; none compiles for whatever types come.
         uses: Modules whose compiled functions this one calls. The cache of numba

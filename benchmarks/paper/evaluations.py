@@ -107,7 +107,7 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
         began = time.process_time()
         local_search.anneal(
             problem.arrays,
-            start.action,
+            start.action.copy(),
             limit,
             search.lead,
             problem.swap_out_seconds,
@@ -122,6 +122,9 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
             0.0,
             seed,
             search.work,
+            np.zeros_like(start.action),
+            np.zeros(4),
+            steps,
         )
         took.append((time.process_time() - began) / steps * 1e6)
     return float(np.median(took))

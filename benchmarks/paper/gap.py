@@ -118,7 +118,7 @@ def evaluate_all(
     for action in candidates:
         total += kernel.evaluate(
             a, action, limit, lead, out_seconds, in_seconds, True, False, np.inf, w
-        ).seconds
+        )[0]
     return total
 
 

@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the arguments cannot be understood, and with 0
             after ``--help`` and ``--version``.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    args = make_parser(argv).parse_args(argv)
     unread = sys.stdout is None
-    _prepare_streams()
     try:
+        argv = sys.argv[1:] if argv is None else argv
+        args = make_parser(argv).parse_args(argv)
+        _prepare_streams()
         with told(_tell):
             status: int = args.command.run(args)
         sys.stdout.flush()

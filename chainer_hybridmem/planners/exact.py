@@ -32,7 +32,7 @@ from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound, tighten
 from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
-from chainer_hybridmem.search.candidates import Candidate, Search
+from chainer_hybridmem.search.candidates import SWAP, Candidate, Search
 from chainer_hybridmem.search.enumeration import count_assignments, find_fastest
 from chainer_hybridmem.search.planner_options import SECONDS
 from chainer_hybridmem.search.repairs import find_start
@@ -107,7 +107,8 @@ class _Run:
     def enumerate(self) -> None:
         """Simulates all assignments."""
         for search in self.searches:
-            action, count = find_fastest(
+            action = search.fill(SWAP)
+            count = find_fastest(
                 self.problem.arrays,
                 self.limit_bytes,
                 search.lead,
@@ -115,6 +116,7 @@ class _Run:
                 self.problem.swap_in_seconds,
                 search.barrier,
                 search.work,
+                action,
             )
             search.count(count)
             self.offer(action)

@@ -15,6 +15,8 @@ LEAST_STEPS, MOST_STEPS = 50_000, 100_000
 STEPS_TIMES_OPERATIONS = 32_000_000  # less than a second of today's processors
 LARGE_STEPS_TIMES_OPERATIONS = 200_000_000  # with more than MANY_MAPS
 TOLERANCE = 1e-4  # of the bound
+FIRST_PART = 100  # steps of a round's first part
+PART_SECONDS = 0.2  # of each that follows
 COLD = 1e-5  # last temperature, of the in-core time
 WARMEST = 2e-3  # first temperature, likewise
 # Beyond so many feature maps everything swapped is too far from anything good: rounds
@@ -126,26 +128,38 @@ class Annealer:
             return start
         began = time.perf_counter()
         pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
-        action, _, done = local_search.anneal(
-            problem.arrays,
-            start.action,
-            search.limit_bytes,
-            search.lead,
-            problem.swap_out_seconds,
-            problem.swap_in_seconds,
-            search.barrier,
-            self._kinds,
-            pointers,
-            alike,
-            steps,
-            max(warm, 2 * cold),
-            cold,
-            goal,
-            seed,
-            search.work,
-        )
+        current, best, state = start.action.copy(), start.action.copy(), np.zeros(4)
+        done, part, judged = 0, FIRST_PART, FIRST_PART
+        # Ctrl-C comes out between two calls only: none of them takes long.
+        while done < steps and judged == part:
+            if done:
+                rate = done / (time.perf_counter() - began)
+                part = max(FIRST_PART, int(rate * PART_SECONDS))
+            part = min(part, steps - done)
+            judged = local_search.anneal(
+                problem.arrays,
+                current,
+                search.limit_bytes,
+                search.lead,
+                problem.swap_out_seconds,
+                problem.swap_in_seconds,
+                search.barrier,
+                self._kinds,
+                pointers,
+                alike,
+                steps,
+                max(warm, 2 * cold),
+                cold,
+                goal,
+                seed,
+                search.work,
+                best,
+                state,
+                part,
+            )
+            done += judged
         self.budget.count(done, time.perf_counter() - began)
-        found = search.evaluate(action)
+        found = search.evaluate(best)
         return found if found.seconds < start.seconds else start
 
     def warm_up(self, groups: tuple[np.ndarray, np.ndarray] | None = None) -> None:

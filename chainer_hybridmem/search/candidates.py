@@ -19,7 +19,14 @@ from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.obedience import NUMBERS, keeps_everything, obeyed
 from chainer_hybridmem.simulation.problem import Problem, with_rules
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
-from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work, make_work
+from chainer_hybridmem.simulation.work import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Outcome,
+    Work,
+    make_work,
+)
 from chainer_hybridmem.units import format_bytes
 
 __all__ = [
@@ -136,7 +143,7 @@ class Search:
         if free >= 0:
             out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
             out_seconds[free] = in_seconds[free] = 0.0
-        outcome = kernel.judge(
+        result = kernel.judge(
             self.problem.arrays,
             action,
             self.limit_bytes,
@@ -147,6 +154,7 @@ class Search:
             np.inf,
             self.work,
         )
+        outcome = Outcome(*result)
         return Candidate(
             action=action.copy(),
             seconds=outcome.seconds,
@@ -162,7 +170,7 @@ class Search:
         entries = 0
         for _ in range(2):  # the second time, the program has the room it needs
             work = make_work(self.problem.arrays, entries)
-            entries = kernel.evaluate(
+            result = kernel.evaluate(
                 self.problem.arrays,
                 candidate.action,
                 self.limit_bytes,
@@ -173,7 +181,8 @@ class Search:
                 self.barrier,
                 np.inf,
                 work,
-            ).entries
+            )
+            entries = Outcome(*result).entries
         return work
 
     def in_core_fits(self) -> bool:

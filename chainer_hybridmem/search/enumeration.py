@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -28,19 +27,24 @@ def find_fastest(
     in_seconds: np.ndarray,
     barrier: bool,
     w: Work,
-) -> Any:
-    """Simulates every assignment: the first of the fastest, and how many there are."""
+    best: np.ndarray,
+) -> int:
+    """Simulates every assignment, and writes the first of the fastest into ``best``.
+
+    Returns:
+        int: How many there are.
+    """
     allowed = a.allowed
     action = np.zeros(len(allowed), np.int64)
     for i in range(len(action)):
         while not allowed[i, action[i]]:
             action[i] += 1
-    best = action.copy()
+    best[:] = action
     best_seconds, count, m = np.inf, 0, 0
     while m < len(action):
         seconds = kernel.judge(
             a, action, limit, lead, out_seconds, in_seconds, barrier, best_seconds, w
-        ).seconds
+        )[0]
         count += 1
         if seconds < best_seconds:
             best_seconds = seconds
@@ -56,4 +60,4 @@ def find_fastest(
             while not allowed[m, action[m]]:
                 action[m] += 1
             m += 1
-    return best, count
+    return count

@@ -11,8 +11,6 @@ and what helps one block often helps the next.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
@@ -164,7 +162,7 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
 @compiled(uses=(kernel, *kernel.PARTS, coarse), nogil=True)
 def anneal(
     a: Arrays,
-    start: np.ndarray,
+    current: np.ndarray,
     limit: int,
     lead: np.ndarray,
     out_seconds: np.ndarray,
@@ -179,10 +177,14 @@ def anneal(
     goal: float,
     seed: int,
     w: Work,
-) -> Any:
-    """Simulated annealing from a feasible start.
+    best: np.ndarray,
+    state: np.ndarray,
+    part: int,
+) -> int:
+    """Simulated annealing from a feasible start, or a part of it.
 
     Args:
+        current: (M,) where it begins, and how far it has come in the end.
         kind_of: (M,) number of the function that makes each map.
         pointers: Groups of maps to change evenly spread, as in :func:`.coarse.spread`;
             empty for moves of a few maps.
@@ -192,22 +194,27 @@ def anneal(
         cold: Last temperature in seconds.
         goal: Stop when a plan is this fast.
         seed: Of the random moves.
+        best: Result, (M,) best actions.
+        state: (4,) candidates judged so far, and seconds of ``current``, of ``best``
+            and of the temperature. Zeros before the first part.
+        part: Candidates to judge at most in this part.
 
     Returns:
-        tuple: Best actions, their seconds, candidates judged.
+        int: Candidates judged in this part; fewer than ``part`` only in the last one.
     """
-    np.random.seed(seed)
-    current = start.copy()
-    proposed = start.copy()
-    best = start.copy()
-    now = kernel.judge(
-        a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
-    ).seconds
-    best_seconds = now
+    proposed = current.copy()
+    if state[0] == 0:
+        np.random.seed(seed)
+        best[:] = current
+        state[1] = state[2] = kernel.judge(
+            a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
+        )[0]
+        state[3] = warm
+    now, best_seconds, temperature = state[1], state[2], state[3]
     cooling = (cold / warm) ** (1.0 / max(steps, 1))
-    temperature = warm
+    part = min(part, steps - int(state[0]))
     done = 0
-    while done < steps and best_seconds > goal:
+    while done < part and best_seconds > goal:
         done += 1
         temperature *= cooling
         if len(pointers) == 0:
@@ -223,7 +230,7 @@ def anneal(
         ceiling = now - temperature * np.log(1 - np.random.random())
         seconds = kernel.judge(
             a, proposed, limit, lead, out_seconds, in_seconds, barrier, ceiling, w
-        ).seconds
+        )[0]
         if seconds <= ceiling:
             now = seconds
             current[:] = proposed
@@ -232,4 +239,6 @@ def anneal(
                 best[:] = current
         else:
             proposed[:] = current
-    return best, best_seconds, done
+    state[0] += done
+    state[1], state[2], state[3] = now, best_seconds, temperature
+    return done

@@ -39,7 +39,7 @@ from chainer_hybridmem.simulation.releases import (
 )
 from chainer_hybridmem.simulation.replays import lay_out_replays
 from chainer_hybridmem.simulation.swap_ins import place_swap_ins
-from chainer_hybridmem.simulation.work import KEEP, NEED, RECOMPUTE, SWAP, Outcome, Work
+from chainer_hybridmem.simulation.work import KEEP, NEED, RECOMPUTE, SWAP, Result, Work
 
 # Share of a least time that no rounding of sums can make too much.
 SURELY = 1 - 1e-9
@@ -59,7 +59,7 @@ def evaluate(
     barrier: bool,
     ceiling: float,
     w: Work,
-) -> Outcome:
+) -> Result:
     """Positions and times for an assignment of actions.
 
     What does not fit, or takes longer than ``ceiling`` for sure, is given up as soon
@@ -82,7 +82,7 @@ def evaluate(
         w: Where positions and times go.
 
     Returns:
-        Outcome: It fits if ``seconds`` is finite.
+        tuple: The fields of an :class:`.Outcome`; it fits if the seconds are finite.
     """
     b0, n_maps = a.first_backward, len(action)
     load = w.load
@@ -102,7 +102,7 @@ def evaluate(
     peak, worst, now = leave_in_forward(a, action, limit, out_seconds, w)
     hasty, least = ceiling < np.inf, now + a.backward_seconds + beyond
     if hasty and (peak > limit or least * SURELY > ceiling):
-        return Outcome(np.inf, peak, worst, 0, collective)
+        return np.inf, peak, worst, 0, collective
 
     # Loads that must be there: each map over its own uses.
     for m in range(n_maps):
@@ -115,9 +115,9 @@ def evaluate(
             w.release[m] = b0
     entries = lay_out_replays(a, action, limit, collective, w)
     if entries < 0:
-        return Outcome(np.inf, limit + 1, -1 - entries, 0, collective)
+        return np.inf, limit + 1, -1 - entries, 0, collective
     if hasty and (least + w.replay_seconds[b0:].sum()) * SURELY > ceiling:
-        return Outcome(np.inf, peak, worst, entries, collective)
+        return np.inf, peak, worst, entries, collective
     heads, following = w.heads[NEED], w.following[NEED]
     list_by(w.needed, w.swap_out, heads, following)
     if barrier:
@@ -130,9 +130,9 @@ def evaluate(
     if high > peak:
         peak, worst = high, where
     if peak > limit:
-        return Outcome(np.inf, peak, worst, entries, collective)
+        return np.inf, peak, worst, entries, collective
     seconds = time_lanes(a, out_seconds, in_seconds, w) + beyond
-    return Outcome(seconds, peak, worst, entries, collective)
+    return seconds, peak, worst, entries, collective
 
 
 @compiled(counted=False, uses=PARTS)
@@ -146,22 +146,23 @@ def judge(
     barrier: bool,
     ceiling: float,
     w: Work,
-) -> Outcome:
+) -> Result:
     """What ``evaluate`` says: replays keep what they pass, unless that does not fit.
 
     Without retention no chain is shorter: what forward's memory or ``ceiling`` has
     ruled out needs no second look. What breaks a rule does not fit.
     """
     if a.ruled and breaks_rules(a, action):
-        return Outcome(np.inf, limit + 1, 0, 0, True)
+        return np.inf, limit + 1, 0, 0, True
     outcome = evaluate(
         a, action, limit, lead, out_seconds, in_seconds, True, barrier, ceiling, w
     )
-    if outcome.peak_bytes <= limit or outcome.entries == 0:
+    _, peak, worst, entries, _ = outcome
+    if peak <= limit or entries == 0:
         return outcome
-    if ceiling < np.inf and outcome.worst < a.first_backward:
+    if ceiling < np.inf and worst < a.first_backward:
         return outcome
     bare = evaluate(
         a, action, limit, lead, out_seconds, in_seconds, False, barrier, ceiling, w
     )
-    return bare if bare.peak_bytes < outcome.peak_bytes else outcome
+    return bare if bare[1] < peak else outcome

@@ -179,7 +179,8 @@ def _run_ranks(
     link = whole.profile.link
     shares = link.duplex_share, link.d2h_compute_share, link.h2d_compute_share
     starts = np.array(offsets, np.float64)
-    ends: np.ndarray = _run(_program(whole, plan), starts, iterations, shares, spans)
+    ends = np.full((len(starts), iterations), np.inf)
+    _run(_program(whole, plan), starts, shares, ends, spans)
     return ends.max(axis=0)
 
 
@@ -243,16 +244,15 @@ def _copies(
 def _run(
     p: _Program,
     starts: np.ndarray,
-    iterations: int,
     shares: tuple[float, float, float],
+    ends: np.ndarray,
     spans: np.ndarray,
-) -> np.ndarray:
-    """(ranks, iterations) moments at which iterations end.
+) -> None:
+    """Writes the moments at which iterations end into ``ends``, (ranks, iterations).
 
-    Writes (rank, lane, begin, end) into ``spans``, (rows, 4); lane 2 is compute.
+    And (rank, lane, begin, end) into ``spans``, (rows, 4); lane 2 is compute.
     """
-    n = len(starts)
-    ends = np.full((n, iterations), np.inf)
+    n, iterations = ends.shape
     done = np.zeros(n, np.int64)  # iterations that have ended
     step = np.full(n, -1)  # of the program; -1: between iterations
     until = starts.copy()  # what is waited for
@@ -309,7 +309,7 @@ def _run(
                     step[r] = -1
                     moved = True
         if done.min() == iterations:
-            return ends
+            return
         # How fast it all goes until the next event.
         busy = np.zeros(2, np.int64)
         sharing = np.zeros(2, np.int64)

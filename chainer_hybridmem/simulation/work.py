@@ -102,6 +102,10 @@ class Work(NamedTuple):
         return self.stalls[1]
 
 
+# What compiled code returns of an :class:`Outcome`; see :func:`.jit.compiled`.
+Result = tuple[float, int, int, int, bool]
+
+
 class Outcome(NamedTuple):
     """What an evaluation says about one assignment of actions."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
@@ -19,7 +17,9 @@ def find_tightest(
     first_backward: int,
     out_rate: float,
     in_rate: float,
-) -> Any:
+    most: np.ndarray,
+    pair: np.ndarray,
+) -> None:
     """The pairs that allow the fewest bytes to be away.
 
     Args:
@@ -29,16 +29,17 @@ def find_tightest(
         need: (n,) bytes that have to be away; where none, nothing is looked for.
         start: (n+1,) time at which the wait before each operation begins.
         run: (n,) time at which each operation begins.
-
-    Returns:
-        tuple: Per operation k the bytes that may have left by then, the i of that
-        pair, the bytes that can be back in time, the j of that pair.
+        most: Result, (2, n): per operation k the bytes that may have left by then, and
+            those that can be back in time; infinite where nothing is looked for.
+        pair: Result, (2, n): the i of the pair that says so, and the j of that pair.
     """
     out_pointers, out_slots, out_values = outs
     in_pointers, in_slots, in_values = ins
     n = len(need)
-    out_bytes, in_bytes = np.full(n, np.inf), np.full(n, np.inf)
-    out_from, in_to = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    out_bytes, in_bytes = most[0], most[1]
+    out_from, in_to = pair[0], pair[1]
+    out_bytes[:] = in_bytes[:] = np.inf
+    out_from[:] = in_to[:] = 0
     leaving, coming = np.zeros(n + 1), np.zeros(n + 1)
     for k in range(n):
         for e in range(out_pointers[k], out_pointers[k + 1]):
@@ -62,7 +63,6 @@ def find_tightest(
                 allowed = later + in_rate * (run[j] - start[k + 1])
                 if allowed < in_bytes[k]:
                     in_bytes[k], in_to[k] = allowed, j
-    return out_bytes, out_from, in_bytes, in_to
 
 
 def warm_up() -> None:
@@ -70,4 +70,6 @@ def warm_up() -> None:
     whole, number = np.zeros(0, np.int64), np.zeros(0)
     pointers = np.zeros(1, np.int64)
     changes = (pointers, whole, number)
-    find_tightest(changes, changes, number, np.zeros(1), number, 0, 1.0, 1.0)
+    none, pair = np.zeros((2, 0)), np.zeros((2, 0), np.int64)
+    one = np.zeros(1)
+    find_tightest(changes, changes, number, one, number, 0, 1.0, 1.0, none, pair)

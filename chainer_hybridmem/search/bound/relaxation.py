@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.search.bound.cuts import find_tightest
 from chainer_hybridmem.search.bound.events import Row, make_row
 from chainer_hybridmem.search.bound.model import Model
@@ -155,14 +156,16 @@ class Relaxation:
 
         model = self.model
         program = self.program()
-        result = optimize.linprog(
-            program.cost,
-            A_ub=program.matrix,
-            b_ub=program.right,
-            A_eq=program.equal,
-            b_eq=np.zeros(program.equal.shape[0]),
-            bounds=program.bounds,
-            method='highs-ds',
+        result = run_aside(
+            lambda: optimize.linprog(
+                program.cost,
+                A_ub=program.matrix,
+                b_ub=program.right,
+                A_eq=program.equal,
+                b_eq=np.zeros(program.equal.shape[0]),
+                bounds=program.bounds,
+                method='highs-ds',
+            )
         )
         if result.status != 0:
             return None
@@ -211,7 +214,8 @@ class Relaxation:
         waited = x[at.waited : at.away]
         start = waited + model.elapsed
         run = waited[1:] + model.elapsed[:-1]
-        out_bytes, out_from, in_bytes, in_to = find_tightest(
+        away, pairs = np.empty((2, model.n)), np.empty((2, model.n), np.int64)
+        find_tightest(
             self._sums.leaving.amounts(x, model.n),
             self._sums.coming.amounts(x, model.n),
             need,
@@ -220,7 +224,10 @@ class Relaxation:
             model.problem.arrays.first_backward,
             model.scaled.out_rate,
             model.scaled.in_rate,
+            away,
+            pairs,
         )
+        (out_bytes, in_bytes), (out_from, in_to) = away, pairs
         width = -(-model.n // STRETCHES)
         found = False
         for kind, most in (('at', eligible), ('out', out_bytes), ('in', in_bytes)):

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.search.bound.events import make_row
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.search.bound.whole_maps import MOST_COLUMNS, WholeMaps
@@ -102,15 +103,19 @@ class WholeRelaxation:
         program = self.relaxation.program(rows)
         lower, upper = program.bounds.T
         try:
-            result = optimize.milp(
-                program.cost,
-                integrality=self._is_whole[program.used],
-                bounds=optimize.Bounds(lower, upper),
-                constraints=[
-                    optimize.LinearConstraint(program.matrix, -np.inf, program.right),
-                    optimize.LinearConstraint(program.equal, 0, 0),
-                ],
-                options={'time_limit': time_budget, 'mip_rel_gap': 1e-6},
+            result = run_aside(
+                lambda: optimize.milp(
+                    program.cost,
+                    integrality=self._is_whole[program.used],
+                    bounds=optimize.Bounds(lower, upper),
+                    constraints=[
+                        optimize.LinearConstraint(
+                            program.matrix, -np.inf, program.right
+                        ),
+                        optimize.LinearConstraint(program.equal, 0, 0),
+                    ],
+                    options={'time_limit': time_budget, 'mip_rel_gap': 1e-6},
+                )
             )
         except ValueError as error:
             if 'vector::' not in str(error):
