@@ -49,6 +49,12 @@ class Stopwatch:
             self._told = True
             _tellers[-1](MESSAGE)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        running = time.perf_counter() - self._began if self._depth else 0.0
+        return self._seconds + running
+
     def end(self) -> None:
         """It is compiled."""
         self._depth -= 1

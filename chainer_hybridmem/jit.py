@@ -81,6 +81,10 @@ class _Listener(event.Listener):
     def __init__(self) -> None:
         self._stopwatch = Stopwatch()
 
+    @property
+    def seconds(self) -> float:
+        return self._stopwatch.seconds
+
     def on_start(self, event: Any) -> None:
         if event.data['dispatcher'].py_func in _ours:
             self._stopwatch.begin()
@@ -92,6 +96,11 @@ class _Listener(event.Listener):
 
 _listener = _Listener()
 event.register('numba:compile', _listener)
+
+
+def compiling_seconds() -> float:
+    """How long this process has been compiling, as on the first run on a machine."""
+    return _listener.seconds
 
 
 def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from chainer_hybridmem.pools.layout import Layout
 from chainer_hybridmem.pools.offline import exact
 from chainer_hybridmem.pools.trace import Trace
+from chainer_hybridmem.search.deadline import Deadline
 
 MOST_BUFFERS_EACH = 1 << 32  # more than an operation allocates
 BESIDE = -1  # offset of a malloc that is expected, but has no place
@@ -130,6 +131,7 @@ def lay_out(
     alignment: int,
     moves_in: bool = True,
     enough_bytes: int = 0,
+    deadline: Deadline | None = None,
 ) -> Arena:
     """Lays out an iteration.
 
@@ -139,6 +141,7 @@ def lay_out(
         alignment: Every offset is a multiple of it, in bytes.
         moves_in: Whether what one iteration leaves to the next may have a place.
         enough_bytes: No smaller one is looked for; of the arena and all beside it.
+        deadline: The search ends with it.
     """
     before, log = (_Log(one, block_bytes) for one in logs)
     freed = log.freed_at(log.idents)
@@ -152,7 +155,10 @@ def lay_out(
     inside = np.concatenate([log.idents[placed], taken[taken != 0]])
     side_bytes = _side_bytes(log, inside, logs[1].initial_bytes)
     layout = exact(
-        _trace(log, placed, taken), alignment, enough_bytes=enough_bytes - side_bytes
+        _trace(log, placed, taken),
+        alignment,
+        enough_bytes=max(1, enough_bytes - side_bytes) if enough_bytes else 0,
+        deadline=deadline,
     )
     offsets = np.full(len(placed), BESIDE, np.int64)
     offsets[placed] = layout.offsets[: int(placed.sum())]

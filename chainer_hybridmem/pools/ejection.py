@@ -8,6 +8,7 @@ from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.pools.blocks import Blocks
 from chainer_hybridmem.pools.orders import Found, Start, place_in_order
 from chainer_hybridmem.pools.placement import FIRST_FIT, NOWHERE
+from chainer_hybridmem.search.deadline import Deadline
 
 PAIRS_PER_BLOCK = 2000  # that each attempt looks at
 MOST_ATTEMPTS = 60  # at the bound
@@ -23,10 +24,15 @@ class Ejection:
 
     Only the large blocks take part, those alive where the load is highest before the
     others, because they have the least choice. The small ones fill the holes.
+
+    Args:
+        blocks (Blocks): To be laid out.
+        deadline (Deadline): After it, no attempt begins.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, deadline: Deadline) -> None:
         self._blocks = blocks
+        self._deadline = deadline
         large = blocks.size > blocks.bound_bytes * LARGE_SHARE
         small = np.flatnonzero(~large)
         self._small = small[np.argsort(-blocks.size[small], kind='stable')]
@@ -62,6 +68,8 @@ class Ejection:
         best: Found | None = None
         work = PAIRS_PER_BLOCK * len(self._large)
         for _ in range(min(MOST_ATTEMPTS, max(1, pairs // work))):
+            if self._deadline.is_over:
+                break
             offset = self._attempt(capacity, work)
             if offset is None:
                 continue
@@ -77,7 +85,7 @@ class Ejection:
         low, high = self._blocks.capacity, most
         result: list[Found] = []
         for _ in range(BISECTIONS):
-            if high - low <= low // 1000:
+            if high - low <= low // 1000 or self._deadline.is_over:
                 break
             target = (low + high) // 2
             found = self.fit(target, pairs // BISECTIONS)

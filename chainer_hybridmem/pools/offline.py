@@ -31,12 +31,14 @@ from chainer_hybridmem.pools.layout import Layout
 from chainer_hybridmem.pools.orders import Found, Start, list_starts, place_in_order
 from chainer_hybridmem.pools.placement import BEST_FIT, FIRST_FIT
 from chainer_hybridmem.pools.trace import Trace
+from chainer_hybridmem.search.deadline import Deadline
 
 # Pairs of buffers that the parts of the search look at: about a second's work in all,
 # and the same layout on every machine.
 PAIRS = 120_000_000
 QUICK_STARTS = 4  # ways to place before anything is ejected
 EJECTING_SHARE, BISECTING_SHARE = 0.25, 0.2  # of the pairs
+HOPELESS_PART = 8  # of the pairs, where no layout can be small enough
 IMPROVED = 2  # of the ways to place, the best ones
 MOST_ROUNDS = 5000  # for each; small problems are settled long before
 # See Note: [very many buffers].
@@ -68,7 +70,11 @@ def smartpool(trace: Trace, alignment: int = 1, first_fit: bool = False) -> Layo
 
 
 def exact(
-    trace: Trace, alignment: int = 1, pairs: int = PAIRS, enough_bytes: int = 0
+    trace: Trace,
+    alignment: int = 1,
+    pairs: int = PAIRS,
+    enough_bytes: int = 0,
+    deadline: Deadline | None = None,
 ) -> Layout:
     """The smallest layout that can be found, optimal wherever it reaches the bound.
 
@@ -76,20 +82,27 @@ def exact(
         trace: One iteration.
         alignment: Every offset is a multiple of it, in bytes.
         pairs: Pairs of buffers that each part of the search may look at.
-        enough_bytes: A layout that is no larger ends the search.
+        enough_bytes: A layout that is no larger ends the search. If the peak load is
+            larger, none will do, and the search is short.
+        deadline: The search ends with it; None: the same layout on every machine.
 
     Raises:
         OptionError: If the alignment is not a power of two.
     """
     blocks = make_blocks(trace, alignment)
+    deadline = deadline or Deadline()
+    if 0 < enough_bytes < blocks.bound_bytes:
+        pairs //= HOPELESS_PART
     if len(blocks.size) <= MOST_BLOCKS:
-        offset, name = _found(blocks, pairs, enough_bytes)
+        offset, name = _found(blocks, pairs, deadline, enough_bytes)
     else:
-        offset, name = _filled(blocks, pairs)
+        offset, name = _filled(blocks, pairs, deadline)
     return make_layout(trace, blocks, offset, alignment, name)
 
 
-def _found(blocks: Blocks, pairs: int, enough_bytes: int = 0) -> tuple[np.ndarray, str]:
+def _found(
+    blocks: Blocks, pairs: int, deadline: Deadline, enough_bytes: int = 0
+) -> tuple[np.ndarray, str]:
     """Offsets and the way to them: see :func:`exact`."""
     n, capacity = len(blocks.size), blocks.capacity
     enough = max(capacity, enough_bytes - blocks.base_bytes)
@@ -97,15 +110,19 @@ def _found(blocks: Blocks, pairs: int, enough_bytes: int = 0) -> tuple[np.ndarra
     found: list[Found] = []
     for start in itertools.islice(starts, QUICK_STARTS):
         found.append(place_in_order(blocks, start))
-        if found[-1].nbytes <= enough:
-            return found[-1].offset, start.name
-    ejection = Ejection(blocks)
+        if found[-1].nbytes <= enough or deadline.is_over:
+            break
+    if found[-1].nbytes <= enough:
+        return found[-1].offset, found[-1].start.name
+    ejection = Ejection(blocks, deadline)
     ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE), enough)
     if ejected is not None:
         found.append(ejected)
         if ejected.nbytes <= enough:
             return ejected.offset, 'ejection'
     for start in starts if ejected is None else ():
+        if deadline.is_over:
+            break
         found.append(place_in_order(blocks, start))
         if found[-1].nbytes <= enough:
             return found[-1].offset, start.name
@@ -115,7 +132,7 @@ def _found(blocks: Blocks, pairs: int, enough_bytes: int = 0) -> tuple[np.ndarra
     best, name = found[0], found[0].start.name
     rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
     for seed, one in enumerate(found[:IMPROVED]):
-        if best.nbytes <= enough:
+        if best.nbytes <= enough or deadline.is_over:
             break
         start, offset = one.start, np.zeros(n, np.int64)
         nbytes = placement.improve(
@@ -134,7 +151,7 @@ def _found(blocks: Blocks, pairs: int, enough_bytes: int = 0) -> tuple[np.ndarra
     return best.offset, name
 
 
-def _filled(blocks: Blocks, pairs: int) -> tuple[np.ndarray, str]:
+def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> tuple[np.ndarray, str]:
     """Offsets of very many blocks; see Note: [very many buffers]."""
     size, spans, lengths = blocks.size, blocks.spans, blocks.lengths()
     by_size = np.argsort(-size, kind='stable')
@@ -142,7 +159,7 @@ def _filled(blocks: Blocks, pairs: int) -> tuple[np.ndarray, str]:
     lasting = lengths > blocks.end // BRIEF_PART
     lasting |= spans[:, 3] > spans[:, 2]
     core = take_part(blocks, np.sort(large))
-    offset, name = _found(core, pairs)
+    offset, name = _found(core, pairs, deadline)
     large = np.sort(large)[np.argsort(offset, kind='stable')]
     settled = np.concatenate([large, others[lasting[others]]])[:MOST_SETTLED]
     placed = take_part(blocks, settled)

@@ -10,6 +10,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.alike import number_kinds
 from chainer_hybridmem.search.candidates import NUMBERS, SWAP, Candidate, Search
+from chainer_hybridmem.simulation.problem import Problem
 
 LEAST_STEPS, MOST_STEPS = 50_000, 100_000
 STEPS_TIMES_OPERATIONS = 32_000_000  # less than a second of today's processors
@@ -26,6 +27,14 @@ MANY_MAPS = 250
 NO_GROUPS = np.zeros(0, np.int64)
 
 
+def count_steps(problem: Problem) -> int:
+    """Steps of all rounds together where neither they nor the time are limited."""
+    n = len(problem.arrays.seconds)
+    many = len(problem.maps) > MANY_MAPS
+    work = LARGE_STEPS_TIMES_OPERATIONS if many else STEPS_TIMES_OPERATIONS
+    return min(MOST_STEPS, max(LEAST_STEPS, work // n))
+
+
 class Budget:
     """What is left of the steps and of the time.
 
@@ -40,11 +49,7 @@ class Budget:
     ) -> None:
         self.search = search
         if steps is None:
-            n = len(search.problem.arrays.seconds)
-            many = len(search.problem.maps) > MANY_MAPS
-            work = LARGE_STEPS_TIMES_OPERATIONS if many else STEPS_TIMES_OPERATIONS
-            steps = min(MOST_STEPS, max(LEAST_STEPS, work // n))
-            steps = steps if seconds is None else 2**62
+            steps = count_steps(search.problem) if seconds is None else 2**62
         self.total = self.left = steps
         self.deadline = None if seconds is None else search.started + seconds
         self.seconds_per_step = 0.0

@@ -9,9 +9,14 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import lay_out
+from chainer_hybridmem.pools import check_layout, lay_out, offline, planned_trace
+from chainer_hybridmem.search import deadline
 from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.deadline import Deadline
+from chainer_hybridmem.session.guides.plan_pace import PlanPace
+from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.planning.arena_planning import plan_with_arena
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem
 
 
@@ -82,3 +87,95 @@ def test_a_spare_for_which_there_is_no_plan():
     assert not fits and plan.memory_limit_bytes == limit
     with pytest.raises(InfeasibleError):
         plan_with_arena(*arguments, least_memory(problem)[0] - 1, 0, optional=True)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What deadlines go by: its only number, in seconds."""
+    seconds = [0.0]
+    monkeypatch.setattr(deadline, '_now', lambda: seconds[0])
+    return seconds
+
+
+@pytest.mark.parametrize('seconds, most', [(0.0, 1), (3.0, 1), (4.0, 2), (5.9, 2)])
+def test_no_plan_is_begun_that_would_end_too_late(seconds, most, clock):
+    """Each takes two seconds, and none can be laid out."""
+    problem, make_plan_for, limit, limits = setting(1)
+    too_large = types.SimpleNamespace(footprint_bytes=limit + 1000)
+
+    def make(limit_bytes):
+        clock[0] += 2.0
+        return make_plan_for(limit_bytes)
+
+    arguments = problem, make, lambda logs: too_large, limit, 0
+    plan_with_arena(*arguments, optional=True, deadline=Deadline(100.0))
+    assert len(limits) > 2
+    limits.clear()
+    plan, fits = plan_with_arena(*arguments, optional=True, deadline=Deadline(seconds))
+    assert len(limits) == most
+    if most == 1:
+        assert not fits and plan.maps == make_plan(problem, limit, 'swap-opt').maps
+
+
+def test_a_layout_ends_with_its_deadline(clock):
+    """It is a layout all the same."""
+    problem, make_plan_for, limit, _ = setting(3)
+    trace = planned_trace(problem.profile, make_plan_for(limit))
+    search = offline.exact(trace)
+    hurried = offline.exact(trace, deadline=Deadline(0.0))
+    check_layout(trace, hurried)
+    assert search.footprint_bytes <= hurried.footprint_bytes
+    assert hurried.found_by == offline.smartpool(trace).found_by.replace(
+        'smartpool', 'size, best fit'
+    )
+
+
+def test_compiling_does_not_count(monkeypatch):
+    compiled = [0.0]
+    monkeypatch.setattr(deadline, 'compiling_seconds', lambda: compiled[0])
+    end = Deadline(1000.0)
+    compiled[0] += 60.0
+    assert end.left_seconds > 1050.0
+    assert not Deadline().is_over and Deadline(0.0).is_over
+
+
+@pytest.mark.parametrize('moves_in, least', [(True, 1.0), (False, 5.0)])
+def test_what_the_program_waits_for_at_most(moves_in, least, clock, monkeypatch):
+    monkeypatch.setattr(plan_maker, 'LEAST_SECONDS', 1.0)
+    monkeypatch.setattr(plan_maker, 'LEAST_SECONDS_NEEDED', 5.0)
+    offsets = types.SimpleNamespace(moves_in=moves_in)
+    guide, options = types.SimpleNamespace(pace=PlanPace()), Options('1GB')
+    device = types.SimpleNamespace(offsets=offsets)
+    maker = plan_maker.PlanMaker(device, options, print)
+
+    def left(in_core_seconds):
+        problem = types.SimpleNamespace(in_core_seconds=in_core_seconds)
+        return maker.find_deadline(guide, problem).left_seconds
+
+    assert left(0.1) == least
+    clock[0] += 0.75
+    assert left(50.0) == least - 0.75  # still the same pause
+    guide.pace.rest(True)
+    assert left(50.0) == 150.0
+    clock[0] += 1.0
+    maker.begin_anew()
+    assert left(20.0) == 60.0
+    options.plan_with('hybrid', {'time_budget': 0.25})
+    guide.pace.rest(True)
+    assert left(50.0) == 0.25
+
+
+def test_a_planner_leaves_time_for_the_arena(clock):
+    problem, _, limit, _ = setting(1)
+    alike = make_plan(problem, limit)
+    for seconds in (0.0, 1e-9, 60.0):
+        options = plan_maker._timely(problem, 'hybrid', {'seed': 0}, Deadline(seconds))
+        assert options['time_budget'] <= max(seconds / 2, 1e-3)
+        plan = make_plan(problem, limit, **options)
+        assert plan.predicted_peak_bytes <= limit
+    assert plan.maps == alike.maps  # an hour changes nothing: the steps are the same
+    given = {'time_budget': 3.0}
+    for planner, seconds in (('hybrid', 2.0), ('exact', 2.0), ('hybrid', 3.0)):
+        options = plan_maker._timely(problem, planner, given, Deadline(2 * seconds))
+        assert options == {'time_budget': seconds}
+    assert plan_maker._timely(problem, 'pooch', {}, Deadline(1.0)) == {}

@@ -5,6 +5,7 @@ Bytes are divided by the limit, so that all numbers are of one order.
 
 from __future__ import annotations
 
+import bisect
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,7 +259,7 @@ class Model:
 
     def column_back(self, m: int, k: int) -> int:
         """Column that says that a map is known to be back before k; -1 for none."""
-        place = int(np.searchsorted(self.chains.breaks[m], k, side='right')) - 1
+        place = bisect.bisect_right(self.chains.breaks[m], k) - 1
         if place < 0:
             return -1
         return self.columns.back_of[m] + place

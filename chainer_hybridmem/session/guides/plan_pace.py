@@ -23,12 +23,14 @@ class PlanPace:
         timings (list): Times of the operations, per timed guided iteration.
         timed_again (bool): The plan has changed after it was timed.
         feedback (Feedback): Late swap-ins of the plan.
+        iterations (int): Those that have followed this plan or another one.
     """
 
     def __init__(self) -> None:
         self.timings: list[list[Times]] = []
         self.timed_again = False
         self.feedback = Feedback()
+        self.iterations = 0
         self._followed = 0  # iterations of the plan
         self._rested = 0  # those of them at their offsets, if it has any
         self._changes = 0  # of the planner's plan, for the sake of time
@@ -83,6 +85,7 @@ class PlanPace:
 
     def rest(self, at_offsets: bool) -> None:
         """An iteration has followed the plan, with its arena if there is to be any."""
+        self.iterations += 1
         self._followed += 1
         self._rested += at_offsets
 

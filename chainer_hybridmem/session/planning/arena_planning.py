@@ -9,6 +9,7 @@ from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, logs_of
 from chainer_hybridmem.pools.fitting import fit
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
 
@@ -23,6 +24,7 @@ def plan_with_arena(
     limit_bytes: int,
     spare_bytes: int,
     optional: bool,
+    deadline: Deadline | None = None,
 ) -> tuple[Plan, bool]:
     """Plans until the arena fits, as far as a plan's trace tells.
 
@@ -34,6 +36,7 @@ def plan_with_arena(
         spare_bytes: What they must leave of it.
         optional: Whether the limit is kept without an arena, too: then a plan is not
             made slower for it than :data:`MOST_SLOWDOWN`.
+        deadline: After it, no more plans and arenas are tried.
 
     Returns:
         tuple: The plan, and whether its arena fits.
@@ -41,6 +44,7 @@ def plan_with_arena(
     Raises:
         InfeasibleError: If there is no plan for the limit.
     """
+    deadline = deadline or Deadline()
     room_bytes = limit_bytes - spare_bytes
     made: list[Plan] = []  # as the planner makes them
     arenas: list[Arena] = []  # of those, or of what is relaxed
@@ -52,7 +56,7 @@ def plan_with_arena(
         plan = make_plan_for(planned_bytes)
         made.append(plan)
         arena = arena_of(plan)
-        if arena.footprint_bytes > room_bytes:
+        if arena.footprint_bytes > room_bytes and not deadline.is_over:
             # Only now: copies that may begin early forgive a slow link the most.
             plan = relaxed(problem, plan)
             arena = arena_of(plan)
@@ -60,7 +64,7 @@ def plan_with_arena(
         return plan
 
     try:
-        fitted = fit(make, lambda plan: arenas[-1], room_bytes)
+        fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
     except InfeasibleError:
         if not spare_bytes:
             raise

@@ -8,12 +8,14 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners import DEFAULT, make_plan, options_of
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.annealing import count_steps
 from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.search.needless_drops import without_needless_drops
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.arena_planning import (
@@ -28,6 +30,12 @@ from chainer_hybridmem.units import format_bytes
 
 ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
 OTHERS_PLAN = 'the plan of this node leaves none that fits here'
+NO_TIME = 'none was found in the time that iterations may wait'
+# Between two iterations, the program waits for what plain ones take, or for a second;
+# longer where the limit may not hold without an arena.
+PLAIN_ITERATIONS, LEAST_SECONDS, LEAST_SECONDS_NEEDED = 3, 1.0, 5.0
+LEAST_BUDGET = 1e-3  # seconds, for a plan that has to be made
+PLANNER_SHARE = 0.5  # of the time that is left, for a planner that uses all it gets
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
@@ -46,6 +54,24 @@ class PlanMaker:
         self._device = device
         self._options = options
         self._tell = tell
+        self._moment: tuple[Guide, int] | None = None
+        self._deadline = Deadline()
+
+    def begin_anew(self) -> None:
+        """The program waits for what comes, whatever it has waited for before."""
+        self._moment = None
+
+    def find_deadline(self, guide: Guide, problem: Problem) -> Deadline:
+        """When the next iteration is to begin: one for all that comes before it."""
+        moment = (guide, guide.pace.iterations)
+        if moment != self._moment:
+            seconds = self._options.planner_options.get('time_budget')
+            if seconds is None:
+                optional = self._device.offsets.moves_in
+                least = LEAST_SECONDS if optional else LEAST_SECONDS_NEEDED
+                seconds = max(PLAIN_ITERATIONS * problem.in_core_seconds, least)
+            self._moment, self._deadline = moment, Deadline(seconds)
+        return self._deadline
 
     @count_time
     def make_plan(
@@ -70,25 +96,33 @@ class PlanMaker:
             planner = self._options.planner
             options = self._options.planner_options
         chosen, given = planner, options or {}
+        deadline = self.find_deadline(guide, problem)
         room_bytes = self.room_bytes(guide)
         problem = fitted(problem, room_bytes)
 
         def make_plan_for(limit_bytes: int) -> Plan:
-            return make_plan(problem, limit_bytes, chosen, **given)
+            timely = _timely(problem, chosen, given, deadline)
+            plan = make_plan(problem, limit_bytes, chosen, **timely)
+            told = {name: given.get(name) for name in timely}  # not what was left
+            return dataclasses.replace(plan, options={**plan.options, **told})
 
         if not self._wants_arena(guide):
             return without_needless_drops(problem, make_plan_for(room_bytes))
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
-            lambda logs: self.lay_out(logs, room_bytes - guide.arena.spare_bytes),
+            lambda logs: self.lay_out(
+                logs, deadline, room_bytes - guide.arena.spare_bytes
+            ),
             room_bytes,
             guide.arena.spare_bytes,
             optional=self._device.offsets.moves_in,
+            deadline=deadline,
         )
         if not fits:
-            guide.arena.reject(TOO_SLOW)
-            self._tell(f'no arena: {TOO_SLOW}')
+            why = NO_TIME if deadline.is_over else TOO_SLOW
+            guide.arena.reject(why)
+            self._tell(f'no arena: {why}')
         elif plan.memory_limit_bytes < room_bytes:
             self._tell(
                 f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '
@@ -126,7 +160,10 @@ class PlanMaker:
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
         """Without needless drops, as far as the arena allows it."""
+        deadline = self.find_deadline(guide, problem)
         for room in ROOMS:
+            if deadline.is_over:
+                break
             left = without_needless_drops(problem, plan, room)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
@@ -145,15 +182,20 @@ class PlanMaker:
             return True
         room_bytes = self.room_bytes(guide) - guide.arena.spare_bytes
         logs = logs_of(planned_trace(problem.profile, plan))
-        return self.lay_out(logs, room_bytes).footprint_bytes <= room_bytes
+        arena = self.lay_out(logs, self.find_deadline(guide, problem), room_bytes)
+        return arena.footprint_bytes <= room_bytes
 
     def lay_out(
-        self, logs: tuple[IterationLog, IterationLog], enough_bytes: int = 0
+        self,
+        logs: tuple[IterationLog, IterationLog],
+        deadline: Deadline,
+        enough_bytes: int = 0,
     ) -> Arena:
         """Offsets for what two iterations have allocated.
 
         Args:
             logs: Of the iterations, or of a plan's trace.
+            deadline: The search ends with it.
             enough_bytes: An arena that needs no more is good enough.
         """
         device = self._device
@@ -163,4 +205,22 @@ class PlanMaker:
             device.offsets.alignment_bytes,
             device.offsets.moves_in,
             enough_bytes,
+            deadline,
         )
+
+
+def _timely(
+    problem: Problem, planner: str, given: dict[str, Any], deadline: Deadline
+) -> dict[str, Any]:
+    """The options of a planner, so that it leaves time for an arena."""
+    if 'time_budget' not in options_of(planner) or not deadline.is_set:
+        return given
+    seconds = max(PLANNER_SHARE * deadline.left_seconds, LEAST_BUDGET)
+    if given.get('time_budget') is not None:
+        return {**given, 'time_budget': min(seconds, given['time_budget'])}
+    if planner != DEFAULT:  # its own default is what it needs
+        return given
+    # With a time alone it would use all of it.
+    steps = given.get('steps')
+    steps = count_steps(problem) if steps is None else steps
+    return {**given, 'steps': steps, 'time_budget': seconds}

@@ -81,6 +81,7 @@ class Planning:
             options.cross_iteration, options.host_limit_bytes, options.splitting
         )
         problem = guide.obey(self._rules.choose(problem.profile))
+        self.maker.begin_anew()
         self._observe(problem)
         guide.begin_planning()
         try:
@@ -111,6 +112,7 @@ class Planning:
         """
         problem = guide.problem
         assert problem is not None
+        self.maker.begin_anew()
         plan = self.node.decide(
             f'replan {planner} {sorted(options.items())}',
             guide,
@@ -298,7 +300,10 @@ class Planning:
     @count_time
     def lay_out(self, guide: Guide) -> None:
         """Offsets for a plan's iterations; another plan if they exceed the limit."""
-        arena = self.maker.lay_out(guide.arena.take_logs())
+        problem = guide.problem
+        assert problem is not None
+        deadline = self.maker.find_deadline(guide, problem)
+        arena = self.maker.lay_out(guide.arena.take_logs(), deadline)
         limit_bytes = self._options.limit_bytes
         excess = arena.footprint_bytes - limit_bytes
         if excess <= 0:

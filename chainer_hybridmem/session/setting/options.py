@@ -87,7 +87,11 @@ class Options:
         keep_graph: Whether a graph that outlives the session comes back whole, also
             beyond ``memory_limit``. Else it does as far as the limit has room, and a
             read of the rest says that it is gone.
-        planner_options: Options of the planner; others are taken for those.
+        planner_options: Options of the planner; others are taken for those. With
+            ``time_budget``, in seconds, nothing new is begun for the next iteration's
+            plan or arena after so long: planner, checks and layouts together. A first
+            plan is always made. By default that is what three plain iterations take,
+            at least a second (five on a GPU, where the limit needs the arena).
 
     Attributes:
         limit_bytes (int): ``memory_limit``.

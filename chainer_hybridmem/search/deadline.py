@@ -1,0 +1,39 @@
+"""When a search has to end because somebody waits."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from chainer_hybridmem.jit import compiling_seconds
+
+
+class Deadline:
+    """A moment after which nothing new is begun; compiling does not count.
+
+    Args:
+        seconds (float): From now on; infinite if nobody waits.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self._seconds = seconds
+        self._began = _now()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody waits."""
+        return self._seconds < math.inf
+
+    @property
+    def left_seconds(self) -> float:
+        """Seconds until then, below zero afterwards."""
+        return self._began + self._seconds - _now()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self.left_seconds <= 0
+
+
+def _now() -> float:
+    return time.perf_counter() - compiling_seconds()
