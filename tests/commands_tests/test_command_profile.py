@@ -194,3 +194,14 @@ def test_no_chainer(arguments, refused, monkeypatch):
     monkeypatch.setattr(base.compat, 'import_chainer', absent)
     message = refused(*arguments)
     assert 'No module named chainer' in message and 'hybridmem doctor' in message
+
+
+def test_a_long_iteration_says_why_while_it_runs(arguments, hybridmem):
+    status, _, err = hybridmem(*arguments)
+    assert status == 0
+    lines = err.splitlines()
+    told = [i for i, line in enumerate(lines) if 'several times as long' in line]
+    over = [i for i, line in enumerate(lines) if 'iteration 2 (profiling)' in line]
+    assert len(told) == len(over) == 1 and told < over
+    assert 'iteration 2 takes' in lines[told[0]]
+    assert 'runs again, as a whole and in parts' in lines[told[0]]

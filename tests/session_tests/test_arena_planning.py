@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import types
 
 import pytest
-from support import toys
+from support import networks, toys
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import make_plan
@@ -179,3 +180,22 @@ def test_a_planner_leaves_time_for_the_arena(clock):
         options = plan_maker._timely(problem, planner, given, Deadline(2 * seconds))
         assert options == {'time_budget': seconds}
     assert plan_maker._timely(problem, 'pooch', {}, Deadline(1.0)) == {}
+
+
+@pytest.mark.parametrize('seconds', [0.5, 1000.0])
+def test_a_long_wait_for_a_plan_is_told_before(seconds):
+    """Only one that may be long."""
+    out = io.StringIO()
+    networks.train(
+        networks.Everything,
+        networks.batches(4),
+        memory_limit=4_400_000,
+        planner='hybrid',
+        time_budget=seconds,
+        steps=100,
+        progress=out,
+    )
+    text = out.getvalue()
+    waits = text.find('planning, for about ')
+    assert (0 < waits < text.index('planned in')) == (seconds > 3)
+    assert ('for about' in text) == (seconds > 3)

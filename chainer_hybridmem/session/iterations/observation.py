@@ -106,7 +106,16 @@ class Observation:
         if not self._detail.timed:
             recorder.skip_times()
         self._runtime.splitter.try_whole()
-        if self._detail.parts and recorder.trial:
+        parts = self._detail.parts and recorder.trial
+        if recorder.trial:
+            in_parts = ', as a whole and in parts' if parts else ''
+            number = self._history.iterations + 1
+            self._runtime.tell(
+                f'iteration {number} takes several times as long: each function runs '
+                f'again{in_parts}, which shows what that costs and whether every bit '
+                f'is the same'
+            )
+        if parts:
             self._runtime.splitter.try_parts(recorder)
         if profiled and self._options.cross_iteration:
             executor.crossing.park(self._arrays.find_states())

@@ -17,6 +17,10 @@ Place = Callable[[tuple[IterationLog, IterationLog]], Arena]
 MOST_SLOWDOWN = 0.05  # that an arena may cost where there is a choice; it saves faults
 
 
+class _NoTime(Exception):
+    """Ends the search for an arena that the limit does not need."""
+
+
 def plan_with_arena(
     problem: Problem,
     make_plan_for: Callable[[int], Plan],
@@ -55,6 +59,8 @@ def plan_with_arena(
     def make(planned_bytes: int) -> Plan:
         plan = make_plan_for(planned_bytes)
         made.append(plan)
+        if optional and deadline.is_over:
+            raise _NoTime
         arena = arena_of(plan)
         if arena.footprint_bytes > room_bytes and not deadline.is_over:
             # Only now: copies that may begin early forgive a slow link the most.
@@ -65,6 +71,8 @@ def plan_with_arena(
 
     try:
         fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
+    except _NoTime:
+        return made[0], False
     except InfeasibleError:
         if not spare_bytes:
             raise

@@ -8,6 +8,7 @@ swap-ins that are late move earlier, and a search in the background may find bet
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
+LONG_SECONDS = 3.0  # that a program waits without being told why
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
 
@@ -84,6 +86,7 @@ class Planning:
         self.maker.begin_anew()
         self._observe(problem)
         guide.begin_planning()
+        self._tell_wait(guide, problem)
         try:
             plan = self.node.decide(
                 'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
@@ -97,6 +100,12 @@ class Planning:
             warn_user(message)
             return
         self.follow(guide, problem, plan)
+
+    def _tell_wait(self, guide: Guide, problem: Problem) -> None:
+        """Says that the program may wait for a plan, if that is long."""
+        seconds = self.maker.find_deadline(guide, problem).left_seconds
+        if LONG_SECONDS < seconds < math.inf:
+            self._tell(f'planning, for about {format_seconds(seconds)} at most')
 
     @count_time
     def replan(self, guide: Guide, planner: str, options: dict[str, Any]) -> Plan:
