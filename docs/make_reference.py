@@ -114,6 +114,8 @@ def _options() -> Iterator[str]:
         '[planners.md](planners.md) says what they do. `Plan.options` says what a plan '
         'was made with.'
     )
+    told = described['planner_options'].partition('others are taken for those. ')[2]
+    yield _wrapped(f'In a session: {_linked(told)}')
     lines = ['| planner | options and defaults |', '| --- | --- |']
     for name in planners.PLANNERS:
         listed = ', '.join(
