@@ -385,3 +385,30 @@ def test_letters_that_the_terminal_does_not_have(folder, profile, monkeypatch):
     result = python('-m', 'chainer_hybridmem', *arguments)
     assert result.returncode == 0, result.stderr
     assert r'Gr\xf6\xdfe' in result.stdout
+
+
+CHATTY_SOLVER = """
+import ctypes, sys
+from scipy import optimize
+from chainer_hybridmem import commands
+
+solve, printf = optimize.milp, ctypes.CDLL(None).printf
+
+def milp(*args, **options):
+    printf(b'HighsMipSolverData: a line that nobody asked for\\n')
+    return solve(*args, **options)
+
+optimize.milp = milp
+sys.exit(commands.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize('command', ['plan', 'compare'])
+def test_standard_output_has_json_whatever_a_solver_prints(command, folder):
+    """HiGHS prints some lines from C, with every option that turns output off."""
+    library.save(toys.chain(8, bandwidth=3.0 * toys.MIB), 'p.json')
+    words = (command, 'p.json', '--memory-limit', '75%', '--planner', 'exact')
+    done = python('-c', CHATTY_SOLVER, *words, '--json', '-')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert 'a line that nobody asked for' in done.stderr

@@ -17,6 +17,7 @@ from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.search.bound.whole_maps import MOST_COLUMNS, WholeMaps
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.terminal import c_output_on_stderr
 
 TRUST = 1e-6  # share of the solver's bound given away for its tolerances
 
@@ -103,20 +104,21 @@ class WholeRelaxation:
         program = self.relaxation.program(rows)
         lower, upper = program.bounds.T
         try:
-            result = run_aside(
-                lambda: optimize.milp(
-                    program.cost,
-                    integrality=self._is_whole[program.used],
-                    bounds=optimize.Bounds(lower, upper),
-                    constraints=[
-                        optimize.LinearConstraint(
-                            program.matrix, -np.inf, program.right
-                        ),
-                        optimize.LinearConstraint(program.equal, 0, 0),
-                    ],
-                    options={'time_limit': time_budget, 'mip_rel_gap': 1e-6},
+            with c_output_on_stderr():  # HiGHS prints some lines without being asked
+                result = run_aside(
+                    lambda: optimize.milp(
+                        program.cost,
+                        integrality=self._is_whole[program.used],
+                        bounds=optimize.Bounds(lower, upper),
+                        constraints=[
+                            optimize.LinearConstraint(
+                                program.matrix, -np.inf, program.right
+                            ),
+                            optimize.LinearConstraint(program.equal, 0, 0),
+                        ],
+                        options={'time_limit': time_budget, 'mip_rel_gap': 1e-6},
+                    )
                 )
-            )
         except ValueError as error:
             if 'vector::' not in str(error):
                 raise
