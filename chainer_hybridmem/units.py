@@ -1,7 +1,7 @@
 """Sizes and rates as people write them, and back.
 
 Inside the package bytes are ``int`` and seconds are ``float``; text is parsed
-and produced only here. ``GiB`` is 2**30, ``GB`` is 10**9.
+and produced only here. ``GiB`` and ``G`` are 2**30, ``GB`` is 10**9.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from chainer_hybridmem.errors import OptionError
 
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
+_PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
+_MOST_PERCENT = 1e6
 _FACTORS = {
     '': 1,
     'b': 1,
@@ -22,16 +24,31 @@ _FACTORS = {
     'mib': 2**20,
     'gib': 2**30,
     'tib': 2**40,
+    'k': 2**10,
+    'm': 2**20,
+    'g': 2**30,
+    't': 2**40,
+    'ki': 2**10,
+    'mi': 2**20,
+    'gi': 2**30,
+    'ti': 2**40,
 }
 
 
-def parse_bytes(value: str | int | float, name: str = 'size', least: int = 1) -> int:
-    """Turns ``'16GiB'``, ``'500 MB'`` or a number into bytes.
+def parse_bytes(
+    value: str | int | float,
+    name: str = 'size',
+    least: int = 1,
+    whole_bytes: int | None = None,
+) -> int:
+    """Turns ``'16GiB'``, ``'500 MB'``, ``'8G'`` (2**30) or a number into bytes.
 
     Args:
-        value: Text with a unit, or a number of bytes.
+        value: Text with a unit, a number of bytes or, where there is a whole, a
+            percentage of it.
         name: What the value is, for the error message.
         least: The smallest number that will do.
+        whole_bytes: What ``'100%'`` is; None if there is no such thing.
 
     Returns:
         int: Bytes, ``least`` or more.
@@ -39,8 +56,33 @@ def parse_bytes(value: str | int | float, name: str = 'size', least: int = 1) ->
     Raises:
         OptionError: If the value cannot be read or is too small.
     """
+    if is_percentage(value):
+        share = _parse_percentage(str(value), name, least)
+        if whole_bytes is None:
+            raise OptionError(
+                f'{name} {value!r} is a percentage, and there is nothing yet that it '
+                f'could be a share of: name a size, such as 8GiB. A share of the '
+                f'in-core peak is understood by `hybridmem verify`, and where there is '
+                f'a profile, by `hybridmem plan` and make_plan().'
+            )
+        return max(least, int(whole_bytes * share))
     example = "'16GiB' (2**30) or '16GB' (10**9)"
     return int(_parse(value, name, 'size', example, least))
+
+
+def is_percentage(value: object) -> bool:
+    """Whether it is text such as ``'50%'``."""
+    return isinstance(value, str) and value.rstrip().endswith('%')
+
+
+def _parse_percentage(text: str, name: str, least: int) -> float:
+    """Turns ``'50%'`` into 0.5."""
+    match = _PERCENTAGE.fullmatch(text)
+    percentage = float(match.group(1)) if match else -1.0
+    if not 0 <= percentage <= _MOST_PERCENT or percentage < min(least, 1e-9):
+        rule = 'above zero' if least else 'of zero or more'
+        raise OptionError(f"{name} {text!r} is not a percentage {rule}, such as '50%'.")
+    return percentage / 100
 
 
 def _parse(

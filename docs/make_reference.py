@@ -97,9 +97,11 @@ def _options() -> Iterator[str]:
     )
     yield _wrapped(WRITTEN)
     yield _wrapped(
-        'Sizes are bytes, or text such as `16GiB` (16 · 2^30) and `16GB` '
-        '(16 · 10^9). Bandwidths are bytes per second, or text such as `100MB/s`. An '
-        'option that cannot be used raises `OptionError` before anything is trained.'
+        'Sizes are bytes, or text such as `16GiB` or `16G` (16 · 2^30) and `16GB` '
+        '(16 · 10^9). A percentage is refused: before a session has trained, there is '
+        'nothing that it could be a share of. Bandwidths are bytes per second, or text '
+        'such as `100MB/s`. An option that cannot be used raises `OptionError` before '
+        'anything is trained.'
     )
     yield '## Options of a session'
     described = _arguments(inspect.getdoc(Options) or '')
@@ -167,8 +169,9 @@ def _commands() -> Iterator[str]:
     yield _wrapped(WRITTEN)
     yield _wrapped(
         '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
-        'the package (`hybridmem compare --list-profiles`). A limit in percent is a '
-        'share of the in-core peak. Exit status: 0 done; 1 it cannot be done, and one '
+        'the package (`hybridmem compare --list-profiles`). `8GiB` and `8G` are '
+        '8 · 2^30 bytes, `8GB` are 8 · 10^9; a limit in percent is a share of the '
+        'in-core peak. Exit status: 0 done; 1 it cannot be done, and one '
         'line says why; 2 the command line cannot be understood; 130 interrupted.'
     )
     for name, sub in _subparsers(parser).items():

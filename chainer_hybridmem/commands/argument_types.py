@@ -10,7 +10,12 @@ import math
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.units import format_bytes, parse_bandwidth, parse_bytes
+from chainer_hybridmem.units import (
+    format_bytes,
+    is_percentage,
+    parse_bandwidth,
+    parse_bytes,
+)
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
@@ -49,9 +54,9 @@ def size(text: str) -> int:
     return number
 
 
-def _bytes_of(text: str) -> int:
+def _bytes_of(text: str, whole_bytes: int | None = None) -> int:
     try:
-        return parse_bytes(text)
+        return parse_bytes(text, whole_bytes=whole_bytes)
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -131,37 +136,28 @@ class Limit:
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
-        self._share: float | None = None
-        if self.text.endswith('%'):
-            self._share = _percentage(self.text)
-        else:
-            self._bytes = _bytes_of(self.text)
-            if self.text.isdigit() and self._bytes < FEWEST_BYTES:
-                raise argparse.ArgumentTypeError(
-                    f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
-                    f'a share of the in-core peak, or name a unit: {self.text}GB'
-                )
+        nbytes = self.bytes_of(1)
+        if self.text.isdigit() and nbytes < FEWEST_BYTES:
+            raise argparse.ArgumentTypeError(
+                f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
+                f'a share of the in-core peak, or name a unit: {self.text}GB'
+            )
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of the in-core peak."""
+        return is_percentage(self.text)
+
+    def bytes_of(self, peak_bytes: int) -> int:
+        """The limit in bytes where plain Chainer needs so many."""
+        return _bytes_of(self.text, peak_bytes)
 
     def bytes_for(self, problem: Problem) -> int:
         """The limit in bytes for one profile."""
-        if self._share is None:
-            return self._bytes
-        return max(1, int(problem.in_core_peak_bytes * self._share))
+        return self.bytes_of(problem.in_core_peak_bytes)
 
     def describe(self, problem: Problem) -> str:
         """The limit for people, next to the in-core peak it is to be seen with."""
         limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
         share = f'{limit / peak:.0%} of the ' if peak else ''
         return f'{format_bytes(limit)}, {share}in-core peak of {format_bytes(peak)}'
-
-
-def _percentage(text: str) -> float:
-    try:
-        percentage = float(text[:-1])
-    except ValueError:
-        percentage = 0.0
-    if not 0 < percentage <= 1e6:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a percentage above zero, such as 50%'
-        )
-    return percentage / 100

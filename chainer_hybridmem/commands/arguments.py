@@ -14,7 +14,6 @@ from chainer_hybridmem.commands.argument_types import (
     positive,
     ranks,
     rule,
-    size,
     splitting,
 )
 
@@ -56,7 +55,8 @@ def add_limit(
 
     Args:
         group: Parser, or group of its arguments.
-        kind: :class:`Limit`, or :func:`size` where there is no in-core peak yet.
+        kind: :class:`Limit`, or :func:`argument_types.size` where no in-core peak
+            is known, nor can be found out.
         default: What counts where it is not given; None if it must be.
         nargs: ``'+'`` for several limits, or other ways to name them in the group.
     """
@@ -83,7 +83,7 @@ def add_recording_device(
 
 def add_memory(group: Any) -> None:
     """Adds the options that say what a network is trained in."""
-    add_limit(group, size)
+    add_limit(group)
     add_recording_device(
         group, '--device', 'default auto: cuda where there is a GPU', 'auto'
     )

@@ -50,22 +50,24 @@ class ProfileCommand(base.Command):
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording
 
-        memory = recording.Memory.of(args)
+        network = recording.Network(
+            args.arch, args.batchsize, args.insize, args.n_class
+        )
         # The session has a line for each iteration.
         with Progress(args.iterations, sys.stderr, plain=False) as progress:
             recorded = recording.record(
-                recording.Network(args.arch, args.batchsize, args.insize, args.n_class),
-                memory,
+                network,
+                recording.Memory.of(args, network, progress.lines),
                 args.iterations,
                 progress.lines,
                 began=lambda number: progress.step(f'recording {args.arch}'),
             )
         library.save(recorded.problem.profile, args.output)
         summary = figures.profile_figures(recorded.problem)
-        network = dataclasses.asdict(recorded.network)
-        title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**network)
+        named = dataclasses.asdict(recorded.network)
+        title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**named)
         outputs.publish(
-            named_values(title, values(summary)), {**network, **summary}, args.json
+            named_values(title, values(summary)), {**named, **summary}, args.json
         )
         if recorded.reason is not None:
             note = printable(f'hybridmem: note: {recorded.reason}')

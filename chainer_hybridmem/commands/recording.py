@@ -14,6 +14,7 @@ import numpy as np
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.commands.argument_types import Limit
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
@@ -23,6 +24,8 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.recording import inference
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.recording_session import (
+    AMPLE_BYTES,
+    ITERATIONS,
     RecordedError,
     RecordingSession,
     recording_options,
@@ -72,10 +75,33 @@ class Memory:
     shared_link: str | None = None
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Memory:
-        """What a command line says, with the options of ``arguments.add_memory``."""
+    def of(
+        cls,
+        args: argparse.Namespace,
+        network: Network,
+        progress: TextIO | bool = False,
+    ) -> Memory:
+        """What a command line says, with the options of ``arguments.add_memory``.
+
+        Args:
+            args: The command line.
+            network: What is trained. Where the limit is a share, its in-core peak is
+                recorded first, in as much memory as it takes.
+            progress: Where to tell that.
+
+        Raises:
+            HybridMemoryError: If it cannot be recorded.
+        """
+        limit: Limit = args.memory_limit
+        limit_bytes = limit.bytes_of(1)
+        if limit.is_share:
+            ample = cls(AMPLE_BYTES, args.device)
+            recorded = record(
+                network, ample, ITERATIONS, progress, parts=False, timed=False
+            )
+            limit_bytes = limit.bytes_for(recorded.problem)
         return cls(
-            args.memory_limit,
+            limit_bytes,
             args.device,
             args.link_bandwidth,
             args.swap_dir,
@@ -137,7 +163,7 @@ def _check_loss(loss: Any) -> None:
 def open_session(
     model: chainer.Link,
     memory: Memory,
-    progress: TextIO | None = None,
+    progress: TextIO | bool = False,
     parts: bool = True,
     timed: bool = True,
 ) -> RecordingSession:
@@ -146,7 +172,7 @@ def open_session(
         memory.limit_bytes,
         swap_dir=memory.swap_dir,
         link_bandwidth=memory.link_bandwidth,
-        progress=progress or False,
+        progress=progress,
         host_limit=memory.host_limit_bytes,
         disk_bandwidth=memory.disk_bandwidth,
         shared_link=memory.shared_link,
@@ -158,7 +184,7 @@ def record(
     network: Network,
     memory: Memory,
     iterations: int,
-    progress: TextIO,
+    progress: TextIO | bool,
     parts: bool = True,
     timed: bool = True,
     began: Callable[[int], None] | None = None,

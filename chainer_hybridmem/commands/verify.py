@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_bytes
 
@@ -28,7 +29,8 @@ class VerifyCommand(base.Command):
     Once in a memory limit, and once as plain Chainer (in-core) or, where that does
     not fit, with a second planner. Losses, gradients, parameters, optimizer states,
     persistent arrays and the random state are compared after every iteration;
-    what backward reads is checked, too. Exit status 1 if anything differs.
+    what backward reads is checked, too. Exit status 1 if anything differs. A limit in
+    percent is a share of the in-core peak, which is then recorded first.
     """
 
     name = 'verify'
@@ -76,8 +78,11 @@ class VerifyCommand(base.Command):
         network = recording.Network(
             args.arch, args.batchsize, args.insize, args.n_class
         )
-        memory = recording.Memory.of(args)
-        with Progress(2 * args.iterations, sys.stderr) as progress:
+        steps = 2 * args.iterations + args.memory_limit.is_share
+        with Progress(steps, sys.stderr) as progress:
+            if args.memory_limit.is_share:
+                progress.step('recording the in-core peak')
+            memory = recording.Memory.of(args, network)
             limited, other = (
                 train(network, memory, args.iterations, name, args.rules, progress)
                 for name in (planner, None if against == IN_CORE else against)
@@ -87,7 +92,7 @@ class VerifyCommand(base.Command):
             **dataclasses.asdict(network),
             'planner': planner,
             'against': against,
-            'memory_limit_bytes': args.memory_limit,
+            'memory_limit_bytes': memory.limit_bytes,
             **figures,
         }
         outputs.publish(text(figures), figures, args.json)
@@ -223,9 +228,13 @@ def compare(run: Run, other: Run) -> dict[str, Any]:
         )
     assert run.session is not None
     verdict = run.session.verdict
+    plan = run.session.plan
+    assert plan is not None
     return {
         'same': all(row['first_difference'] is None for row in rows),
         'peak_bytes': run.session.statistics()['peak_bytes'],
+        'swapped_maps': plan.count(Action.SWAP),
+        'recomputed_maps': plan.count(Action.RECOMPUTE),
         'verdict': None if verdict is None else dataclasses.asdict(verdict),
         'iterations': rows,
     }
@@ -256,6 +265,12 @@ def text(figures: dict[str, Any]) -> str:
             f'{verdict["replays"]} replays without any other effect'
         )
     parts.append(conclusion(rows))
+    if not figures['swapped_maps'] + figures['recomputed_maps']:
+        parts.append(
+            f'Warning: the plan keeps every feature map, so nothing was put to the '
+            f'test. Training takes {format_bytes(figures["peak_bytes"])}; give less '
+            f'with --memory-limit, such as 80%.'
+        )
     return '\n\n'.join(parts)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from chainer_hybridmem import files
-from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.memory_tests.measured_peak import describe_bytes
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.peak import Peak
@@ -95,14 +94,7 @@ def allowed_growth(tolerance: str | float, peak_bytes: int) -> int:
     Raises:
         OptionError: If it is neither.
     """
-    if isinstance(tolerance, str) and tolerance.rstrip().endswith('%'):
-        share = tolerance.rstrip()[:-1].strip()
-        if not re.fullmatch(r'\d+(\.\d+)?', share):
-            raise OptionError(
-                f"tolerance is {tolerance!r}; a percentage such as '1%' is needed."
-            )
-        return int(peak_bytes * float(share) / 100)
-    return parse_bytes(tolerance, 'tolerance', least=0)
+    return parse_bytes(tolerance, 'tolerance', least=0, whole_bytes=peak_bytes)
 
 
 def describe_growth(

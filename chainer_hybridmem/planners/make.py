@@ -40,7 +40,8 @@ def make_plan(
 
     Args:
         profile: A recorded iteration, or the problem made of it.
-        memory_limit: Bytes, or text such as ``'16GiB'``.
+        memory_limit: Bytes, or text such as ``'16GiB'`` or ``'60%'`` of the in-core
+            peak.
         planner: Name of the planner.
         cross_iteration: Whether parameters and optimizer states may leave, too:
             ``'states'`` for the latter only, ``'all'`` or True for both. A problem
@@ -67,9 +68,11 @@ def make_plan(
             or cannot be obeyed.
     """
     chosen = find_planner(planner)
-    limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     options = check_options(planner, options)
     problem = _problem_of(profile, cross_iteration, splitting, rules)
+    limit_bytes = parse_bytes(
+        memory_limit, 'memory_limit', whole_bytes=problem.in_core_peak_bytes
+    )
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
         problem = with_host_limit(problem, host_limit_bytes)

@@ -173,7 +173,7 @@ def test_fails_after_some_progress(arguments, options, expected, folder, hybridm
     [
         ('--batchsize', '0'),
         ('--insize', 'big'),
-        ('--memory-limit', '50%'),
+        ('--memory-limit', '0%'),
         ('--link-bandwidth', 'fast'),
         ('--device', 'tpu'),
     ],

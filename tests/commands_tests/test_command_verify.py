@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from chainer_hybridmem.commands import argument_types
 from chainer_hybridmem.execution.live_map import LiveMap
+from chainer_hybridmem.records import library
+from chainer_hybridmem.simulation import make_problem
 
 NETWORKS = """
 import chainer
@@ -86,6 +89,33 @@ def test_every_bit_is_the_same(arguments, hybridmem):
     assert kinds >= {'loss', 'gradients', 'parameters', 'random state'}
     assert figures['verdict']['iterations'] == 3
     assert figures['verdict']['maps'] > 15
+
+
+def test_a_share_of_its_own_peak(arguments, hybridmem):
+    """The network is recorded first; the share is that of the plan of its profile."""
+    status, out, err = hybridmem(
+        *arguments, '--memory-limit', '80%', '--json', 'v.json'
+    )
+    assert status == 0, err
+    figures = figures_of()
+    assert figures['swapped_maps'] > 0 and 'Warning' not in out
+    profiled = ['profile', *arguments[1:-4], '--memory-limit', '80%', '-o', 'p.json']
+    assert hybridmem(*profiled)[0] == 0
+    problem = make_problem(library.load_profile('p.json'))
+    limit_bytes = argument_types.Limit('80%').bytes_for(problem)
+    assert figures['memory_limit_bytes'] == pytest.approx(limit_bytes, rel=0.01)
+
+
+def test_a_plan_that_moves_nothing_checks_nothing(arguments, hybridmem):
+    status, out, err = hybridmem(
+        *arguments, '--memory-limit', '1G', '--planner', 'hybrid', '--json', 'v.json'
+    )
+    assert status == 0, err
+    assert 'every bit the same' in out
+    assert 'Warning: the plan keeps every feature map' in out.splitlines()[-1]
+    figures = figures_of()
+    assert figures['swapped_maps'] == figures['recomputed_maps'] == 0
+    assert figures['memory_limit_bytes'] == 2**30
 
 
 def test_against_a_second_planner(arguments, hybridmem):

@@ -28,6 +28,11 @@ from chainer_hybridmem.units import (
         ('1e3B', 1000),
         ('2TB', 2 * 10**12),
         ('1TiB', 2**40),
+        ('8G', 8 * 2**30),
+        ('8g', 8 * 2**30),
+        ('512M', 512 * 2**20),
+        ('4Ki', 4096),
+        ('1.5T', 3 * 2**39),
         ('7', 7),
         (7, 7),
         (7.9, 7),
@@ -47,6 +52,27 @@ def test_sizes(text: Any, nbytes: int) -> None:
 def test_what_is_no_size_is_refused_with_its_name(text: Any) -> None:
     with pytest.raises(OptionError, match='memory_limit'):
         parse_bytes(text, 'memory_limit')
+
+
+@pytest.mark.parametrize(
+    ('text', 'least', 'nbytes'),
+    [('50%', 1, 500), (' 12.5 % ', 1, 125), ('0.001%', 1, 1), ('0%', 0, 0)],
+)
+def test_a_percentage_of_a_whole(text: str, least: int, nbytes: int) -> None:
+    assert parse_bytes(text, least=least, whole_bytes=1000) == nbytes
+
+
+@pytest.mark.parametrize('text', ['0%', '-1%', 'nan%', '%', 'x%', '1e9%', '50%%'])
+def test_what_is_no_percentage_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match='size .*is not a percentage above zero'):
+        parse_bytes(text, whole_bytes=1000)
+
+
+def test_a_percentage_of_nothing_is_refused_and_says_where_it_works() -> None:
+    """A share of the device's memory elsewhere, of the peak here: nobody guesses."""
+    with pytest.raises(OptionError, match="memory_limit '50%'.*8GiB.*verify") as told:
+        parse_bytes('50%', 'memory_limit')
+    assert 'in-core peak' in str(told.value)
 
 
 @pytest.mark.parametrize(

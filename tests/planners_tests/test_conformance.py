@@ -280,3 +280,11 @@ def test_a_problem_is_as_good_as_its_profile(name: str) -> None:
 def test_a_limit_may_be_text(name: str) -> None:
     plan = make_plan(toys.chain(), '85MiB', name, **OPTIONS.get(name, {}))
     assert plan.memory_limit_bytes == 85 * MIB
+
+
+def test_a_limit_in_percent_is_a_share_of_the_in_core_peak() -> None:
+    profile = NETWORKS['chain']
+    peak = make_problem(profile).in_core_peak_bytes
+    plan = make_plan(profile, '70%')
+    assert plan.memory_limit_bytes == int(0.7 * peak)
+    assert plan.maps == make_plan(profile, int(0.7 * peak)).maps
