@@ -1,12 +1,14 @@
-"""The version of the package, which kept plans name too, and its commit."""
+"""The version of the package, which kept plans name too, its commit and its extras."""
 
 from __future__ import annotations
 
 import pathlib
+import re
 
 __version__ = '0.2.0'
 
 COMMIT_FILE = 'commit.txt'  # written by setup.py into what is built
+_DISTRIBUTION = 'chainer_hybridmem'
 _FOLDER = pathlib.Path(__file__).parent
 _SECONDS = 5  # that git may take
 
@@ -15,6 +17,33 @@ def describe() -> str:
     """Version and commit: ``'0.2.0 (1a2b3c4)'``; the version alone if none is known."""
     commit = find_commit()
     return f'{__version__} ({commit})' if commit else __version__
+
+
+def describe_installation(extra: str) -> str:
+    """The command that installs what an extra brings.
+
+    The package is in no index: what the extra needs is named, as the installed package
+    says it, or else as its source does.
+
+    >>> describe_installation('plot')
+    'pip install matplotlib'
+    """
+    from importlib import metadata
+
+    try:
+        required = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        required = []
+    marker = f'extra=={extra}'
+    words = []
+    for line in required:
+        name, _, condition = line.partition(';')
+        if marker in re.sub(r'[\s\'"]', '', condition):
+            name = name.strip()
+            words.append(f"'{name}'" if set(name) & set('<>=*[') else name)
+    if not words:
+        return f"pip install '.[{extra}]' in the folder of chainer_hybridmem's source"
+    return ' '.join(['pip install', *words])
 
 
 def find_commit(folder: pathlib.Path = _FOLDER) -> str:

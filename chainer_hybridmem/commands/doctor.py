@@ -16,25 +16,39 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.version import describe_installation
 
-CUPY_HINT = (
-    "With an NVIDIA GPU: pip install 'chainer_hybridmem[cuda12]' gives CuPy with "
-    "cuDNN, 'chainer_hybridmem[cuda13]' newer CuPy without it."
-)
-CUDNN_HINT = (
-    'Without cuDNN convolutions take more memory and more time on a GPU. CuPy 13.6 can '
-    "use cuDNN 8.9, later ones cannot use any: pip install 'chainer_hybridmem[cuda12]' "
-    'in an environment without another CuPy gives both.'
-)
-LIBRARIES_HINT = (
-    "A driver and pip install 'chainer_hybridmem[cuda12]' (or 'cuda13') are all that "
-    'is needed; CUDA_PATH and LD_LIBRARY_PATH may name an older CUDA.'
-)
 CHAINER_HINT = (
     'Chainer is built from source, with setuptools older than 81: put setuptools<81 in '
     'a file, name it in PIP_CONSTRAINT and PIP_BUILD_CONSTRAINT, and pip install '
     'chainer==7.8.1.'
 )
+
+
+def cupy_hint() -> str:
+    """What to do where there is no CuPy."""
+    return (
+        f'With an NVIDIA GPU: {describe_installation("cuda12")} gives CuPy with cuDNN; '
+        f'{describe_installation("cuda13")} gives a newer CuPy without it.'
+    )
+
+
+def cudnn_hint() -> str:
+    """What to do where CuPy has no cuDNN."""
+    return (
+        'Without cuDNN convolutions take more memory and more time on a GPU. CuPy 13.6 '
+        'can use cuDNN 8.9, later ones cannot use any; in an environment without '
+        f'another CuPy {describe_installation("cuda12")} gives both.'
+    )
+
+
+def libraries_hint() -> str:
+    """What to do where a library of CUDA is missing."""
+    return (
+        'A driver and CuPy with its libraries are all that is needed: '
+        f'{describe_installation("cuda12")}, or {describe_installation("cuda13")}; '
+        'CUDA_PATH and LD_LIBRARY_PATH may name an older CUDA.'
+    )
 
 
 class Status(enum.Enum):
@@ -121,7 +135,7 @@ def examine() -> list[Check]:
 
 def examine_library(name: str, look: Callable[[], str]) -> Check:
     """Looks at one part of CUDA; on a machine without a GPU it need not be there."""
-    check = attempt(name, look, LIBRARIES_HINT)
+    check = attempt(name, look, libraries_hint())
     if check.status is Status.FAILS and not machine.has_nvidia_driver():
         return dataclasses.replace(check, status=Status.ABSENT, hint='')
     return check
@@ -198,12 +212,12 @@ def examine_cuda() -> Check:
         return attempt('training on CUDA', lambda: train('cuda'))
     broken = machine.has_nvidia_driver() and machine.cupy_version() != machine.ABSENT
     status = Status.FAILS if broken else Status.ABSENT
-    return Check('training on CUDA', status, ' '.join(problem.split()), CUPY_HINT)
+    return Check('training on CUDA', status, ' '.join(problem.split()), cupy_hint())
 
 
 def examine_convolutions() -> Check:
     """What Chainer's convolutions go through on a GPU."""
-    name, problem, hint = 'cuDNN convolutions', machine.cudnn_problem(), CUDNN_HINT
+    name, problem, hint = 'cuDNN convolutions', machine.cudnn_problem(), cudnn_hint()
     if problem is None and os.environ.get('CHAINER_CUDNN') == '0':
         problem, hint = 'CHAINER_CUDNN=0 turns cuDNN off.', ''
     if problem is None:

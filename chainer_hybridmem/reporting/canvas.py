@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem.version import describe_installation
 
 _UNITS = (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10))
 
@@ -38,7 +39,7 @@ def make(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError(
-            "Pictures need matplotlib: pip install 'chainer_hybridmem[plot]'."
+            f'Pictures need matplotlib: {describe_installation("plot")}.'
         ) from error
     return Figure(figsize=(width, height), layout='constrained')
 

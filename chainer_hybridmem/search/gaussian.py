@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.version import describe_installation
 
 Guess = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """Of weights tried, their times and others: the best of the others."""
@@ -26,8 +27,8 @@ def import_guess() -> Guess:
         from sklearn.gaussian_process.kernels import Matern
     except ImportError:
         raise OptionError(
-            "Planner 'autoswap-bo' needs scikit-learn: pip install "
-            "'chainer_hybridmem[autoswap]'."
+            "Planner 'autoswap-bo' needs scikit-learn: "
+            f'{describe_installation("autoswap")}.'
         ) from None
 
     def guess(tried: np.ndarray, times: np.ndarray, others: np.ndarray) -> np.ndarray:

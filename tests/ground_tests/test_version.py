@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import pathlib
+import re
+import shlex
 import subprocess
 
 import pytest
@@ -45,3 +48,49 @@ def test_without_git_there_is_a_version(package, monkeypatch):
     assert version.find_commit(package) == ''
     monkeypatch.setattr(version, 'find_commit', lambda: '')
     assert version.describe() == version.__version__
+
+
+# -- extras ---------------------------------------------------------------------
+PACKAGE = pathlib.Path(version.__file__).parent
+
+
+def declared_extras() -> dict[str, list[str]]:
+    setup = configparser.ConfigParser()
+    setup.read(PACKAGE.parent / 'setup.cfg')
+    section = setup['options.extras_require']
+    return {extra: section[extra].split('\n')[1:] for extra in section}
+
+
+@pytest.mark.parametrize('extra', ['plot', 'progress', 'autoswap', 'cuda12', 'cuda13'])
+def test_what_an_extra_brings_is_named_as_an_index_has_it(extra):
+    command = shlex.split(version.describe_installation(extra))
+    assert command[:2] == ['pip', 'install']
+    assert sorted(map(plain, command[2:])) == sorted(
+        map(plain, declared_extras()[extra])
+    )
+
+
+def plain(requirement: str) -> tuple[str, list[str]]:
+    """Name and versions: builds may order these."""
+    name, *versions = re.split(r'(?=[<>=])(?<![<>=])', requirement, maxsplit=1)
+    return name, sorted(''.join(versions).split(','))
+
+
+def test_an_extra_that_the_metadata_does_not_know():
+    told = version.describe_installation('plott')
+    assert told == "pip install '.[plott]' in the folder of chainer_hybridmem's source"
+
+
+def test_no_message_names_a_distribution_that_no_index_has():
+    """The package is installed from its source; a message cannot say its name."""
+    sources = [
+        *PACKAGE.rglob('*.py'), *PACKAGE.parent.glob('*.md'),
+        *(PACKAGE.parent / 'docs').rglob('*.md'),
+    ]  # fmt: skip
+    assert len(sources) > 300
+    wrong = [
+        path.name
+        for path in sources
+        if re.search(r'pip install\s+.?chainer_hybridmem', path.read_text())
+    ]
+    assert not wrong

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.version import describe_installation
 
 UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
 
@@ -73,8 +74,8 @@ def import_cupy() -> Any:
     except ImportError as error:
         raise OptionError(
             'a CUDA device needs CuPy, which cannot be imported '
-            f"({error}); install it with pip install 'chainer_hybridmem[cuda12]', or "
-            "use device 'cpu'."
+            f"({error}); use device 'cpu', or install it: "
+            f'{describe_installation("cuda12")}'
         ) from error
     return cupy
 
