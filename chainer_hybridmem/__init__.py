@@ -40,7 +40,12 @@ if TYPE_CHECKING:
     from chainer_hybridmem.profiles import shipped_profiles
     from chainer_hybridmem.recompute.trust import recomputable
     from chainer_hybridmem.recording.inference import record_inference
-    from chainer_hybridmem.records.library import load_plan, load_profile
+    from chainer_hybridmem.records.library import (
+        load_plan,
+        load_profile,
+        load_timeline,
+        save,
+    )
     from chainer_hybridmem.session.extension import HybridMemory
     from chainer_hybridmem.session.inference_session import optimize_inference
     from chainer_hybridmem.session.largest_batch import largest_batch
@@ -68,12 +73,14 @@ __all__ = [
     'largest_batch',
     'load_plan',
     'load_profile',
+    'load_timeline',
     'make_plan',
     'optimize',
     'optimize_inference',
     'profile_memory',
     'recomputable',
     'record_inference',
+    'save',
     'shipped_profiles',
     'simulate',
 ]
@@ -97,12 +104,14 @@ _HOMES = {
     'largest_batch': 'session.largest_batch',
     'load_plan': 'records.library',
     'load_profile': 'records.library',
+    'load_timeline': 'records.library',
     'make_plan': 'planners',
     'optimize': 'session.optimizing',
     'optimize_inference': 'session.inference_session',
     'profile_memory': 'session.memory_profile',
     'recomputable': 'recompute.trust',
     'record_inference': 'recording.inference',
+    'save': 'records.library',
     'shipped_profiles': 'profiles',
     'simulate': 'simulation',
 }

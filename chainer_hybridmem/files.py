@@ -13,6 +13,7 @@ import functools
 import gzip
 import json
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -23,11 +24,13 @@ from chainer_hybridmem.errors import FormatError
 T = TypeVar('T')
 MAXIMUM_FILE_BYTES = 2**26  # 100 times ResNet-50's profile; parsed it may take 20 times
 _CHUNK_BYTES = 2**20
+_HEAD_BYTES = 200
+_FORMAT = re.compile(rb'\s*\{\s*"format": "([\w/-]+)"')
 LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
 WRITERS = {
     'chainer_hybridmem/profile': '`hybridmem profile -o`',
     'chainer_hybridmem/plan': '`hybridmem plan -o`',
-    'chainer_hybridmem/timeline': '`library.save(session.timeline, ...)`',
+    'chainer_hybridmem/timeline': '`hybridmem.save(session.timeline, ...)`',
     'chainer_hybridmem/samples': '`hybridmem estimate --samples`',
 }
 """By format: what writes such files."""
@@ -44,8 +47,13 @@ def named(path: str) -> Iterator[None]:
         raise FormatError(f'{path}: {error}') from error
 
 
-def read_text(path: str) -> str:
+def read_text(path: str, format_name: str | None = None) -> str:
     """Reads a text file of bounded size.
+
+    Args:
+        path: The file.
+        format_name: What it should be, so that a missing one is not mistaken for a
+            file of another format; None for what is no file of this package.
 
     Raises:
         FormatError: If it is missing, unreadable, too large or not text.
@@ -57,7 +65,8 @@ def read_text(path: str) -> str:
     except OSError as error:
         reason = error.strerror or error
         raise FormatError(
-            f'{path or repr(path)} cannot be read: {reason}.{_advice(path, error)}'
+            f'{path or repr(path)} cannot be read: {reason}.'
+            f'{_advice(path, error, format_name)}'
         ) from error
     except UnicodeDecodeError as error:
         raise FormatError(
@@ -69,7 +78,7 @@ def read_text(path: str) -> str:
     return text
 
 
-def _advice(path: str, error: OSError) -> str:
+def _advice(path: str, error: OSError, format_name: str | None) -> str:
     """What to do about a file that cannot be opened."""
     if isinstance(error, IsADirectoryError):
         return ' Name a file in it.'
@@ -77,10 +86,22 @@ def _advice(path: str, error: OSError) -> str:
         return ''
     folder, name = os.path.split(path)
     with contextlib.suppress(OSError):
-        close = difflib.get_close_matches(name, os.listdir(folder or '.'), 1)
-        if close:
-            return f' Did you mean {os.path.join(folder, close[0])}?'
+        there = os.listdir(folder or '.')
+        for close in difflib.get_close_matches(name, there, len(there) or 1):
+            found = os.path.join(folder, close)
+            if os.path.isfile(found) and _peek_format(found) == format_name:
+                return f' Did you mean {found}?'
     return ' Name a file that is there.'
+
+
+def _peek_format(path: str) -> str | None:
+    """The format that a file of this package begins with; None for other files."""
+    try:
+        with open(path, 'rb') as file:
+            match = _FORMAT.match(file.read(_HEAD_BYTES))
+    except OSError:
+        return None
+    return match.group(1).decode() if match else None
 
 
 def read_bounded(file: BinaryIO | gzip.GzipFile) -> bytes:

@@ -81,7 +81,7 @@ def _parse_percentage(text: str, name: str, least: int) -> float:
     percentage = float(match.group(1)) if match else -1.0
     if not 0 <= percentage <= _MOST_PERCENT or percentage < min(least, 1e-9):
         rule = 'above zero' if least else 'of zero or more'
-        raise OptionError(f"{name} {text!r} is not a percentage {rule}, such as '50%'.")
+        raise OptionError(f'{name} {text!r} is not a percentage {rule}, such as 50%.')
     return percentage / 100
 
 
@@ -126,6 +126,17 @@ def format_bytes(nbytes: float) -> str:
             return f'{size:.0f} B' if unit == 'B' else f'{size:.1f} {unit}'
         size /= 1024
     return f'{size:.2f} TiB'
+
+
+def format_count(number: int, one: str, several: str | None = None) -> str:
+    """A number of things: ``'1 plan'``, ``'2 plans'``.
+
+    Args:
+        number: How many.
+        one: The word for one of them.
+        several: The word for more or none; None if it only has an ``s`` more.
+    """
+    return f'{number} {one if number == 1 else several or one + "s"}'
 
 
 def format_bound(bound_seconds: float, gap: float) -> str:

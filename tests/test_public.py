@@ -6,8 +6,10 @@ import inspect
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from support import toys
@@ -55,16 +57,56 @@ def test_public_names() -> None:
 
 def test_from_profile_to_timeline(tmp_path: pathlib.Path) -> None:
     """What a program does with a profile from another machine."""
-    from chainer_hybridmem.records.library import save
-
-    profile_path, plan_path = str(tmp_path / 'p.json'), str(tmp_path / 'plan.json')
-    save(toys.chain(), profile_path)
+    profile_path, plan_path = tmp_path / 'p.json', str(tmp_path / 'plan.json')
+    hybridmem.save(toys.chain(), profile_path)
     profile = hybridmem.load_profile(profile_path)
-    save(hybridmem.make_plan(profile, '45MiB', planner='swap-opt'), plan_path)
+    plan = hybridmem.make_plan(profile, '45MiB', planner='swap-opt')
+    hybridmem.save(plan, plan_path)
+    assert hybridmem.load_plan(plan_path) == plan
     timeline = hybridmem.simulate(profile, hybridmem.load_plan(plan_path))
     assert timeline.total_seconds == pytest.approx(21.1)
     with pytest.raises(hybridmem.InfeasibleError):
         hybridmem.make_plan(profile, '44MiB')
+
+
+def test_what_is_saved_is_read_again_by_the_function_of_its_kind() -> None:
+    """Each of the files has a public name that reads and one that writes it."""
+    kinds = {name.removeprefix('load_') for name in hybridmem.__all__ if 'load' in name}
+    assert kinds == {'profile', 'plan', 'timeline'} and 'save' in hybridmem.__all__
+    assert 'timeline' in hybridmem.Session.__dict__
+
+
+@pytest.mark.parametrize('item', [None, 'p.json', {'format': 'x'}])
+def test_what_cannot_be_saved(item: Any, tmp_path: pathlib.Path) -> None:
+    """A session has no plan yet: session.plan is None."""
+    path = tmp_path / 'x.json'
+    with pytest.raises(hybridmem.OptionError, match='cannot be saved; .*plan'):
+        hybridmem.save(item, path)
+    assert not path.exists()
+
+
+def test_results_are_shown_in_a_line() -> None:
+    """A notebook shows what a cell ends with; a profile has a million characters."""
+    profile = hybridmem.load_profile('shipped:lstm-b128-host')
+    plan = hybridmem.make_plan(profile, '60%', 'swap-all')
+    import chainer
+
+    model = chainer.links.Linear(2)
+    shown = [
+        repr(item)
+        for item in (
+            profile,
+            plan,
+            hybridmem.simulate(profile, plan),
+            hybridmem.optimize(model, '8G'),
+            hybridmem.HybridMemory('8G'),
+            hybridmem.optimize_inference(model, '8G'),
+        )
+    ]
+    for text in shown:
+        assert re.fullmatch(r'<\w+.*>', text) and 20 < len(text) < 120, text
+    assert 'swap-all' in shown[1] and ' 195 swap' in shown[1]
+    assert 'memory limit 8.0 GiB; warm-up after 0 iterations' in shown[3]
 
 
 def every_error() -> list[type[Exception]]:

@@ -15,7 +15,7 @@ from chainer_hybridmem.commands.cuda_checks import looks
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_bytes, format_count
 from chainer_hybridmem.version import describe_installation
 
 CHAINER_HINT = (
@@ -239,7 +239,7 @@ def thread_hints() -> list[str]:
         return []
     if threads > cores:
         return [
-            f'BLAS uses {threads} threads on {cores} cores; set '
+            f'BLAS uses {threads} threads on {format_count(cores, "core")}; set '
             f'OPENBLAS_NUM_THREADS={cores}.'
         ]
     return [

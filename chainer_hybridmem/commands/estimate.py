@@ -244,7 +244,7 @@ def largest_batches(
 
 
 def _text(figures: dict[str, Any], largest: bool) -> str:
-    title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**figures)
+    title = outputs.describe_network(figures)
     title = f'{title} on {figures["device"]["name"]}'
     rows = [_cells(row) for row in figures['methods']]
     keep = len(HEADERS) if largest else len(HEADERS) - 1

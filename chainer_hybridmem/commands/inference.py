@@ -193,7 +193,7 @@ def _saving(nbytes: int, total_bytes: int) -> float:
 def _text(
     figures: dict[str, Any], trace: Trace, replays: Sequence[Replay], best: Replay
 ) -> str:
-    title = '{arch}, {batchsize} pictures of {insize}x{insize}, forward only'
+    title = f'{outputs.describe_network(figures)}, forward only'
     values = [
         ('sum of blobs', format_bytes(figures['blob_bytes'])),
         ('in place', format_bytes(figures['in_place_blob_bytes'])),
@@ -223,7 +223,7 @@ def _text(
     name = f'lifetimes {figures["pool_lifetimes"]}'
     return '\n\n'.join(
         [
-            named_values(title.format(**figures), values),
+            named_values(title, values),
             table(HEADERS, rows),
             layout.comparison(name, trace, replays, best, columns),
         ]

@@ -20,7 +20,7 @@ from chainer_hybridmem.errors import FormatError, OptionError, PlanError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, table
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools import Layout, Trace
@@ -226,7 +226,7 @@ def comparison(
         columns: Beside the usual ones: how each pool's cell is made.
     """
     title = (
-        f'{name}: {len(trace.sizes)} buffers, peak load '
+        f'{name}: {format_count(len(trace.sizes), "buffer")}, peak load '
         f'{format_bytes(trace.peak_load_bytes)}'
     )
     every = {**COLUMNS, **(columns or {})}
@@ -253,8 +253,8 @@ def _advice(best: Replay, replays: Sequence[Replay]) -> str:
 
     calls = best.warm_device_calls
     advice = (
-        f'{format_bytes(best.footprint_bytes)} and {calls} device '
-        f'{"call" if calls == 1 else "calls"} an iteration once warm'
+        f'{format_bytes(best.footprint_bytes)} and '
+        f'{format_count(calls, "device call")} an iteration once warm'
     )
     online = [r for r in replays if r.layout is None and r.pool != 'cudamalloc']
     if best.layout is not None and online:

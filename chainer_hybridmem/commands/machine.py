@@ -11,6 +11,7 @@ from typing import Any
 
 from chainer_hybridmem import version
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.units import format_count
 
 ABSENT = 'not installed'
 # OpenBLAS under the names of Debian and of NumPy's and SciPy's wheels.
@@ -82,7 +83,9 @@ def cuda_problem() -> str | None:
         count = importlib.import_module('cupy').cuda.runtime.getDeviceCount()
     except Exception as error:
         return f'CuPy is installed but finds no GPU ({type(error).__name__}: {error}).'
-    return f'CuPy is installed but cannot use the {count} GPUs that it finds.'
+    return (
+        f'CuPy is installed and finds {format_count(count, "GPU")}, but cannot use any.'
+    )
 
 
 def cudnn_problem() -> str | None:
@@ -113,7 +116,7 @@ def _version(name: str) -> str:
 
 def _blas() -> str:
     threads = blas_threads()
-    used = '' if threads is None else f', {threads} threads'
+    used = '' if threads is None else f', {format_count(threads, "thread")}'
     return f'{_blas_name()}{used}'
 
 

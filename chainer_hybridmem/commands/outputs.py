@@ -10,6 +10,7 @@ from typing import Any
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import format_count
 
 STDOUT = '-'
 
@@ -65,6 +66,14 @@ def check_outputs(
                 f'{path} cannot be written: {taken[real]}. Name another file.'
             )
         taken[real] = 'another output has this name'
+
+
+def describe_network(figures: dict[str, Any]) -> str:
+    """What is trained: ``'resnet50, 8 pictures of 224x224'``."""
+    pictures = format_count(figures['batchsize'], 'picture')
+    return '{arch}, {pictures} of {insize}x{insize}'.format(
+        pictures=pictures, **figures
+    )
 
 
 def publish(table: str, figures: Any, json_path: str | None) -> None:

@@ -17,7 +17,12 @@ from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting.rule_rows import rule_rows
 from chainer_hybridmem.reporting.tables import named_values
-from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+from chainer_hybridmem.units import (
+    format_bound,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 LONGEST_STALLS = 5
 
@@ -194,11 +199,16 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         *([('disk', format_bytes(f['disk_bytes']))] if f['disk_bytes'] else []),
         *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
         ('recomputing', format_seconds(f['recompute_seconds'])),
-        ('stalled', f'{format_seconds(f["stall_seconds"])}, {f["stalls"]} stalls'),
+        (
+            'stalled',
+            f'{format_seconds(f["stall_seconds"])}, '
+            f'{format_count(f["stalls"], "stall")}',
+        ),
         *(_stall(stall) for stall in f['longest_stalls']),
         (
             'planning',
-            f'{format_seconds(f["planning_seconds"])}, {f["simulations"]} simulations',
+            f'{format_seconds(f["planning_seconds"])}, '
+            f'{format_count(f["simulations"], "simulation")}',
         ),
     ]
     if 'crossing_bytes' in f:
@@ -206,7 +216,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(('parameters and states', f'{nbytes} of what is swapped'))
     if 'parts' in f:
         inexact = sum(not part['exact'] for part in f['parts'])
-        count = f'{len(f["parts"])} functions / {inexact}'
+        count = f'{format_count(len(f["parts"]), "function")} / {inexact}'
         rows.append(('run in parts, of these not exact', count))
     rows += rule_rows(RuleCost(**cost) for cost in f.get('rules', ()))
     if f['options']:
@@ -217,7 +227,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _maps(figures: dict[str, Any], action: str) -> str:
     nbytes = format_bytes(figures[f'{action}_bytes'])
-    return f'{figures[action]} feature maps, {nbytes}'
+    return f'{format_count(figures[action], "feature map")}, {nbytes}'
 
 
 def _stall(stall: dict[str, Any]) -> tuple[str, str]:

@@ -65,7 +65,7 @@ class ProfileCommand(base.Command):
         library.save(recorded.problem.profile, args.output)
         summary = figures.profile_figures(recorded.problem)
         named = dataclasses.asdict(recorded.network)
-        title = '{arch}, {batchsize} pictures of {insize}x{insize}'.format(**named)
+        title = outputs.describe_network(named)
         outputs.publish(
             named_values(title, values(summary)), {**named, **summary}, args.json
         )

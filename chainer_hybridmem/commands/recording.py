@@ -31,6 +31,7 @@ from chainer_hybridmem.session.recording_session import (
     recording_options,
 )
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.units import format_count
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
 
@@ -321,8 +322,9 @@ def _run(
             raise
         return Recorded(network, session.problem, str(error))
     raise SessionError(
-        f'Nothing has been recorded after {iterations} iterations. Allow more of '
-        f'them, unless the network computes something else in every iteration.'
+        f'Nothing has been recorded after {format_count(iterations, "iteration")}. '
+        f'Allow more of them, unless the network computes something else in every '
+        f'iteration.'
     )
 
 
@@ -340,7 +342,8 @@ def explained(
             f'named with --n-class, another size of pictures with --insize.'
         )
     return HybridMemoryError(
-        f'{network.arch} cannot be {done} on {network.batchsize} pictures{size}: '
+        f'{network.arch} cannot be {done} on '
+        f'{format_count(network.batchsize, "picture")}{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'
         f'{contract}'
     )

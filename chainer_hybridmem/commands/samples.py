@@ -17,6 +17,7 @@ from chainer_hybridmem.estimation import SamplePair, check_ascending
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.units import format_count
 
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1
@@ -202,6 +203,7 @@ def _check(
     if found != wanted:
         raise OptionError(
             f'{path} has samples of {found[0]} at {found[1]}x{found[1]} with '
-            f'{found[2]} classes, not of {wanted[0]} at {wanted[1]}x{wanted[1]} with '
-            f'{wanted[2]}. Name another file with --samples, or remove this one.'
+            f'{format_count(found[2], "class", "classes")}, not of {wanted[0]} at '
+            f'{wanted[1]}x{wanted[1]} with {wanted[2]}. Name another file with '
+            f'--samples, or remove this one.'
         )

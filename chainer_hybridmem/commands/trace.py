@@ -8,7 +8,12 @@ import json
 from chainer_hybridmem.commands import arguments, base, outputs, planned_iteration
 from chainer_hybridmem.records import library
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+from chainer_hybridmem.units import (
+    format_bound,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 
 class TraceCommand(base.Command):
@@ -17,7 +22,7 @@ class TraceCommand(base.Command):
     With --measured the file has two processes, predicted and measured. Open it at
     https://ui.perfetto.dev or chrome://tracing; open a snapshot at
     https://pytorch.org/memory_viz. A measured timeline is written by
-    session.trace_iteration() and library.save(session.timeline, FILE).
+    session.trace_iteration() and hybridmem.save(session.timeline, FILE).
     """
 
     name = 'trace'
@@ -65,7 +70,7 @@ class TraceCommand(base.Command):
             return 0
         library.write_text(output, json.dumps(trace))
         print(
-            f'{printable(output)}: {len(trace["traceEvents"])} events, '
+            f'{printable(output)}: {format_count(len(trace["traceEvents"]), "event")}, '
             f'{format_seconds(timeline.total_seconds)} predicted, bound '
             f'{format_bound(plan.lower_bound_seconds, plan.gap)}, peak '
             f'{format_bytes(timeline.peak_bytes)}; open it at https://ui.perfetto.dev'
@@ -78,7 +83,8 @@ class TraceCommand(base.Command):
         if args.snapshot is not None:
             entries = len(snapshot['device_traces'][0])
             print(
-                f'{printable(args.snapshot)}: {entries} entries; open it at '
+                f'{printable(args.snapshot)}: '
+                f'{format_count(entries, "entry", "entries")}; open it at '
                 f'https://pytorch.org/memory_viz'
             )
         return 0

@@ -12,7 +12,7 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.chainer_access.snapshots import Snapshot
@@ -203,8 +203,8 @@ def train_limited(
             guided.append(bool(session.last_iteration()['guided']))
     if not any(guided):
         raise HybridMemoryError(
-            f'None of {iterations} iterations has followed a plan of {planner}; allow '
-            f'more with --iterations.'
+            f'None of {format_count(iterations, "iteration")} has followed a plan of '
+            f'{planner}; allow more with --iterations.'
         )
     return Run(snapshots, guided, session)
 
@@ -253,7 +253,8 @@ def text(figures: dict[str, Any]) -> str:
         for row in rows
     ]
     title = (
-        f'{figures["arch"]}, {figures["batchsize"]} pictures: {figures["planner"]} in '
+        f'{figures["arch"]}, {format_count(figures["batchsize"], "picture")}: '
+        f'{figures["planner"]} in '
         f'{format_bytes(figures["memory_limit_bytes"])} (peak '
         f'{format_bytes(figures["peak_bytes"])}) against {figures["against"]}'
     )
@@ -261,8 +262,8 @@ def text(figures: dict[str, Any]) -> str:
     verdict = figures['verdict']
     if verdict is not None:
         parts.append(
-            f'{verdict["maps"]} feature maps as forward made them, '
-            f'{verdict["replays"]} replays without any other effect'
+            f'{format_count(verdict["maps"], "feature map")} as forward made them, '
+            f'{format_count(verdict["replays"], "replay")} without any other effect'
         )
     parts.append(conclusion(rows))
     if not figures['swapped_maps'] + figures['recomputed_maps']:
@@ -285,4 +286,7 @@ def conclusion(rows: list[dict[str, Any]]) -> str:
                 f'additions on a GPU), so does this.'
             )
     guided = sum(row['guided'] for row in rows)
-    return f'{len(rows)} iterations, {guided} of them guided: every bit the same'
+    return (
+        f'{format_count(len(rows), "iteration")}, {guided} of them guided: every bit '
+        f'the same'
+    )

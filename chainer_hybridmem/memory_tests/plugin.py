@@ -13,6 +13,7 @@ import pytest
 
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.memory_tests.measured_peak import MeasuredPeak, describe_bytes
+from chainer_hybridmem.units import format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.memory_tests.baselines import Baseline
@@ -307,9 +308,8 @@ class _Results:
             terminalreporter.write_sep('=', 'base lines not written', red=True)
             write(f'ERROR: {self._not_written}')
         elif self._config.getoption(UPDATE):
-            count = len(self._baselines())
-            lines = 'base line' if count == 1 else 'base lines'
-            write(f'hybridmem: {count} {lines} written to {path}')
+            lines = format_count(len(self._baselines()), 'base line')
+            write(f'hybridmem: {lines} written to {path}')
         for test, result in sorted(self._peaks.items()):
             if result.get('saved_bytes', 0) > 0:
                 write(

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from chainer_hybridmem import files, profiles
-from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.errors import FormatError, OptionError
 
 if TYPE_CHECKING:
     from chainer_hybridmem.records.measured_timeline import Measured
     from chainer_hybridmem.records.plan import Plan
     from chainer_hybridmem.records.profile import Profile
 
+Path = str | os.PathLike[str]
 Item = TypeVar('Item', 'Profile', 'Plan', 'Measured')
 
 
-def load_profile(path: str) -> Profile:
+def load_profile(path: Path) -> Profile:
     """Reads a profile that :func:`save` has written, or one that is shipped.
 
     Args:
@@ -31,41 +32,46 @@ def load_profile(path: str) -> Profile:
         FormatError: If the file is missing, damaged or of another version.
         UnknownNameError: If no profile is shipped with this name.
     """
-    from chainer_hybridmem.records.profile_file import parse_profile
+    from chainer_hybridmem.records.profile_file import FORMAT, parse_profile
 
+    path = os.fspath(path)
     if profiles.is_shipped(path):
         return _parsed(path, profiles.read_text(path), parse_profile)
     shipped = f'shipped:{path}'
     if not os.path.exists(path) and shipped in profiles.shipped_profiles():
         raise FormatError(f'There is no file {path}; did you mean {shipped}?')
-    return _read(path, parse_profile)
+    return _read(path, FORMAT, parse_profile)
 
 
-def load_plan(path: str) -> Plan:
+def load_plan(path: Path) -> Plan:
     """Reads a plan that :func:`save` has written.
 
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    from chainer_hybridmem.records.plan_file import parse_plan
+    from chainer_hybridmem.records.plan_file import FORMAT, parse_plan
 
-    return _read(path, parse_plan)
+    return _read(path, FORMAT, parse_plan)
 
 
-def load_timeline(path: str) -> Measured:
+def load_timeline(path: Path) -> Measured:
     """Reads a measured timeline that :func:`save` has written.
 
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    from chainer_hybridmem.records.measured_timeline_file import parse_timeline
+    from chainer_hybridmem.records.measured_timeline_file import (
+        FORMAT,
+        parse_timeline,
+    )
 
-    return _read(path, parse_timeline)
+    return _read(path, FORMAT, parse_timeline)
 
 
-def _read(path: str, parse: Callable[[str], Item]) -> Item:
+def _read(path: Path, format_name: str, parse: Callable[[str], Item]) -> Item:
     """What a file holds; errors name the file."""
-    return _parsed(path, files.read_text(path), parse)
+    path = os.fspath(path)
+    return _parsed(path, files.read_text(path, format_name), parse)
 
 
 def _parsed(path: str, text: str, parse: Callable[[str], Item]) -> Item:
@@ -73,12 +79,20 @@ def _parsed(path: str, text: str, parse: Callable[[str], Item]) -> Item:
         return parse(text)
 
 
-def save(item: Profile | Plan | Measured, path: str) -> None:
+def save(item: Profile | Plan | Measured | None, path: Path) -> None:
     """Writes a profile, plan or measured timeline; an existing file is replaced whole.
+
+    :func:`load_profile`, :func:`load_plan` and :func:`load_timeline` read it again.
+
+    Args:
+        item: Such as ``session.profile``, ``session.plan`` or ``session.timeline``.
+        path: The file.
 
     Raises:
         FormatError: If the file cannot be written.
+        OptionError: If it is none of these, as long as a session has none.
     """
+    from chainer_hybridmem.records.measured_timeline import Measured
     from chainer_hybridmem.records.measured_timeline_file import serialise_timeline
     from chainer_hybridmem.records.plan import Plan
     from chainer_hybridmem.records.plan_file import serialise_plan
@@ -89,9 +103,16 @@ def save(item: Profile | Plan | Measured, path: str) -> None:
         text = serialise_profile(item)
     elif isinstance(item, Plan):
         text = serialise_plan(item)
-    else:
+    elif isinstance(item, Measured):
         text = serialise_timeline(item)
-    write_text(path, text)
+    else:
+        found = 'None' if item is None else f'a {type(item).__name__}'
+        raise OptionError(
+            f'{found} cannot be saved; a profile, a plan or a measured timeline can, '
+            f'which a session has once there is one: session.profile, session.plan, '
+            f'session.timeline.'
+        )
+    write_text(os.fspath(path), text)
 
 
 def write_text(path: str, text: str) -> None:

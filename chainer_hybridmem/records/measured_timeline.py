@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.units import format_count, format_seconds
 
 # Kinds of intervals of operations.
 OPERATIONS = ('forward', 'backward', 'all-reduce', 'update')
@@ -83,6 +84,13 @@ class Measured:
     uses: tuple[tuple[int, int], ...]
     samples: tuple[Sample, ...]
     events: tuple[MemoryEvent, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f'<Measured timeline of a plan of {self.planner}: '
+            f'{format_count(len(self.load_bytes), "operation")}, '
+            f'{format_seconds(self.total_seconds)}>'
+        )
 
     @property
     def timeline(self) -> Timeline:

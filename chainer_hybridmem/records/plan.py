@@ -22,6 +22,7 @@ import enum
 from typing import Any
 
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 
 class Action(enum.Enum):
@@ -148,6 +149,13 @@ class Plan:
     host_limit_bytes: int | None = None
     parts: tuple[Part, ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        counts = ', '.join(f'{self.count(a)} {a.value}' for a in Action)
+        return (
+            f'<Plan of {self.planner} for {format_bytes(self.memory_limit_bytes)}: '
+            f'{counts}; predicted {format_seconds(self.predicted_seconds)}>'
+        )
 
     @property
     def overhead(self) -> float:

@@ -27,6 +27,7 @@ import hashlib
 from typing import Any, NamedTuple
 
 from chainer_hybridmem import files
+from chainer_hybridmem.units import format_count, format_seconds
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
 
@@ -327,6 +328,12 @@ class Profile:
     disk_link: Link | None = None
     splits: tuple[Split, ...] = ()
     functions_in_parts: tuple[tuple[int, int], ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f'<Profile: {format_count(len(self.operations), "operation")}, '
+            f'{format_seconds(self.compute_seconds)} in-core>'
+        )
 
     @property
     def first_backward(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from chainer_hybridmem.units import format_bytes, format_count, format_seconds
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
@@ -50,3 +52,10 @@ class Timeline:
     recompute_seconds: float
     load_bytes: tuple[int, ...]
     intervals: tuple[Interval, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f'<Timeline: {format_count(len(self.load_bytes), "operation")}, '
+            f'{format_seconds(self.total_seconds)}, peak '
+            f'{format_bytes(self.peak_bytes)}>'
+        )

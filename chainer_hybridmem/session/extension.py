@@ -12,6 +12,7 @@ from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.session.setting.options import Options, documents_options
+from chainer_hybridmem.units import format_bytes
 
 # Figures of the last iteration that are reported as observations.
 _OBSERVED = ('peak_bytes', 'stall_seconds', 'swapped_bytes', 'recomputed_bytes')
@@ -57,6 +58,12 @@ class HybridMemory(extension.Extension):
         self.session: Session | None = None
         self._model = model
         self._options = Options.of(memory_limit, planner, options)
+
+    def __repr__(self) -> str:
+        if self.session is not None:
+            return f'<HybridMemory: {self.session!r}>'
+        limit = format_bytes(self._options.limit_bytes)
+        return f'<HybridMemory: planner {self._options.planner}, memory limit {limit}>'
 
     def initialize(self, trainer: Any) -> None:
         """Starts the session."""

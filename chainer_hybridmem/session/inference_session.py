@@ -27,6 +27,7 @@ from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.units import format_bytes
 
 MOST_KINDS = 64  # of which the logs and arenas are kept
 LOGGED = 2
@@ -102,6 +103,12 @@ class InferenceSession:
         self._placed_passes = 0
         self._peak_bytes = self._footprint_bytes = 0
         self._ended = False
+
+    def __repr__(self) -> str:
+        return (
+            f'<InferenceSession: memory limit {format_bytes(self._limit_bytes)}; peak '
+            f'{format_bytes(self._peak_bytes)}>'
+        )
 
     def __enter__(self) -> InferenceSession:
         if self._ended:

@@ -16,6 +16,7 @@ from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.units import format_count
 
 # Profiling swaps everything under every planner; this one plans without a search.
 PLANNER = 'swap-all'
@@ -97,9 +98,9 @@ def record_step(
             if session.problem is not None:
                 return session.problem.profile
     raise SessionError(
-        f'No iteration with {batchsize} examples could be recorded in {ITERATIONS} '
-        f'steps: each of them must run forward, backward and update of one batch, and '
-        f'the same computation each time.'
+        f'No iteration with {format_count(batchsize, "example")} could be recorded in '
+        f'{ITERATIONS} steps: each of them must run forward, backward and update of '
+        f'one batch, and the same computation each time.'
     )
 
 

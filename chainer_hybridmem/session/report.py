@@ -11,7 +11,12 @@ from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.reporting.link_rows import all_reduce_rows
 from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.reporting.rule_rows import rule_rows
-from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+from chainer_hybridmem.units import (
+    format_bound,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verdict
@@ -40,7 +45,7 @@ def session_report(
     """
     s = statistics
     rows = [
-        ('state', f'{s["state"]} after {s["iterations"]} iterations'),
+        ('state', f'{s["state"]} after {format_count(s["iterations"], "iteration")}'),
         ('memory limit', _bytes(s['limit_bytes'])),
     ]
     rows += _peaks(s)
@@ -52,7 +57,7 @@ def session_report(
             (
                 'planning',
                 f'{plan.planner}, {format_seconds(s["planning_seconds"])}, '
-                f'{plan.simulations} simulations',
+                f'{format_count(plan.simulations, "simulation")}',
             )
         )
     rows += rule_rows(costs)
@@ -63,7 +68,8 @@ def session_report(
         rows.append(
             (
                 'verified',
-                f'{verdict.iterations} iterations, {verdict.maps} maps, '
+                f'{format_count(verdict.iterations, "iteration")}, '
+                f'{format_count(verdict.maps, "map")}, '
                 f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
             )
         )
@@ -111,7 +117,7 @@ def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (
                 'run in parts, of these not exact',
-                f'{s["split"]} functions / {s["split_inexact"]}',
+                f'{format_count(s["split"], "function")} / {s["split_inexact"]}',
             )
         )
     if s['untrusted'] and s['recompute'] is not None:

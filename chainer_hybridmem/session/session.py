@@ -45,6 +45,7 @@ from chainer_hybridmem.session.setting.runtime import open_runtime
 from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.units import format_bytes, format_count
 
 
 class _Active(threading.local):
@@ -125,6 +126,13 @@ class Session:
         if not self.detail.timed:
             learning.plan_after(1)
         return GraphHook(runtime, quiet, start, switching, learning, path, guard, older)
+
+    def __repr__(self) -> str:
+        return (
+            f'<Session: planner {self.planner}, memory limit '
+            f'{format_bytes(self.limit_bytes)}; {self.state} after '
+            f'{format_count(self.iterations, "iteration")}>'
+        )
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:

@@ -172,3 +172,30 @@ def test_a_failed_write_leaves_the_old_file(
     with pytest.raises(FormatError, match='disk full'):
         library.save(toys.chain(1), str(path))
     assert path.read_text() == 'old'
+
+
+# -- a file that is not there -------------------------------------------------------
+READERS = {
+    'profile': library.load_profile,
+    'plan': library.load_plan,
+    'timeline': library.load_timeline,
+}
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_a_missing_file_is_not_taken_for_one_of_another_kind(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    """``plan.json`` is near ``p.json``, and no profile."""
+    paths = {kind: tmp_path / f'x{number}.json' for number, kind in enumerate(READERS)}
+    for kind, path in paths.items():
+        text = json.dumps({'format': f'chainer_hybridmem/{kind}', 'version': 1})
+        path.write_text(text)
+    (tmp_path / 'xy.json').write_text('{}')
+    with pytest.raises(FormatError) as told:
+        READERS[name](str(tmp_path / 'x.json'))
+    assert f'Did you mean {paths[name]}?' in str(told.value)
+    paths[name].unlink()
+    with pytest.raises(FormatError, match='Name a file that is there') as told:
+        READERS[name](str(tmp_path / 'x.json'))
+    assert 'Did you mean' not in str(told.value)

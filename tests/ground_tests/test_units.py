@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.units import (
     format_bytes,
+    format_count,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
@@ -122,3 +123,17 @@ def test_formatted_bytes_read_back_within_rounding(nbytes: int) -> None:
 )
 def test_seconds_for_people(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ('words', 'text'),
+    [
+        ((1, 'plan'), '1 plan'),
+        ((0, 'plan'), '0 plans'),
+        ((2, 'plan'), '2 plans'),
+        ((1, 'class', 'classes'), '1 class'),
+        ((3, 'class', 'classes'), '3 classes'),
+    ],
+)
+def test_counts(words: Any, text: str) -> None:
+    assert format_count(*words) == text

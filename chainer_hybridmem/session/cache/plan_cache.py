@@ -54,6 +54,7 @@ from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.units import format_count
 from chainer_hybridmem.version import __version__
 
 FORMAT = 'chainer_hybridmem/guide'
@@ -220,7 +221,8 @@ class PlanCache:
                 self._tell(f'kept plan {name} is not used: {_line(error)}')
         self.loaded = len(guides)
         if guides:
-            self._tell(f'{len(guides)} plans of earlier runs from {self._folder}')
+            plans = format_count(len(guides), 'plan')
+            self._tell(f'{plans} of earlier runs from {self._folder}')
         return guides
 
     def _paths(self) -> list[str]:

@@ -32,7 +32,12 @@ from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.user_warnings import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
-from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
+from chainer_hybridmem.units import (
+    format_bound,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 LONG_SECONDS = 3.0  # that a program waits without being told why
@@ -318,7 +323,7 @@ class Planning:
         if excess <= 0:
             guide.arena.lay_out(arena)
             self._tell(
-                f'arena: {arena.placed} allocations placed in '
+                f'arena: {format_count(arena.placed, "allocation")} placed in '
                 f'{format_bytes(arena.slab_bytes)}, '
                 f'{arena.layout.competitive_ratio:.3f} of their peak load; '
                 f'{format_bytes(arena.side_bytes)} beside it; found in '
@@ -387,7 +392,7 @@ class Planning:
             )
             return
         self._tell(
-            f'planned in {took} ({plan.simulations} simulations): '
+            f'planned in {took} ({format_count(plan.simulations, "simulation")}): '
             f'{plan.count(Action.KEEP)} keep, {plan.count(Action.SWAP)} swap, '
             f'{plan.count(Action.RECOMPUTE)} recompute; {predicted}, bound {bound}, '
             f'peak {format_bytes(plan.predicted_peak_bytes)}'

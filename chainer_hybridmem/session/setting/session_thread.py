@@ -12,6 +12,7 @@ import chainer
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.session.setting.user_warnings import warn_user
+from chainer_hybridmem.units import format_count
 
 
 class SessionThread:
@@ -84,9 +85,10 @@ class SessionThread:
         if updates <= 0:
             return
         message = (
-            f'parameters were updated {updates} times in this session, but no '
-            f'iteration was seen in {self.name}, which entered it: what other threads '
-            f'train is not managed; enter the session in the thread that trains.'
+            f'parameters were updated {format_count(updates, "time")} in this session, '
+            f'but no iteration was seen in {self.name}, which entered it: what other '
+            f'threads train is not managed; enter the session in the thread that '
+            f'trains.'
         )
         tell(message)
         warn_user(message)
