@@ -118,14 +118,32 @@ def parse_bandwidth(value: str | int | float, name: str = 'bandwidth') -> float:
     return _parse(value, name, 'bandwidth', "'2GB/s'")
 
 
-def format_bytes(nbytes: float) -> str:
-    """Bytes for people, in binary units: ``'1.50 GiB'``."""
+def format_bytes(nbytes: float, digits: int = 1) -> str:
+    """Bytes for people, in binary units: ``'1.5 GiB'``.
+
+    Args:
+        nbytes: The size.
+        digits: After the point; one more for TiB, none for bytes.
+    """
     size = float(nbytes)
     for unit in ('B', 'KiB', 'MiB', 'GiB'):
         if abs(size) < 1024:
-            return f'{size:.0f} B' if unit == 'B' else f'{size:.1f} {unit}'
+            return f'{size:.0f} B' if unit == 'B' else f'{size:.{digits}f} {unit}'
         size /= 1024
-    return f'{size:.2f} TiB'
+    return f'{size:.{digits + 1}f} TiB'
+
+
+def format_apart(*sizes: float) -> list[str]:
+    """Bytes for people, exactly enough that different sizes look different.
+
+    >>> format_apart(16 * 2**30, 16 * 2**30 + 2**20)
+    ['16.000 GiB', '16.001 GiB']
+    """
+    for digits in (1, 2, 3, 4, 5, 6):
+        texts = [format_bytes(size, digits) for size in sizes]
+        if len(set(texts)) == len(set(sizes)):
+            return texts
+    return [f'{size:.0f} B' for size in sizes]
 
 
 def format_count(number: int, one: str, several: str | None = None) -> str:

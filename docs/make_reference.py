@@ -171,8 +171,13 @@ def _commands() -> Iterator[str]:
         '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
         'the package (`hybridmem compare --list-profiles`). `8GiB` and `8G` are '
         '8 · 2^30 bytes, `8GB` are 8 · 10^9; a limit in percent is a share of the '
-        'in-core peak. Exit status: 0 done; 1 it cannot be done, and one '
-        'line says why; 2 the command line cannot be understood; 130 interrupted.'
+        'in-core peak.'
+    )
+    yield _wrapped(
+        'Exit status: 0 done; 1 it cannot be done, and one line says why, or it is '
+        'done and the answer is no (nothing fits in `estimate`, `batch` or `compare`, '
+        'bits differ in `verify`, something does not work in `doctor`); 2 the command '
+        'line cannot be understood; 130 interrupted; 141 nobody reads the output.'
     )
     for name, sub in _subparsers(parser).items():
         yield f'## `hybridmem {name}`'

@@ -4,7 +4,8 @@ Only :func:`main` turns errors into exit codes:
 
 ====  =====================================================================
 0     done
-1     it cannot be done; one line on standard error says why
+1     it cannot be done, as one line on standard error says; or it is done, and the
+      answer is no: nothing fits, bits differ, something does not work
 2     the command line cannot be understood
 130   interrupted with Ctrl-C
 141   nothing reads standard output: its reader has gone, or it was closed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.units import (
-    format_bytes,
+    format_apart,
     is_percentage,
     parse_bandwidth,
     parse_bytes,
@@ -160,4 +160,5 @@ class Limit:
         """The limit for people, next to the in-core peak it is to be seen with."""
         limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
         share = f'{limit / peak:.0%} of the ' if peak else ''
-        return f'{format_bytes(limit)}, {share}in-core peak of {format_bytes(peak)}'
+        limit_text, peak_text = format_apart(limit, peak)
+        return f'{limit_text}, {share}in-core peak of {peak_text}'

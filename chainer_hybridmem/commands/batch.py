@@ -30,6 +30,7 @@ class BatchCommand(base.Command):
 
     Two tiny iterations are recorded and extrapolated, as for ``estimate``; the planner
     is asked about batch sizes until the answer has a plan and the next one has none.
+    Exit status 1 if not even one example fits.
     """
 
     name = 'batch'

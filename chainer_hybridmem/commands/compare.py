@@ -13,7 +13,7 @@ from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionE
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting import canvas, comparison_plot
-from chainer_hybridmem.reporting.comparison import comparison, summary
+from chainer_hybridmem.reporting.comparison import comparison, summary, sweep
 from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
 class CompareCommand(base.Command):
-    """Runs planners on recorded iterations and shows their predictions."""
+    """Runs planners on recorded iterations and shows their predictions.
+
+    Exit status 1 if none of them fits any of the limits.
+    """
 
     name = 'compare'
     help = 'compare all planners on recorded iterations'
@@ -64,6 +67,11 @@ class CompareCommand(base.Command):
         arguments.add_rules(parser)
         arguments.add_sharing(parser)
         parser.add_argument(
+            '--tables',
+            action='store_true',
+            help='with --sweep: print the whole table of each limit, too',
+        )
+        parser.add_argument(
             '-o',
             '--output',
             metavar='FILE',
@@ -101,10 +109,18 @@ class CompareCommand(base.Command):
         with Progress(len(cases) * len(planners), sys.stderr) as progress:
             found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
-        outputs.publish(text(cases, found), published(rows), args.json)
+        told = [text(cases, found)] if args.sweep is None or args.tables else []
+        if args.sweep is not None:
+            told += [
+                f'{printable(path)}\n\n'
+                + sweep([r for r in rows if r['profile'] == path], p.in_core_peak_bytes)
+                for path, p in problems.items()
+            ]
+        told += over_all(cases, rows)
+        outputs.publish('\n\n'.join(told), published(rows), args.json)
         if args.output is not None:
             draw(rows, problems, args.output)
-        return 0
+        return 0 if any(row['fits'] for row in rows) else 1
 
 
 class Case(NamedTuple):
@@ -281,14 +297,17 @@ def draw(
 
 
 def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:
-    """A table for each case, and one over all of them if there are several."""
-    parts = [
+    """A table for each case."""
+    return '\n\n'.join(
         f'{case}\n\n{comparison(rows)}' for case, rows in zip(cases, found, strict=True)
-    ]
-    if len(cases) > 1:
-        over_all = summary([row for rows in found for row in rows])
-        parts.append(f'over all {len(cases)}, best first\n\n{over_all}')
-    return '\n\n'.join(parts)
+    )
+
+
+def over_all(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A table over all cases, if there are several."""
+    if len(cases) < FEWEST_LIMITS:
+        return []
+    return [f'over all {len(cases)}, best first\n\n{summary(rows)}']
 
 
 def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

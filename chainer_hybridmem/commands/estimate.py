@@ -47,7 +47,8 @@ class EstimateCommand(base.Command):
     """Predicts memory, time and plan of a batch size before any training with it.
 
     Two tiny iterations are recorded, on the CPU by default, and extrapolated.
-    Times come from a model of a GPU, or from the device of the recording.
+    Times come from a model of a GPU, or from the device of the recording. Exit status 1
+    if nothing fits.
     """
 
     name = 'estimate'
@@ -135,7 +136,8 @@ class EstimateCommand(base.Command):
         if decided is not None:
             figures['algorithms'] = decided.figures
         outputs.publish(_text(figures, args.largest), figures, args.json)
-        return 0
+        fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
+        return 0 if fits else 1
 
 
 def _check_algorithms(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
-from chainer_hybridmem.units import format_bytes, format_count
+from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.chainer_access.snapshots import Snapshot
@@ -252,11 +252,11 @@ def text(figures: dict[str, Any]) -> str:
         ]
         for row in rows
     ]
+    limit, peak = format_apart(figures['memory_limit_bytes'], figures['peak_bytes'])
     title = (
         f'{figures["arch"]}, {format_count(figures["batchsize"], "picture")}: '
         f'{figures["planner"]} in '
-        f'{format_bytes(figures["memory_limit_bytes"])} (peak '
-        f'{format_bytes(figures["peak_bytes"])}) against {figures["against"]}'
+        f'{limit} (peak {peak}) against {figures["against"]}'
     )
     parts = [title, table(['iteration', 'state', *kinds], cells, left=len(kinds) + 2)]
     verdict = figures['verdict']

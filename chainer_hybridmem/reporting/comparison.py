@@ -50,6 +50,39 @@ def comparison(rows: Sequence[Row]) -> str:
     return '\n'.join([table(headers, cells), *map(printable, reasons)])
 
 
+def sweep(rows: Sequence[Row], peak_bytes: int) -> str:
+    """A table of one profile: overheads of planners, with a column for each limit.
+
+    Args:
+        rows: Of all limits.
+        peak_bytes: In-core peak; limits are shown as a share of it, too.
+    """
+    cases = [found for _, found in sorted(by_case(rows).items())]
+    limits = [found[0]['memory_limit_bytes'] for found in cases]
+    shares = [f'{limit / peak_bytes:.0%}' if peak_bytes else '' for limit in limits]
+    columns = [{row['planner']: _overhead(row) for row in found} for found in cases]
+    cells = [['of the in-core peak', *shares], ['lower bound', *map(_bound, cases)]]
+    for planner in dict.fromkeys(row['planner'] for row in rows):
+        cells.append([planner, *(column[planner] for column in columns)])
+    told = table(['overhead at a limit of', *map(format_bytes, limits)], cells)
+    if all(row['fits'] for row in rows):
+        return told
+    return f'{told}\n{UNKNOWN}: does not fit; the table of that limit says why'
+
+
+def _bound(rows: Sequence[Row]) -> str:
+    seconds, in_core = bound_seconds(rows), rows[0]['in_core_seconds']
+    if seconds is None or not in_core:
+        return UNKNOWN
+    return f'{seconds / in_core - 1:+.1%}'
+
+
+def _overhead(row: Row) -> str:
+    if row['fits']:
+        return f'{row["overhead"]:+.1%}'
+    return 'failed' if row['failed'] else UNKNOWN
+
+
 def by_case(rows: Sequence[Row]) -> dict[Case, list[Row]]:
     """The rows of each profile and limit."""
     cases: dict[Case, list[Row]] = {}

@@ -27,7 +27,7 @@ from chainer_hybridmem.simulation.work import (
     Work,
     make_work,
 )
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_apart
 
 __all__ = [
     'KEEP',
@@ -304,13 +304,14 @@ def check_host(problem: Problem, plan: Plan) -> None:
     needed = plan.tier_bytes(problem.profile, Tier.RAM)
     if limit_bytes is None or needed <= limit_bytes:
         return
+    needs, limit = format_apart(needed, limit_bytes)
     where = 'Raise host_limit, give swap_dir a folder'
     if problem.profile.disk_link is not None:
         where = 'Raise host_limit'
     raise InfeasibleError(
         f'Planner {plan.planner!r} does not fit the host: what it swaps takes '
-        f'{format_bytes(needed)} ({needed} bytes) of host memory, host_limit is '
-        f'{format_bytes(limit_bytes)} ({limit_bytes} bytes). {where}, raise the memory '
+        f'{needs} ({needed} bytes) of host memory, host_limit is {limit} '
+        f'({limit_bytes} bytes). {where}, raise the memory '
         "limit, or use planner 'hybrid', which keeps and recomputes instead where it "
         'can.',
         needed,
@@ -357,8 +358,14 @@ def _too_much(
     """The error for a plan whose operation ``at`` needs too much; None: in-core."""
     least, worst = least_memory(with_rules(problem, ()))
     label = problem.profile.operations[worst].label
-    limit = f'{format_bytes(limit_bytes)} ({limit_bytes} bytes)'
-    smallest = f'{format_bytes(least)} ({least} bytes)'
+    limit, smallest, need = (
+        f'{text} ({nbytes} bytes)'
+        for text, nbytes in zip(
+            format_apart(limit_bytes, least, needed),
+            (limit_bytes, least, needed),
+            strict=True,
+        )
+    )
     if least > limit_bytes:
         message = (
             f'Operation {worst} ({label}) alone needs {smallest}, parameters and all '
@@ -379,7 +386,7 @@ def _too_much(
             f"'swap-all' works from {smallest} on"
         )
     message = (
-        f'Planner {planner!r} does not fit: {what} needs {format_bytes(needed)} '
-        f'({needed} bytes), the memory limit is {limit}. {advice}.'
+        f'Planner {planner!r} does not fit: {what} needs {need}, the memory limit is '
+        f'{limit}. {advice}.'
     )
     return InfeasibleError(message, needed, limit_bytes)

@@ -39,8 +39,9 @@ LIMIT = ('--memory-limit', '60%')
 
 def compare(hybridmem, *arguments):
     status, out, _ = hybridmem('compare', *arguments, '--json', '-')
-    assert status == 0
-    return json.loads(out)
+    rows = json.loads(out)
+    assert status == (0 if any(row['fits'] for row in rows) else 1)
+    return rows
 
 
 def test_all_planners_by_default(profile, hybridmem):
@@ -158,6 +159,30 @@ def test_several_limits(profile, hybridmem):
     _, out, _ = hybridmem('compare', 'p.json', *limits, *QUICK)
     assert out.count('of the in-core peak') == 3
     assert 'over all 3, best first' in out
+
+
+def test_a_sweep_is_told_by_one_table(profile, hybridmem):
+    """Eight tables of twenty-one rows stood before the one that answers."""
+    names = ('in-core', 'swap-all', 'hybrid')
+    arguments = ('compare', 'p.json', '--sweep', '4', '--planner', *names)
+    status, out, _ = hybridmem(*arguments, '--json', 'c.json')
+    assert status == 0
+    first, _, rest = out.partition('\n\nover all 4, best first\n\n')
+    lines = first.splitlines()
+    assert lines[0] == 'p.json' and lines[2].startswith('overhead at a limit of ')
+    assert [line.split('  ')[0] for line in lines[4:-1]] == [
+        'of the in-core peak', 'lower bound', *names,
+    ]  # fmt: skip
+    assert '-: does not fit' in lines[-1]
+    cells = {line.split('  ')[0]: line.split()[-4:] for line in lines[2:]}
+    assert cells['of the in-core peak'][-1] == '100%'
+    assert cells['in-core'] == ['-', '-', '-', '+0.0%']
+    with open('c.json') as file:
+        rows = [row for row in json.load(file) if row['planner'] == 'swap-all']
+    assert cells['swap-all'] == [f'{row["overhead"]:+.1%}' for row in rows]
+    assert all(name in rest for name in names)
+    _, whole, _ = hybridmem(*arguments, '--tables')
+    assert whole.count('s / iteration') == 4 and first in whole
 
 
 def test_a_sweep_goes_from_the_least_memory_to_the_in_core_peak(profile, hybridmem):

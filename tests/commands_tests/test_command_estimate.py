@@ -21,8 +21,12 @@ def estimate(network, hybridmem):
 
     def run(*arguments):
         status, out, err = hybridmem('estimate', *network, *arguments, '--json', '-')
-        assert status == 0, err
-        return json.loads(out)
+        assert out, err
+        figures = json.loads(out)
+        rows = figures['methods']
+        fits = any(row['fits'] or row.get('largest_batchsize') for row in rows)
+        assert status == (0 if fits else 1), err
+        return figures
 
     return run
 

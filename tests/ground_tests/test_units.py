@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.units import (
+    format_apart,
     format_bytes,
     format_count,
     format_seconds,
@@ -137,3 +138,16 @@ def test_seconds_for_people(seconds: float, text: str) -> None:
 )
 def test_counts(words: Any, text: str) -> None:
     assert format_count(*words) == text
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=2, max_size=3))
+def test_sizes_that_differ_look_different(sizes: list[int]) -> None:
+    """``needs 14.9 GiB, the limit is 14.9 GiB`` tells nobody anything."""
+    texts = format_apart(*sizes)
+    assert len(set(texts)) == len(set(sizes))
+    assert format_apart(sizes[0], sizes[0]) == [format_bytes(sizes[0])] * 2
+
+
+def test_sizes_that_look_different_anyway_have_no_more_digits() -> None:
+    assert format_apart(2**30, 2**31) == ['1.0 GiB', '2.0 GiB']
+    assert format_apart(16 * 10**9, 16 * 10**9 + 2**20) == ['14.901 GiB', '14.902 GiB']
