@@ -187,6 +187,7 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
 
     tolerance = _tolerance_of(marker)
     result['layers'] = peak.layers()
+    result['functions'] = peak.functions()
     if item.config.getoption(UPDATE):
         return result
     path = item.config.getini(FILE)
@@ -321,7 +322,7 @@ class _Results:
         from chainer_hybridmem.memory_tests.baselines import Baseline
 
         return {
-            test: Baseline(result['peak_bytes'], result['layers'])
+            test: Baseline(result['peak_bytes'], result['layers'], result['functions'])
             for test, result in self._peaks.items()
             if 'layers' in result
         }

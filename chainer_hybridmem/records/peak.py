@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_apart, format_bytes
 
 MOST_LINES = 8
 OUTSIDE = '(outside of links)'
@@ -34,6 +34,13 @@ class Peak:
             found[layer] = found.get(layer, 0) + nbytes
         return dict(sorted(found.items()))
 
+    def functions(self) -> dict[str, dict[str, int]]:
+        """Bytes by layer and what they are, sorted by name."""
+        found: dict[str, dict[str, int]] = {}
+        for (layer, what), nbytes in sorted(self.parts.items()):
+            found.setdefault(layer, {})[what] = nbytes
+        return found
+
     def describe(self, most: int = MOST_LINES) -> list[str]:
         """Lines about the largest parts.
 
@@ -50,11 +57,18 @@ class Peak:
             lines.append(f'{format_bytes(total):>12}  {len(rest)} others')
         return lines
 
-    def describe_growth(self, layers: Mapping[str, int], most: int = 3) -> list[str]:
+    def describe_growth(
+        self,
+        layers: Mapping[str, int],
+        functions: Mapping[str, Mapping[str, int]],
+        most: int = 3,
+    ) -> list[str]:
         """Lines about the layers that hold more than they did.
 
         Args:
             layers: Bytes by layer, as they were.
+            functions: Likewise by layer and what they are; empty if that is not known,
+                so that nothing in a layer is named.
             most: Of the lines.
         """
         now = self.layers()
@@ -63,17 +77,27 @@ class Peak:
         lines = []
         for layer, more in ranked[:most]:
             if more > 0:
-                before, after = layers.get(layer, 0), now[layer]
-                made = [
-                    (n, what) for (at, what), n in self.parts.items() if at == layer
-                ]
-                largest, what = max(made)
+                before, after = format_apart(layers.get(layer, 0), now[layer])
                 lines.append(
-                    f'{layer} grew by {format_bytes(more)}: {format_bytes(before)} '
-                    f'before, {format_bytes(after)} now, of which {what} has '
-                    f'{format_bytes(largest)}'
+                    f'{layer} grew by {format_bytes(more)}'
+                    f'{self._name_growth(layer, functions)}: {before} before, {after} '
+                    f'now'
                 )
         return lines
+
+    def _name_growth(
+        self, layer: str, functions: Mapping[str, Mapping[str, int]]
+    ) -> str:
+        """What in a layer has grown most."""
+        if not functions:
+            return ''
+        before = functions.get(layer, {})
+        grown = {
+            what: nbytes - before.get(what, 0)
+            for what, nbytes in self.functions()[layer].items()
+        }
+        what = max(grown, key=lambda what: (grown[what], what))
+        return f' ({what}: {format_bytes(grown[what])})'
 
 
 class Load:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -149,9 +150,17 @@ def test_base_lines_fail_on_growth_and_name_the_layer(runner):
     grown = runner.run()
     grown.assert_outcomes(passed=1, failed=1)
     grown.stdout.fnmatch_lines(
-        ['*The peak has grown by*', '*predictor/wide grew by*before*now*']
+        ['*The peak has grown by*', '*predictor/wide grew by * (*: *): *before*now']
     )
     assert json.loads(path.read_text()) == first
+
+    text = path.read_text()
+    for entry in first['tests'].values():  # files of earlier releases say less
+        assert entry.pop('functions').keys() == entry['layers'].keys()
+    path.write_text(json.dumps(first))
+    runner.run().stdout.fnmatch_lines(['*predictor/wide grew by*before*now'])
+    path.write_text(text)
+    first = json.loads(text)
 
     runner.write(BASELINES, width=999)
     smaller = runner.run('-k', 'one')
@@ -167,6 +176,32 @@ def test_base_lines_fail_on_growth_and_name_the_layer(runner):
         second['test_it.py::test_one']['peak_bytes']
         < first['tests']['test_it.py::test_one']['peak_bytes']
     )
+
+
+PAGE = ROOT / 'docs' / 'guide' / 'memory_tests.md'
+
+
+def shown_blocks() -> list[list[str]]:
+    """What the page shows of pytest's output."""
+    return [
+        block.splitlines()
+        for block in re.findall(r'```text\n(.*?)```', PAGE.read_text(), re.S)
+    ]
+
+
+def test_the_page_shows_what_pytest_prints(runner):
+    """A layer of 1,000 units, and then of 1,200."""
+    assertion, growth = shown_blocks()
+    asserts = '\ndef test_train(hybridmem_peak, model):\n    train(model)\n'
+    runner.write(BASELINES + asserts + "    assert hybridmem_peak < '1MiB'\n")
+    result = runner.run('-k', 'train')
+    result.stdout.fnmatch_lines(
+        [re.sub(r'([*?[])', '[\\1]', line) for line in assertion]
+    )
+    runner.run('-k', 'one', '--hybridmem-update').assert_outcomes(passed=1)
+    runner.write(BASELINES, width=1200)
+    result = runner.run('-k', 'one')
+    result.stdout.fnmatch_lines([re.sub(r'([*?[])', '[\\1]', line) for line in growth])
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ def test_a_load_keeps_its_highest_moment():
 
 def test_growth_is_that_of_layers():
     peak = Peak(100, {('a', 'x'): 60, ('a', 'y'): 30, ('b', 'x'): 10})
-    (line,) = peak.describe_growth({'a': 80, 'b': 10, 'c': 5})
-    assert line == 'a grew by 10 B: 80 B before, 90 B now, of which x has 60 B'
+    layers = {'a': 80, 'b': 10, 'c': 5}
+    (line,) = peak.describe_growth(layers, {})
+    assert line == 'a grew by 10 B: 80 B before, 90 B now'
+    functions = {'a': {'x': 60, 'y': 20}, 'b': {'x': 10}, 'c': {'z': 5}}
+    assert sum(functions['a'].values()) == layers['a']
+    (line,) = peak.describe_growth(layers, functions)
+    assert (
+        line == 'a grew by 10 B (y: 10 B): 80 B before, 90 B now'
+    )  # not x, the largest
+    assert peak.functions() == {'a': {'x': 60, 'y': 30}, 'b': {'x': 10}}
     assert peak.describe(1) == ['        60 B  a: x', '        40 B  2 others']
