@@ -32,8 +32,8 @@ VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
 HEAD = (
     """What has been measured and predicted, and where? Every table below comes from a
     result file in `benchmarks/results`.""",
-    """`.venv/bin/python -m benchmarks render` writes this page; do not edit it by
-    hand. [benchmarks/README.md](../benchmarks/README.md) lists the scripts that
+    '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
+    """[benchmarks/README.md](../benchmarks/README.md) lists the scripts that
     measure. Machines are shared: compare figures within one table, and prefer ratios
     to seconds. *Measured* means on a CPU; no figure of this page comes from a real GPU.
     *Predicted* means that the simulator computed it, for a [modelled

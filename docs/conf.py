@@ -53,6 +53,7 @@ nitpick_ignore = [
 # -- Markdown -----------------------------------------------------------------
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 myst_heading_anchors = 4
+smartquotes_action = 'qe'  # a dash of an option stays one
 highlight_language = 'text'
 
 # -- docstrings ---------------------------------------------------------------
@@ -79,9 +80,9 @@ SECTION = re.compile(r'^## (.+)$', re.MULTILINE)
 LINK = re.compile(r'^- \[([^\]]+)\]\(([^)#]+)\)', re.MULTILINE)
 PAGE = re.compile(r'\b(docs/\w+/\w+)\.md')
 UNIT = re.compile(r'(?<=\d) (?=(?:%|[MG]B|[KMG]iB|ms|s)(?!\w))')
-NOT_RUN = re.compile(
-    r'^```(\w+) no-run: ([^\n]+)\n(.*?)^```$', re.DOTALL | re.MULTILINE
-)
+FENCED = re.compile(r'^(```.*?^```$)', re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r'^```(\w+) no-run: [^\n]+$', re.MULTILINE)
+COMMENT = re.compile(r'^(\s*)%', re.MULTILINE)
 
 
 def navigation(index: str) -> str:
@@ -110,10 +111,10 @@ def _toctree(caption: str, pages: list[tuple[str, str]]) -> str:
 
 
 def on_source_read(app: Any, name: str, content: list[str]) -> None:
-    """Adds what only the site shows.
+    """Adds what only the site shows, and leaves out what its readers cannot use.
 
-    That is the navigation on the first page, which blocks no test runs, and units that
-    stay beside their numbers in tables.
+    Added are the navigation on the first page and units that stay beside their numbers
+    in tables. Why no test runs a block is left out.
     """
     if name == root_doc:
         index = ROOT / f'{INDEX}.md'
@@ -126,9 +127,14 @@ def on_source_read(app: Any, name: str, content: list[str]) -> None:
         UNIT.sub('\N{NO-BREAK SPACE}', line) if line.startswith('|') else line
         for line in lines
     )
-    content[0] = NOT_RUN.sub(
-        r'```\1\n\3```\n\n*No test runs this block: \2.*', content[0]
-    )
+    content[0] = without_comments(NOT_RUN.sub(r'```\1', content[0]))
+
+
+def without_comments(text: str) -> str:
+    """A line that begins with a percent sign is text: MyST would leave it out."""
+    parts = FENCED.split(text)
+    parts[::2] = [COMMENT.sub(r'\1\\%', part) for part in parts[::2]]
+    return ''.join(parts)
 
 
 def on_docstring(

@@ -53,10 +53,10 @@ RETURNED = (
     'recording.memory_series.MemoryProfiler',
     'recording.memory_series.Sample',
 )
-WRITTEN = (
-    '*`python docs/make_reference.py` writes this page from the code; do not edit it '
-    'by hand.*'
-)
+# Comments: readers of the site have no use for it.
+BY_HAND = 'python docs/make_reference.py writes this page from the code; edit that'
+WRITTEN = f'<!-- {BY_HAND} -->'
+WRITTEN_RST = f'.. {BY_HAND}'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def _options() -> Iterator[str]:
         '`hybridmem.optimize(model, memory_limit, ...)` and the Trainer extension '
         '`hybridmem.HybridMemory(memory_limit, ...)` take the same ones.'
     )
-    yield _wrapped(WRITTEN)
+    yield WRITTEN
     yield _wrapped(
         'Sizes are bytes, or text such as `16GiB` or `16G` (16 · 2^30) and `16GB` '
         '(16 · 10^9). A percentage is refused: before a session has trained, there is '
@@ -166,7 +166,7 @@ def _commands() -> Iterator[str]:
         'Which commands does `hybridmem` have, and which flags? '
         'The guide shows them at work.'
     )
-    yield _wrapped(WRITTEN)
+    yield WRITTEN
     yield _wrapped(
         '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
         'the package (`hybridmem compare --list-profiles`). `8GiB` and `8G` are '
@@ -234,7 +234,7 @@ def _python() -> Iterator[str]:
         '`help(hybridmem.NAME)` has arguments, results and errors of each, as has the '
         'page [every name in full](api.rst) of the documentation site.'
     )
-    yield _wrapped(WRITTEN)
+    yield WRITTEN
     objects = {name: getattr(hybridmem, name) for name in hybridmem.__all__}
     errors = {name for name, item in objects.items() if _is_error(item)}
     for title, chosen in (
@@ -262,7 +262,7 @@ def _api() -> Iterator[str]:
         'What do the names of ``import chainer_hybridmem as hybridmem`` take, return '
         'and raise, and what can be done with what they return?'
     )
-    yield _wrapped(WRITTEN.replace('`', ''))
+    yield WRITTEN_RST
     objects = {name: getattr(hybridmem, name) for name in hybridmem.__all__}
     errors = sorted(name for name, item in objects.items() if _is_error(item))
     classes = sorted(

@@ -17,11 +17,11 @@ HEAD = (
     'Which planner is fastest for my network and my limit? The short answer is the '
     'default, `hybrid`. This page shows when another one is as good, and what a '
     'restriction costs.',
-    '`python -m benchmarks render` writes this page from the comparison of [every '
-    'planner on every shipped profile]'
-    '(../results.md#every-planner-on-every-shipped-profile); do not edit it by hand. '
-    'Times are predicted by the simulator. [Choosing a limit and a planner]'
-    '(choosing.md) says how to make this comparison for your own network.',
+    '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
+    'The figures are those of [every planner on every shipped profile]'
+    '(../results.md#every-planner-on-every-shipped-profile). Times are predicted by '
+    'the simulator. [Choosing a limit and a planner](choosing.md) says '
+    'how to make this comparison for your own network.',
 )
 
 

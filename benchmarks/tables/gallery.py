@@ -13,7 +13,7 @@ HEAD = (
     'What does training inside a limit look like for different kinds of networks? Each '
     'example trains the same network plain and inside a memory limit, and compares '
     'every loss and every parameter.',
-    '`python -m benchmarks render` writes this page; do not edit it by hand. '
+    '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     '`python -m benchmarks run gallery` runs all examples and makes the pictures.',
     'The examples need the extras `plot` and `autoswap` (for the digits of '
     'scikit-learn), no GPU and no download. Each takes less than two minutes on two '
