@@ -117,12 +117,21 @@ def summary(rows: Sequence[Row]) -> str:
 
     ``time / bound`` is a geometric mean over the cases that the planner fits.
     """
+    cases = by_case(rows)
+    cells = [_summary_cells(standing, len(cases)) for standing in _standings(rows)]
+    return table(SUMMARY_HEADERS, cells)
+
+
+def rank(rows: Sequence[Row]) -> list[str]:
+    """The planners, the best one over all cases first."""
+    return [standing.planner for standing in _standings(rows)]
+
+
+def _standings(rows: Sequence[Row]) -> list[_Standing]:
     cases = list(by_case(rows).values())
     planners = dict.fromkeys(row['planner'] for row in rows)
     standings = [_standing(planner, cases) for planner in planners]
-    standings.sort(key=_Standing.order)
-    cells = [_summary_cells(standing, len(cases)) for standing in standings]
-    return table(SUMMARY_HEADERS, cells)
+    return sorted(standings, key=_Standing.order)
 
 
 def _standing(planner: str, cases: Sequence[Sequence[Row]]) -> _Standing:

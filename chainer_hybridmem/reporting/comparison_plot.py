@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.reporting import canvas
-from chainer_hybridmem.reporting.comparison import Row, bound_seconds, by_case
+from chainer_hybridmem.reporting.comparison import Row, bound_seconds, by_case, rank
 from chainer_hybridmem.reporting.palette import LINE_COLOURS
 
-# Lengths that share no factor: planners of one colour would differ in the others.
+# Lengths that share no factor: planners of one colour differ in the others.
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 LINES = ('-', '--', '-.', ':', (0, (5, 1)))
-THIN = {'linewidth': 1.2, 'markersize': 5, 'zorder': 3}
+THIN = {'linewidth': 1.4, 'markersize': 5, 'zorder': 3}
+# An eye tells few colours apart in thin lines: the best planners have one, others none.
+MOST_COLOURED = 6
+PLAIN = {'color': '#aab1ba', 'linewidth': 0.8, 'markersize': 4, 'zorder': 1}
 # Thick and below the others, so that both are seen where lines meet.
 EMPHASIS = {
     'color': '#111827',
@@ -48,7 +51,8 @@ def draw(
         peaks: In-core peak of each profile, in bytes.
         planners: All planners there are: the place in this list decides about
             colour and marker, so that they are the same in every picture.
-        default: The planner to emphasise.
+        default: The planner to emphasise. Of the others, the best ones have their
+            colours.
 
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
@@ -61,25 +65,42 @@ def draw(
         columns * width + LEGEND_INCHES, max(lines * height, entries * LINE_INCHES)
     )
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    styles = {name: _style(i, name == default) for i, name in enumerate(planners)}
+    order = rank(rows)
+    best = [name for name in order if name != default][:MOST_COLOURED]
+    styles = {
+        name: {**_style(i), **_weight(name, default, best)}
+        for i, name in enumerate(planners)
+    }
     for panel, (profile, peak) in zip(panels, peaks.items(), strict=False):
         _draw_panel(panel, [r for r in rows if r['profile'] == profile], peak, styles)
         panel.set_title(profile)
     for panel in panels[len(peaks) :]:
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
-    named = [f'{label} (default)' if label == default else label for label in labels]
-    figure.legend(handles, named, loc='outside right upper')
+    places = {name: place for place, name in enumerate(order)}
+    listed = sorted(  # the bound comes first, then the best planner
+        zip(labels, handles, strict=True), key=lambda pair: places.get(pair[0], -1)
+    )
+    named = [f'{label} (default)' if label == default else label for label, _ in listed]
+    figure.legend([handle for _, handle in listed], named, loc='outside right upper')
     canvas.save(figure, path)
 
 
-def _style(index: int, emphasised: bool) -> dict[str, Any]:
+def _style(index: int) -> dict[str, Any]:
     return {
         'color': LINE_COLOURS[index % len(LINE_COLOURS)],
         'marker': MARKERS[index % len(MARKERS)],
         'linestyle': LINES[index % len(LINES)],
-        **(EMPHASIS if emphasised else THIN),
     }
+
+
+def _weight(name: str, default: str, best: Sequence[str]) -> dict[str, Any]:
+    """Colour and width: of the default, of the best others, of the rest."""
+    if name == default:
+        return EMPHASIS
+    if name in best:
+        return THIN
+    return PLAIN
 
 
 def _draw_panel(

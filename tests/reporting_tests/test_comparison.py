@@ -97,6 +97,33 @@ def test_a_panel_for_each_profile(panels):
     assert [panel.get_title() for panel in drawn] == names
 
 
+def test_only_the_best_of_many_planners_have_colours(monkeypatch):
+    """Nobody tells 22 colours of thin lines apart; what has none lies below."""
+    planners = [f'planner-{number}' for number in range(22)]
+    rows = [
+        row(name, limit, 1.5 + (number * 7 % 22) / 10)
+        for number, name in enumerate(planners)
+        for limit in (50, 100)
+    ]
+    drawn = []
+    monkeypatch.setattr(canvas, 'save', lambda figure, path: drawn.append(figure))
+    comparison_plot.draw(rows, 'c.png', {'p': 100}, planners, planners[5])
+    (figure,) = drawn
+    found = {
+        name: line for name, line in lines(figure.axes[0]).items() if name in planners
+    }
+    grey = comparison_plot.PLAIN['color']
+    coloured = {name for name, line in found.items() if line.get_color() != grey}
+    ranked = comparison.rank(rows)
+    best = [name for name in ranked if name != planners[5]]
+    assert coloured == {planners[5], *best[: comparison_plot.MOST_COLOURED]}
+    assert len({found[name].get_color() for name in coloured}) == len(coloured)
+    below = max(found[name].get_zorder() for name in found.keys() - coloured)
+    assert below < min(found[name].get_zorder() for name in coloured)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [t.removesuffix(' (default)') for t in texts if 'planner' in t] == ranked
+
+
 def test_a_legend_of_all_planners_fits(monkeypatch):
     planners = [f'planner-{number}' for number in range(24)]
     rows = [row(name, limit, 1.5) for name in planners for limit in (50, 100)]
