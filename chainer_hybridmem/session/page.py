@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
+
+import chainer
 
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Measured
@@ -20,11 +23,20 @@ from chainer_hybridmem.simulation import Problem
 
 SWEEP_SECONDS = 5.0
 CELL_SWEEP_SECONDS = 1.0
-TITLE = 'chainer_hybridmem session'
+
+
+def title_of(model: chainer.Link) -> str:
+    """What a page is about: the model, and when the page was made."""
+    names = [type(model).__name__]
+    predictor = getattr(model, 'predictor', None)
+    if isinstance(predictor, chainer.Link):  # a classifier says nothing
+        names.append(type(predictor).__name__)
+    return f'{" of ".join(names)}, {time.strftime("%Y-%m-%d %H:%M")}'
 
 
 def write_page(
     path: str | os.PathLike[str],
+    title: str,
     text: str,
     statistics: dict[str, Any],
     plan: Plan | None,
@@ -35,6 +47,7 @@ def write_page(
 
     Args:
         path: File to write.
+        title: From :func:`title_of`.
         text: The report as a table.
         statistics: From :meth:`.Session.statistics`.
         plan: The plan followed; None if there is none.
@@ -49,13 +62,14 @@ def write_page(
     else:
         run = _run(statistics, plan, problem, timeline)
         data = make_data(
-            problem.profile, [run], TITLE, sweep_seconds=SWEEP_SECONDS, report=text
+            problem.profile, [run], title, sweep_seconds=SWEEP_SECONDS, report=text
         )
         page = make_page(data)
     library.write_text(os.fspath(path), page)
 
 
 def make_cell(
+    title: str,
     text: str,
     statistics: dict[str, Any],
     plan: Plan | None,
@@ -67,7 +81,7 @@ def make_cell(
         return make_text(text)
     run = _run(statistics, plan, problem, timeline)
     data = make_data(
-        problem.profile, [run], TITLE, sweep_seconds=CELL_SWEEP_SECONDS, report=text
+        problem.profile, [run], title, sweep_seconds=CELL_SWEEP_SECONDS, report=text
     )
     return make_frame(make_page(data))
 
@@ -83,7 +97,12 @@ def _run(
         timeline.profile_fingerprint == plan.profile_fingerprint
         and timeline.planner == plan.planner
     )
-    figures = {'planning_seconds': statistics['planning_seconds']}
+    figures = {
+        'planning_seconds': statistics['planning_seconds'],
+        'memory_limit_bytes': statistics['limit_bytes'],
+    }
+    if plan.memory_limit_bytes != statistics['limit_bytes']:  # room for the arena
+        figures['planned_limit_bytes'] = plan.memory_limit_bytes
     if statistics['guided_iterations'] and statistics['iteration_seconds']:
         figures |= {
             'measured_seconds': statistics['iteration_seconds'],

@@ -32,7 +32,7 @@ from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
-from chainer_hybridmem.session.page import make_cell, write_page
+from chainer_hybridmem.session.page import make_cell, title_of, write_page
 from chainer_hybridmem.session.planning.host_share import HostShare
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.progress_lines import ProgressLines
@@ -390,13 +390,14 @@ class Session:
         text = session_report(statistics, *facts, costs)
         if html is not None:
             planned = self._results.planned
-            call_uncounted(write_page, html, text, statistics, *planned, self.timeline)
+            told = title_of(self.model), text, statistics, *planned, self.timeline
+            call_uncounted(write_page, html, *told)
         return text
 
     def _repr_html_(self) -> str:
         """The page of :meth:`report`, for notebooks."""
         told = self.report(), self.statistics(), *self._results.planned, self.timeline
-        return call_uncounted(make_cell, *told)
+        return call_uncounted(make_cell, title_of(self.model), *told)
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.

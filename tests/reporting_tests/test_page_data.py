@@ -19,6 +19,7 @@ from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Category, Profile, Storage
 from chainer_hybridmem.records.timeline import Interval
 from chainer_hybridmem.reporting.page import Run, html, make_data, make_page
+from chainer_hybridmem.reporting.page import prices as prices_module
 from chainer_hybridmem.reporting.page.composition import REST, compose
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
 from chainer_hybridmem.reporting.page.thinning import (
@@ -131,6 +132,24 @@ def test_the_price_of_memory_bounds_what_more_of_it_saves():
     assert all(a >= b for a, b in itertools.pairwise(seconds))
     assert seconds[-1] == pytest.approx(problem.in_core_seconds)
     assert seconds[1] >= lower_bound(problem, limits[1]).seconds
+
+
+def test_what_the_solver_leaves_over_is_no_price(monkeypatch):
+    """The page said that the bound falls by 0.000 s, and had columns of zeros."""
+    problem = make_problem(toys.chain(6))
+    limit = int(0.8 * problem.in_core_peak_bytes)
+    found = lower_bound(problem, limit)
+    least = prices_module.LEAST_SHARE * found.seconds / limit
+    prices = np.array([least / 2] * (len(found.prices) - 1) + [least * 2])
+
+    def noisy(problem, limit_bytes):
+        seconds = found.seconds * (1 - 1e-7 * (limit_bytes > limit))
+        return dataclasses.replace(found, seconds=seconds, prices=prices)
+
+    monkeypatch.setattr(prices_module, 'lower_bound', noisy)
+    shown = find_prices(problem, limit)
+    assert shown.bound_with_more_seconds == shown.bound_seconds
+    assert np.count_nonzero(shown.seconds_per_byte) == 1
 
 
 def test_prices_of_layers_are_those_of_what_they_hold():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 
 import chainer
 import numpy as np
@@ -95,6 +96,11 @@ def test_the_report_as_a_page(traced, tmp_path):
     (shown,), statistics = data['runs'], traced.statistics()
     figures = shown['figures']
     assert data['report'] == text
+    model_and_date = r'[A-Z]\w+( of \w+)?, 20\d\d-\d\d-\d\d \d\d:\d\d'
+    assert re.fullmatch(model_and_date, data['profile']['name'])
+    assert figures['memory_limit_bytes'] == traced.limit_bytes  # that of the user
+    planned = figures.get('planned_limit_bytes', traced.limit_bytes)
+    assert planned == traced.plan.memory_limit_bytes
     assert figures['measured_seconds'] == statistics['iteration_seconds']
     assert figures['measured_peak_bytes'] == statistics['guided_peak_bytes']
     assert figures['predicted_seconds'] == statistics['predicted_seconds']

@@ -16,6 +16,8 @@ from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem
 
+# Of the bound: a difference below it is the solver's tolerance, and none to show.
+LEAST_SHARE = 1e-5
 STEPS_TO_LIMIT = 10  # of memory more, at least
 ROUND_NUMBERS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -48,12 +50,16 @@ def find_prices(problem: Problem, limit_bytes: int) -> Prices:
     bound = lower_bound(problem, limit_bytes)
     more = _round_part(limit_bytes)
     with_more = lower_bound(problem, limit_bytes + more).seconds
+    least = LEAST_SHARE * bound.seconds
+    counts = bound.prices * limit_bytes > least
     return Prices(
-        seconds_per_byte=bound.prices,
+        seconds_per_byte=np.where(counts, bound.prices, 0.0),
         bound_seconds=bound.seconds,
         more_bytes=more,
         # What holds with less memory holds with more, whatever the solver finds.
-        bound_with_more_seconds=min(with_more, bound.seconds),
+        bound_with_more_seconds=(
+            with_more if with_more < bound.seconds - least else bound.seconds
+        ),
     )
 
 

@@ -4,6 +4,7 @@
   const {element: e, number, name} = h, {runs} = h.data;
   const main = document.getElementById('main');
   const parts = {};
+  let curve = false; // whether more than one limit has a figure
 
   const ends = runs.flatMap((run) => [run.moments.end_seconds,
     ...(run.measured ? [run.measured.total_seconds, ...run.measured.lanes.end_seconds] : [])]);
@@ -155,7 +156,7 @@
       h.memoryChart(part.memory, part.run);
       h.laneChart(part.lanes, part.run);
     }
-    h.sweepChart(parts.sweep);
+    if (curve) h.sweepChart(parts.sweep);
     fill();
   }
 
@@ -204,6 +205,8 @@
     parts.query = e('input', {type: 'search', placeholder: 'part of a name', id: 'query',
       'aria-label': 'search storages and operations', oninput: search});
     const lines = [...new Set(h.data.sweep.plans.map((row) => row.planner))];
+    const {sweep} = h.data, places = [...sweep.bounds, ...sweep.plans];
+    curve = new Set(places.map((row) => row.memory_limit_bytes)).size > 1;
     const blocks = [
       e('h1', {}, name('profile.name')),
       e('p', {class: 'soft'}, number('profile.operations', 'count'), ' operations, ',
@@ -213,15 +216,15 @@
       ...(runs.length > 1 ? [e('h2', {}, 'What differs'),
         ...runs.slice(1).map((run, i) => h.differences(i + 1))] : []),
       e('h2', {}, 'Overhead against limit'),
-      e('p', {class: 'soft'}, 'No plan can be in the shaded range: this is proven. The least ' +
-        'memory of any plan is ', number('profile.least_memory_bytes', 'bytes'), '.'),
-      parts.sweep,
+      e('p', {class: 'soft'}, curve ? 'No plan can be in the shaded range: this is proven. ' : '',
+        'The least memory of any plan is ', number('profile.least_memory_bytes', 'bytes'), '.'),
+      ...(curve ? [parts.sweep,
       e('div', {class: 'legend'},
         ...lines.map((line, i) => e('span', {}, h.swatch(h.lineColour(i)), name(
           `sweep.plans.${h.data.sweep.plans.findIndex((row) => row.planner === line)}.planner`))),
         ...runs.map((run, i) => e('span', {}, h.swatch(h.lineColour(lines.length + i)),
           name(`runs.${i}.name`)))),
-      e('details', {}, e('summary', {}, 'As a table'), h.sweepTable()),
+      e('details', {}, e('summary', {}, 'As a table'), h.sweepTable())] : []),
       e('h2', {}, 'Figures'), h.figureTable(),
       ...(h.data.report ? [e('h2', {}, 'Report of the session'),
         e('div', {class: 'scroll'}, e('pre', {}, number('report', 'name')))] : []),

@@ -72,6 +72,7 @@
       ['proven bound of any plan', 'seconds', 'lower_bound_seconds'],
       ['gap to the bound', 'share', 'gap'],
       ['memory limit', 'bytes', 'memory_limit_bytes'],
+      ['planned for', 'bytes', 'planned_limit_bytes'],
       ['peak', 'bytes', 'peak_bytes', 'measured_peak_bytes'],
       ['waiting for copies', 'seconds', 'stall_seconds', 'measured_stall_seconds'],
       ['waiting for the host', 'seconds', 'host_stall_seconds'],
@@ -114,11 +115,12 @@
     });
     const there = presences.map((presence, place) => place)
       .filter((place) => h.isThere(presences[place], operation)).slice(0, LARGEST);
+    const priced = there.some((place) => presences[place].seconds > 0);
     const largest = there.map((place) => {
       const storage = presences[place].storage;
       return [h.storageButton(storage), groupCell(presences[place].group), producer(storage),
         number(`storages.bytes.${storage}`, 'bytes'),
-        number(`runs.${run}.presences.${place}.seconds`, 'seconds')];
+        ...(priced ? [number(`runs.${run}.presences.${place}.seconds`, 'seconds')] : [])];
     });
     const replayed = moments.replayed[i] < 0 ? null : e('p', {},
       'A replay of ', name(`names.${moments.replayed[i]}`), ' is under way and takes ',
@@ -129,7 +131,7 @@
       e('div', {class: h.state.runs.length > 1 ? '' : 'columns'},
         h.table('memory by kind', ['kind', 'bytes'], rows),
         h.table('largest storages at this moment',
-          ['largest', 'kind', 'made by', 'bytes', 'costs'], largest, 2)));
+          ['largest', 'kind', 'made by', 'bytes', ...(priced ? ['costs'] : [])], largest, 2)));
   };
 
   // What happens to the storage that is selected.
@@ -152,10 +154,13 @@
   h.prices = function (run) {
     const base = `runs.${run}.prices`, {prices, presences} = h.data.runs[run];
     if (prices.fits) return e('p', {}, 'Everything fits below the limit: more memory saves nothing.');
-    const bound = e('p', {}, 'With ', number(`${base}.more_bytes`, 'bytes'), ' more, the proven ' +
-      'bound of any plan falls by ', number(`${base}.saved_seconds`, 'seconds'), ', from ',
+    const bound = prices.saved_seconds > 0
+      ? e('p', {}, 'With ', number(`${base}.more_bytes`, 'bytes'), ' more, the proven ' +
+        'bound of any plan falls by ', number(`${base}.saved_seconds`, 'seconds'), ', from ',
       number(`${base}.bound_seconds`, 'seconds'), ' to ',
-      number(`${base}.bound_with_more_seconds`, 'seconds'), '.');
+      number(`${base}.bound_with_more_seconds`, 'seconds'), '.')
+      : e('p', {}, 'With ', number(`${base}.more_bytes`, 'bytes'), ' more, the proven ' +
+        'bound of any plan stays at ', number(`${base}.bound_seconds`, 'seconds'), '.');
     if (!prices.operations.length) {
       return e('div', {}, bound, e('p', {}, 'Memory has no price at this limit: the bound is ' +
         'that of an iteration in which nothing waits.'));
