@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access.models import Model
+import numpy as np
+
+from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.devices.ram import total_ram
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
     MOST_PICTURES,
@@ -78,8 +81,8 @@ def _is_share(value: Any) -> bool:
 
 def largest_batch(
     step: Callable[[int], Any],
-    memory_limit: int | str,
-    model: Model,
+    memory_limit: int | str | None = None,
+    model: Model | None = None,
     planner: str = DEFAULT,
     **options: Any,
 ) -> LargestBatch:
@@ -98,8 +101,10 @@ def largest_batch(
     Args:
         step: Trains one iteration with as many examples as it is told: forward,
             backward, update.
-        memory_limit: Bytes, or text such as ``'16GiB'``.
-        model: What is trained; a list if several are.
+        memory_limit: Bytes, or text such as ``'16GiB'``. None: all the memory of
+            ``gpu`` or, without it, of the model's device: on a CPU, the RAM of this
+            machine or, in a container, what that may have.
+        model: What is trained; a list if several are. It has to be given.
         planner: Name of the planner.
         options: ``min_speed``, the least speed as a share of that of the same batch
             without a limit, such as 0.8; ``gpu``, a device model to ask for instead of
@@ -117,10 +122,12 @@ def largest_batch(
             sizes.
         SessionError: If a session is active, or nothing could be recorded.
     """
-    limit_bytes = parse_bytes(memory_limit, 'memory_limit')
     names = {field.name for field in dataclasses.fields(Question)} & options.keys()
     question = Question(**{name: options.pop(name) for name in names})
     check_options(check_name(planner), options)
+    if model is None:
+        raise OptionError('model is None; a chainer.Link or a list of them is needed.')
+    limit_bytes = _limit_of(memory_limit, model, question.gpu)
     if not callable(step):
         raise OptionError(f'step is {step!r}; a function of the number is needed.')
     estimator = _record(step, model, question, limit_bytes)
@@ -136,6 +143,19 @@ def largest_batch(
     return find_largest_batch(
         problem_of, limit_bytes, question.most, planner, question.min_speed, **options
     )
+
+
+def _limit_of(memory_limit: int | str | None, model: Model, gpu: str | None) -> int:
+    """The limit in bytes; all there is if none is given."""
+    if memory_limit is not None:
+        return parse_bytes(memory_limit, 'memory_limit')
+    if gpu is not None:
+        return load_device_model(gpu).memory_bytes
+    if one_model(model).xp is np:
+        return total_ram()
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[1])
 
 
 def _record(

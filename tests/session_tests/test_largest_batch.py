@@ -116,6 +116,20 @@ def test_a_gpu_that_is_not_there():
     assert found.batchsize > 10_000
     assert len(repr(found)) < 1000
     assert found.refusal.needed_bytes > 2**34
+    # Without a limit it is all of its memory, as for the command.
+    asked = {'model': trained.model, 'planner': 'swap-all', 'gpu': 'v100-16gb-pcie3'}
+    whole = hybridmem.largest_batch(trained.step, **asked)
+    assert whole.limit_bytes == 16 * 10**9 and 0 < whole.batchsize < found.batchsize
+    with pytest.raises(hybridmem.OptionError, match='model is None'):
+        hybridmem.largest_batch(trained.step)
+
+
+def test_without_a_limit_it_is_that_of_the_machine(monkeypatch):
+    ram = 'chainer_hybridmem.session.largest_batch.total_ram'
+    monkeypatch.setattr(ram, lambda: 6 * 2**20)
+    trained = Trained()
+    found = hybridmem.largest_batch(trained.step, model=trained.model, most=8)
+    assert found.limit_bytes == 6 * 2**20
 
 
 @pytest.mark.gpu
