@@ -79,10 +79,10 @@ def _summary(rows: list[Body], best: dict[tuple[str, int], Body]) -> str:
     long = max(row['planning_seconds'] for row in best.values())
     return (
         f'At {wins} of {len(fastest)} limits none of the {planners} planners compared '
-        f'is faster than `hybrid`, which planned for {short_seconds(long)} at most on the '
-        f'machine of the comparison. Planner `exact` is not among them: it begins with '
-        f'the plan of `hybrid`, searches for as long as it is allowed, and is faster '
-        f'where it finds something.'
+        f'is faster than `hybrid`, which planned for {short_seconds(long)} at most on '
+        f'the machine of the comparison. Planner `exact` is not among them: it begins '
+        f'with the plan of `hybrid`, searches for as long as it is allowed, and is '
+        f'faster where it finds something.'
     )
 
 
