@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.reporting.peak_rows import in_core_row
 from chainer_hybridmem.units import (
     format_apart,
     is_percentage,
@@ -161,4 +162,5 @@ class Limit:
         limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
         share = f'{limit / peak:.0%} of the ' if peak else ''
         limit_text, peak_text = format_apart(limit, peak)
-        return f'{limit_text}, {share}in-core peak of {peak_text}'
+        name, _ = in_core_row(problem.in_core.plain_peak_bytes, peak)
+        return f'{limit_text}, {share}{name} of {peak_text}'

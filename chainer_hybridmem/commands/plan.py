@@ -172,7 +172,8 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
         **({'parts': _parts(problem, plan)} if plan.parts else {}),
         'options': plan.options,
         'memory_limit_bytes': plan.memory_limit_bytes,
-        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_peak_bytes': problem.in_core.plain_peak_bytes,
+        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes,
     }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.reporting.page import Run
 
 IN_CORE = 'in-core'
+KEPT_IN_PARTS = 'everything kept, functions in parts'
 
 
 class ReportCommand(base.Command):
@@ -106,7 +107,8 @@ def read_runs(
     from chainer_hybridmem.reporting.page import Run
 
     if not plans and not measured:
-        return [Run(IN_CORE, make_in_core(profile))]
+        plan = make_in_core(profile)
+        return [Run(plan.planner, plan)]
     if len(measured) > len(plans) != 1:
         raise OptionError(
             f'Of measured timelines there are {len(measured)}, of plans {len(plans)}; '
@@ -131,12 +133,17 @@ def read_runs(
 
 
 def make_in_core(profile: Profile) -> Plan:
-    """Plain Chainer as a plan: everything stays."""
-    from chainer_hybridmem.planners import make_plan
+    """Plain Chainer as a plan: everything stays.
+
+    Where the profile was recorded with functions in parts, what plain Chainer needs is
+    not known: everything stays there, too, and the plan's name tells the parts.
+    """
+    from chainer_hybridmem.search.candidates import Search
     from chainer_hybridmem.simulation import make_problem
 
     problem = make_problem(profile)
-    return make_plan(problem, problem.in_core_peak_bytes, IN_CORE)
+    name = IN_CORE if problem.in_core.plain_peak_bytes is not None else KEPT_IN_PARTS
+    return Search(problem, problem.in_core_peak_bytes).finish_in_core(name)
 
 
 def sweep(

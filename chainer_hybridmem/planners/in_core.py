@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.search.candidates import Search
+from chainer_hybridmem.search.candidates import Search, infeasible
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.units import format_bytes
 
 
 def in_core(problem: Problem, limit_bytes: int) -> Plan:
-    """Keeps every feature map until the graph dies."""
+    """Keeps every feature map until the graph dies, and runs every function whole.
+
+    Raises:
+        InfeasibleError: If plain Chainer exceeds the limit, or surely did so where the
+            profile was recorded.
+        OptionError: If the problem has functions in parts that would fit whole.
+    """
+    _check_whole(problem, limit_bytes)
     return Search(problem, limit_bytes).finish_in_core('in-core')
+
+
+def _check_whole(problem: Problem, limit_bytes: int) -> None:
+    """Refuses functions in parts: plain Chainer has none."""
+    plain_bytes = problem.in_core.plain_peak_bytes
+    if plain_bytes is None:
+        at_least = problem.in_core_peak_bytes
+        count = len(problem.profile.functions_in_parts)
+        raise InfeasibleError(
+            f"Planner 'in-core' does not fit: plain Chainer runs every function as a "
+            f'whole, and where this profile was recorded {count} had to run in parts; '
+            f'what plain Chainer needs is not known, but more than '
+            f'{format_bytes(at_least)} ({at_least} bytes). Record the profile under a '
+            f'larger memory limit, or use another planner.',
+            at_least,
+            limit_bytes,
+        )
+    if plain_bytes > limit_bytes:
+        raise infeasible(problem, limit_bytes, 'in-core', None)
+    if problem.parts:
+        raise OptionError(
+            f"Planner 'in-core' runs every function as a whole, but this problem has "
+            f'{len(problem.parts)} in parts; make the problem without parts.'
+        )
 
 
 PLANNERS = (
@@ -20,5 +53,6 @@ PLANNERS = (
         source='plain Chainer',
         quick=True,
         actions=frozenset({Action.KEEP}),
+        whole=True,
     ),
 )

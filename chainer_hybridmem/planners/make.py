@@ -16,7 +16,6 @@ from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
-from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import (
     Problem,
     make_problem,
@@ -76,7 +75,7 @@ def make_plan(
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)
         problem = with_host_limit(problem, host_limit_bytes)
-    problem = fitted(problem, limit_bytes)
+    problem = chosen.fit(problem, limit_bytes)
     usable = with_actions(problem, chosen.actions, planner)
     plan = chosen(usable, limit_bytes, **options)
     plan = dataclasses.replace(plan, rules=pairs_of(problem.rules))

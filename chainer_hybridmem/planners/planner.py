@@ -10,6 +10,7 @@ from typing import Any
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.planner_options import Option
+from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.problem import Problem
 
 PlannerFunction = Callable[..., Plan]
@@ -35,6 +36,8 @@ class Planner:
         needs_options (bool): Whether it does nothing useful without options.
         actions (frozenset of Action): Those that its plans have. A planner cannot obey
             rules that leave a map none of them.
+        whole (bool): Whether its plans run every function as a whole, as plain Chainer
+            does, also where an operation alone exceeds the limit.
     """
 
     name: str
@@ -47,6 +50,11 @@ class Planner:
     quick: bool = False
     needs_options: bool = False
     actions: frozenset[Action] = frozenset(Action)
+    whole: bool = False
+
+    def fit(self, problem: Problem, limit_bytes: int) -> Problem:
+        """The problem with functions in parts where this planner takes them so."""
+        return problem if self.whole else fitted(problem, limit_bytes)
 
     def __call__(self, problem: Problem, limit_bytes: int, **options: Any) -> Plan:
         """Makes a plan; the options are not checked."""

@@ -186,7 +186,10 @@ class Search:
         return work
 
     def in_core_fits(self) -> bool:
-        """Whether plain Chainer stays inside the limit, and the rules allow it."""
+        """Whether all fits with every map kept, and the rules allow it.
+
+        Functions run in parts as the problem has them: in-core is this without any.
+        """
         fits = self.problem.in_core_peak_bytes <= self.limit_bytes
         return fits and keeps_everything(self.problem.arrays)
 
@@ -260,7 +263,7 @@ class Search:
         return dataclasses.replace(plan, predicted_peak_bytes=peak_bytes)
 
     def finish_in_core(self, planner: str, **options: Any) -> Plan:
-        """The plan that leaves everything to Chainer.
+        """The plan that leaves every map to Chainer.
 
         Raises:
             InfeasibleError: If that does not fit.
@@ -345,9 +348,9 @@ def infeasible(
 ) -> InfeasibleError:
     """The error for a limit that the planner cannot keep, with numbers."""
     if candidate is None:
-        return _too_much(
-            problem, limit_bytes, planner, problem.in_core_peak_bytes, None
-        )
+        plain, kept = problem.in_core.plain_peak_bytes, problem.in_core_peak_bytes
+        needed = kept if plain is None else plain
+        return _too_much(problem, limit_bytes, planner, needed, None)
     peak_bytes, worst = int(candidate.peak_bytes), int(candidate.worst)
     return _too_much(problem, limit_bytes, planner, peak_bytes, worst)
 

@@ -10,7 +10,12 @@ from support import networks  # imports chainer_hybridmem before chainer
 # isort: split
 import pytest
 
+from chainer_hybridmem.commands.argument_types import Limit
+from chainer_hybridmem.commands.compare import compare_one
+from chainer_hybridmem.commands.report import KEPT_IN_PARTS, make_in_core
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.largest import find_largest_batch
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.session.iterations.observation import Detail
@@ -100,3 +105,54 @@ def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):
     both = make_data(profile, [Run('a', plan), Run('b', other)], 'p', sweep_seconds=0)
     rows = both['differences'][0]['reasons']['parts']
     assert rows and all(row['ways'][0] != row['ways'][1] for row in rows)
+
+
+@pytest.fixture(scope='module')
+def with_splits(data):
+    """A profile that knows what its functions need in parts, and ran none so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+        _, session = networks.train(
+            networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
+        )
+    return session.profile
+
+
+def test_in_core_is_plain_chainer_at_every_limit(with_splits, peak):
+    """It needs one number, and no row of that name has functions in parts."""
+    problem = make_problem(with_splits)
+    in_parts = make_plan(problem, LIMIT, 'hybrid')
+    assert in_parts.parts
+    kept = with_parts(problem, in_parts.parts)
+    for limit in (LIMIT, kept.in_core_peak_bytes, (LIMIT + peak) // 2, peak - 1):
+        row = compare_one(problem, limit, 'in-core')
+        assert not row['fits'] and not row['failed']
+        with pytest.raises(InfeasibleError) as caught:
+            make_plan(problem, limit, 'in-core')
+        if 'plain Chainer' in str(caught.value):
+            assert caught.value.requested_bytes == peak
+        with pytest.raises(InfeasibleError):
+            make_plan(kept, limit, 'in-core')
+    plan = make_plan(problem, peak, 'in-core')
+    assert plan.parts == () and plan.predicted_peak_bytes == peak
+    with pytest.raises(OptionError, match='as a whole'):
+        make_plan(kept, peak, 'in-core')
+
+
+def test_the_largest_batch_of_in_core_is_that_of_plain_chainer(with_splits, peak):
+    found = find_largest_batch(lambda _: make_problem(with_splits), peak - 1, 1)
+    assert found.in_core is None and found.planned is not None
+    found = find_largest_batch(
+        lambda _: make_problem(with_splits), peak - 1, 1, 'in-core'
+    )
+    assert found.planned is None and found.refusal.batchsize == 1
+
+
+def test_what_was_recorded_in_parts_is_never_called_in_core(limited):
+    problem = make_problem(limited.profile)
+    kept = problem.in_core_peak_bytes
+    with pytest.raises(InfeasibleError, match='not known, but more than'):
+        make_plan(problem, 2 * kept, 'in-core')
+    assert 'in-core peak, functions in parts of' in Limit('50%').describe(problem)
+    plan = make_in_core(limited.profile)
+    assert plan.planner == KEPT_IN_PARTS and plan.predicted_peak_bytes == kept

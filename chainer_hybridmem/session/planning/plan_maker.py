@@ -8,7 +8,7 @@ from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.planners import DEFAULT, make_plan, options_of
+from chainer_hybridmem.planners import DEFAULT, find_planner, make_plan, options_of
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
 from chainer_hybridmem.records.plan import Plan
@@ -98,7 +98,7 @@ class PlanMaker:
         chosen, given = planner, options or {}
         deadline = self.find_deadline(guide, problem)
         room_bytes = self.room_bytes(guide)
-        problem = fitted(problem, room_bytes)
+        problem = find_planner(chosen).fit(problem, room_bytes)
 
         def make_plan_for(limit_bytes: int) -> Plan:
             timely = _timely(problem, chosen, given, deadline)
