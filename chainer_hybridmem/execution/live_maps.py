@@ -274,6 +274,16 @@ class LiveMaps:
         away = (State.AWAY, State.GONE)
         return sum(live.nbytes for live in self if live.state not in away)
 
+    @property
+    def away_bytes(self) -> int:
+        """Bytes of maps that living graphs have and the device has not."""
+        away = (State.AWAY, State.GONE)
+        return sum(
+            live.nbytes
+            for live in self
+            if live.state in away and live.slots.are_alive()
+        )
+
     def find_written_slots(self) -> set[Slot]:
         """Slots of the maps of this iteration that the program has written into."""
         written = (live for live in self if live.prints.is_rewritten())

@@ -124,6 +124,8 @@ def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(('never recomputed (see recomputable)', ', '.join(s['untrusted'])))
     if s['foreign_bytes']:
         rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
+    if s['older_bytes']:
+        rows.append(('maps of older graphs, away at most', _bytes(s['older_bytes'])))
     if s['evictions']:
         rows.append(('evicted / iteration, not planned', str(s['evictions'])))
     if s['unplanned']:
@@ -200,7 +202,9 @@ def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
         ('s / iteration in-core', _seconds(in_core)),
         (
             'overhead, predicted / measured',
-            f'{predicted / in_core - 1:+.1%} / '
+            f'{predicted / in_core - 1:+.1%}'
+            + (' without older graphs' if s['older_bytes'] else '')
+            + ' / '
             + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
         ),
         ('lower bound of any plan', format_bound(s['lower_bound_seconds'], s['gap'])),

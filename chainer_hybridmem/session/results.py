@@ -15,6 +15,7 @@ from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.session_statistics import collect_statistics
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation.problem import with_plain_peak
 
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
 
@@ -67,9 +68,16 @@ class Results:
 
     @property
     def planned(self) -> tuple[Plan | None, Problem | None]:
-        """The plan followed now, and what it was made for."""
+        """The plan followed now, and what it was made for.
+
+        Plain Chainer's peak is that of the session, older graphs included.
+        """
         guide = self.find_planned()
-        return (None, None) if guide is None else (guide.plan, guide.problem)
+        if guide is None or guide.problem is None:
+            return (None if guide is None else guide.plan), None
+        problem = guide.problem
+        plain_bytes = self._history.plain.of(problem.in_core.plain_peak_bytes)
+        return guide.plan, with_plain_peak(problem, plain_bytes)
 
     @property
     def settled(self) -> bool:

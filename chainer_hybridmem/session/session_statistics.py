@@ -39,6 +39,7 @@ def collect_statistics(
         **_count_iterations(history),
         'limit_bytes': options.limit_bytes,
         **_device_memory(maxima, plan, problem),
+        **_plain_memory(history, problem),
         **_arena(options, guide),
         'placed': recent.median_int('placed'),
         'unplaced': recent.median_int('unplaced'),
@@ -94,9 +95,19 @@ def _device_memory(
     return {
         'peak_bytes': _most(maxima, 'peak_bytes'),
         'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
-        'in_core_peak_bytes': problem.in_core.plain_peak_bytes if problem else None,
-        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes if problem else None,
         'footprint_bytes': _most(maxima, 'footprint_bytes'),
+    }
+
+
+def _plain_memory(history: IterationHistory, problem: Problem | None) -> Figures:
+    plain = kept = None
+    if problem is not None:
+        plain = history.plain.of(problem.in_core.plain_peak_bytes)
+        kept = history.kept.of(problem.in_core_peak_bytes)
+    return {
+        'in_core_peak_bytes': plain,
+        'in_core_peak_in_parts_bytes': kept,
+        'older_bytes': history.plain.older_bytes,
     }
 
 

@@ -73,6 +73,8 @@ class Iteration:
         short (bool): Whether an allocation has not fitted at once.
         foreign_bytes (int): What the program held when it began beyond what it held
             when its guide was recorded.
+        plain_bytes (int): What plain Chainer would have held when it began.
+        older_bytes (int): Of these, maps of older graphs that were away.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
         labels (dict): Names of the model's gradients and persistent arrays when it
@@ -84,7 +86,7 @@ class Iteration:
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
         'first_serial', 'following', 'foreign_bytes', 'label', 'labels', 'last',
-        'position', 'quiet', 'short', 'started',
+        'older_bytes', 'plain_bytes', 'position', 'quiet', 'short', 'started',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -97,6 +99,7 @@ class Iteration:
         self.backward_seen = False
         self.short = False
         self.foreign_bytes = 0
+        self.plain_bytes = self.older_bytes = 0
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
@@ -126,6 +129,10 @@ class Iteration:
     def note_foreign(self, nbytes: int) -> None:
         """The program holds so much more than its guide's profile knows."""
         self.foreign_bytes = nbytes
+
+    def note_older(self, used_bytes: int, older_bytes: int) -> None:
+        """What is there, and what of older graphs would be in plain Chainer."""
+        self.plain_bytes, self.older_bytes = used_bytes + older_bytes, older_bytes
 
     def start(self, quiet: bool = False, fingerprint: int | None = None) -> None:
         """Its first operation is about to run.

@@ -9,6 +9,7 @@ from chainer_hybridmem.devices.protocol import Device, PlaceFigures
 from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.iterations.iteration_kinds import IterationKinds
+from chainer_hybridmem.session.iterations.plain_peak import PlainPeak
 from chainer_hybridmem.splitting import Splitter
 
 Entry = dict[str, Any]
@@ -31,6 +32,8 @@ class IterationHistory:
         guided_iterations (int): How many of them have followed a plan.
         verified_iterations (int): How many of them were checked.
         deviations (int): How many have left what they had begun like for nothing.
+        plain (PlainPeak): What plain Chainer would need, older graphs included.
+        kept (PlainPeak): Likewise, with functions in parts as in profiles.
         shortages (int): In how many an allocation has not fitted at once.
         fitting (int): How many in a row have fitted by now.
     """
@@ -39,6 +42,7 @@ class IterationHistory:
         self._device = device
         self._placed_before = PlaceFigures(0, 0, 0)
         self.kinds = IterationKinds()
+        self.plain, self.kept = PlainPeak(), PlainPeak()
         self.entries: list[Entry] = []
         self.untrusted: set[str] = set()
         self._guided: list[Entry] = []  # the newest

@@ -22,6 +22,7 @@ from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 PROFILING_RUNS = 2
@@ -117,6 +118,9 @@ class Learning:
         guide = iteration.following.guide
         guided = guide is not None and guide.stage is Stage.GUIDED
         self._history.note_shortage(iteration.short)
+        problem = None if guide is None else guide.problem
+        if problem is not None or self._instruments.recorder is None:
+            self._note_plain_peak(iteration, problem)
         entry = self._history.add(
             seconds,
             self._executor.counters,
@@ -132,6 +136,18 @@ class Learning:
             f'iteration {self._history.iterations} ({state}): '
             f'{format_seconds(seconds)}, peak {format_bytes(entry["peak_bytes"])}'
         )
+
+    def _note_plain_peak(self, iteration: Iteration, problem: Problem | None) -> None:
+        """What plain Chainer would have needed beside graphs of older iterations."""
+        plain = kept = None
+        if problem is not None:
+            initial = problem.profile.initial_bytes
+            kept = problem.in_core_peak_bytes - initial
+            if problem.in_core.plain_peak_bytes is not None:
+                plain = problem.in_core.plain_peak_bytes - initial
+        begun = iteration.plain_bytes, iteration.older_bytes
+        self._history.plain.note(*begun, plain)
+        self._history.kept.note(*begun, kept)
 
     def count_deviation(self, iteration: Iteration) -> None:
         """Counts an iteration that has left what it followed for nothing."""
@@ -244,6 +260,9 @@ class Learning:
         spent = PlanningTime() if guide is None else guide.spent
         with spent.counted():
             profile = self._build_profile(iteration, recorder, links)
+            if iteration.older_bytes:
+                problem = call_uncounted(make_problem, profile)
+                self._note_plain_peak(iteration, problem)
             if guide is None:
                 guide = self._make_guide(iteration, profile, spent)
             else:
