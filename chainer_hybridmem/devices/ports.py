@@ -16,8 +16,8 @@ Note: [stream order]
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chainer_hybridmem.devices.values import (
@@ -39,6 +39,8 @@ class Memory(abc.ABC):
 
     Attributes:
         limit_bytes (int): Most bytes that may be in use.
+        trying (bool): Whether what does not fit is given up for something else: no
+            reason to go beyond the limit.
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
         window_peak_bytes (int): Highest since :meth:`reset_window`.
@@ -49,6 +51,7 @@ class Memory(abc.ABC):
     """
 
     limit_bytes: int
+    trying = False
     used_bytes: int
     peak_bytes: int
     window_peak_bytes: int
@@ -81,6 +84,15 @@ class Memory(abc.ABC):
     def without_reclaim(self) -> AbstractContextManager[None]:
         """Refuses at once what does not fit: for work of the device's own."""
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Says that what does not fit inside is given up for something else."""
+        former, self.trying = self.trying, True
+        try:
+            yield
+        finally:
+            self.trying = former
+
     @abc.abstractmethod
     def adopt(self, arrays: Iterable[Array]) -> None:
         """Counts arrays that were made before :meth:`install`, once each."""
@@ -97,6 +109,18 @@ class Memory(abc.ABC):
     def other_bytes(self) -> int:
         """In use in a pool of others, beside the arrays that are known."""
         return 0
+
+    @abc.abstractmethod
+    def raise_limit(self, nbytes: int) -> bool:
+        """Lets so many bytes more be in use, until :meth:`restore_limit`.
+
+        Returns:
+            bool: Whether the machine has them; if not, nothing changes.
+        """
+
+    @abc.abstractmethod
+    def restore_limit(self) -> None:
+        """The limit is :attr:`limit_bytes` again."""
 
     @abc.abstractmethod
     def forget_failure(self) -> None:

@@ -275,6 +275,16 @@ class LiveMaps:
         return sum(live.nbytes for live in self if live.state not in away)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of maps on the device that the program holds in variables."""
+        away = (State.AWAY, State.GONE)
+        return sum(
+            live.nbytes
+            for live in self
+            if live.state not in away and live.slots.are_held()
+        )
+
+    @property
     def away_bytes(self) -> int:
         """Bytes of maps that living graphs have and the device has not."""
         away = (State.AWAY, State.GONE)

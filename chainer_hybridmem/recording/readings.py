@@ -55,7 +55,8 @@ class Reading:
     def may_have_changed(self) -> bool:
         """Like :meth:`changed`; True also if there is no memory for finding out."""
         try:
-            return self.changed()
+            with self._device.memory.attempt():
+                return self.changed()
         except MemoryError:
             return True
 

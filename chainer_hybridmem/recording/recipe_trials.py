@@ -203,7 +203,8 @@ class RecipeTrials:
             if device.memory.used_bytes + 3 * array.nbytes > device.memory.limit_bytes:
                 return
             try:
-                spare[node] = array.copy(order='K')
+                with device.memory.attempt():
+                    spare[node] = array.copy(order='K')
             except MemoryError:  # what needs it is not tried
                 return
         self._chains.append((functions[-1].outputs[0], nodes))

@@ -127,9 +127,10 @@ def try_replay(
             walker.walk(touched_bytes)
             begin = time.perf_counter()
             try:
-                result = run_trial(
-                    before, function, inputs, outputs, made, attributes, device
-                )
+                with device.memory.attempt():
+                    result = run_trial(
+                        before, function, inputs, outputs, made, attributes, device
+                    )
             except MemoryError:
                 return None
             spans += result.spans
@@ -184,7 +185,8 @@ def _try_formula(
             device.memory.reset_window()
             load, start = device.memory.used_bytes, device.clock.mark()
             try:
-                again, made = fused_replays.run(functions, fetch, formula)
+                with device.memory.attempt():
+                    again, made = fused_replays.run(functions, fetch, formula)
                 spans.append((start, device.clock.mark()))
                 peak_bytes = max(peak_bytes, device.memory.window_peak_bytes - load)
                 exact = exact and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import chainer
@@ -103,7 +104,7 @@ class HybridMemory(extension.Extension):
         """Ends the session; out of memory is explained with numbers.
 
         The trainer raises the original error again, whatever happens here: ours
-        becomes its cause.
+        becomes its cause and, as what is printed last, a note of it.
         """
         del trainer, tb
         if self.session is None:
@@ -113,6 +114,8 @@ class HybridMemory(extension.Extension):
         except HybridMemoryError as explained:
             explained.__cause__ = None
             exc.__cause__ = explained
+            if sys.version_info >= (3, 11):
+                exc.add_note(str(explained))
 
     def finalize(self) -> None:
         """Ends the session and restores allocator and hooks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import types
@@ -10,7 +11,7 @@ from typing import Any
 from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.owners import move_in, permanent_arrays
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import SessionError, clear_frames
+from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
 from chainer_hybridmem.execution.verifier import Followed, Verdict
 from chainer_hybridmem.interrupts import HeldBack, held_back
 from chainer_hybridmem.records.measured_timeline import Measured
@@ -30,6 +31,7 @@ from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.observation import Detail, Observation
 from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
+from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.page import make_cell, title_of, write_page
@@ -98,10 +100,11 @@ class Session:
         observation = Observation(
             runtime, options, arrays, signatures, history, search, self.detail
         )
-        self._hook = self._make_hook(observation)
         self._explainer = OutOfMemoryExplainer(
             model, runtime, options, arrays, observation
         )
+        self._overrun = Overrun(runtime, options, arrays, observation, self._explainer)
+        self._hook = self._make_hook(observation)
         self._all_reduce = AllReduce(
             options.communicator, runtime.instruments, lambda: self._hook.iteration
         )
@@ -117,7 +120,8 @@ class Session:
         quiet = QuietIterations(runtime, arrays, trials, path, guard, older)
         share = HostShare(runtime.executor, options, signatures, links, planning)
         start = IterationStart(
-            runtime, options, arrays, quiet, signatures, share, observation
+            *(runtime, options, arrays, quiet, signatures, share, observation),
+            self._overrun,
         )
         switching = GuideSwitching(runtime, signatures)
         learning = Learning(
@@ -125,7 +129,10 @@ class Session:
         )
         if not self.detail.timed:
             learning.plan_after(1)
-        return GraphHook(runtime, quiet, start, switching, learning, path, guard, older)
+        overrun = self._overrun
+        return GraphHook(
+            *(runtime, quiet, start, switching, learning, overrun, path, guard, older)
+        )
 
     def __repr__(self) -> str:
         return (
@@ -196,13 +203,16 @@ class Session:
             return
         self._thread.check_is_mine()
         executor, device = self._runtime.executor, self.device
+        if error is None and self._overrun.is_under_way:
+            with contextlib.suppress(HybridMemoryError):  # its recording tells more
+                self.finish_iteration()
         self._forget()
         self._thread.end()
         try:
             self._planning.search.stop()
             if self._runtime.ranks is not None:
                 self._runtime.ranks.close()
-            message = self._explainer.explain(error, self._hook, self.iterations + 1)
+            message = self._explain(error)
             self._runtime.instruments.discard()
             if isinstance(error, MemoryError):  # or who keeps it, keeps the graph
                 clear_frames(error)
@@ -231,6 +241,16 @@ class Session:
             raise message from error
         if error is None:
             late_differences.refuse(device, wait=True)
+
+    def _explain(self, error: BaseException | None) -> BaseException | None:
+        """The error to raise in place of one that ends the session, or of none."""
+        if error is None:
+            return self._overrun.take_error()
+        if not isinstance(error, MemoryError):
+            return None
+        progress = self._hook.describe_progress(self.iterations + 1)
+        iteration, needs = self._hook.iteration, self._overrun.needs
+        return self._explainer.explain(error, iteration, progress, needs)
 
     def _forget(self) -> None:
         """Chainer does not know of the session any more."""

@@ -4,6 +4,11 @@ A function whose memory does not fit, whatever has been evicted, is tried again 
 more and more parts. What worked is remembered for its place in the iteration, so that
 iterations of one kind need the same memory each time, and a profile knows of it.
 
+Note: [in earnest]
+    As long as a function may be given up for one in more parts, nothing is done for it
+    that has its price. What fits in no way is run once more in earnest: then garbage is
+    collected, and the limit may give way.
+
 Note: [vain attempts]
     To find out that a function does not fit as a whole, everything else is evicted, and
     has to come back. In iterations of which nothing is known that would be so in each
@@ -13,12 +18,11 @@ Note: [vain attempts]
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -81,7 +85,6 @@ class Splitter:
         self._unknown = False  # whether nothing is known of this iteration
         self._last_way: Way | None = None
         self._resting: dict[Alike, _Rest] = {}
-        self._following: Callable[[], Way | None] | None = None  # way after this one
 
     @property
     def inexact(self) -> int:
@@ -165,8 +168,7 @@ class Splitter:
             if expected:
                 restore = contextvars.Context().run(rules.state, called, True)
                 try:
-                    with self._attempt(lambda: next(rules.ways(called, inputs), None)):
-                        outputs: tuple[Array, ...] = called.forward(inputs)
+                    outputs = self._try(called, inputs, None)
                 except MemoryError as error:
                     if self._device.memory.reclaim_error is not None:
                         raise
@@ -182,22 +184,6 @@ class Splitter:
             return outputs
 
         graph.replace_forward(function, forward)
-
-    @property
-    def has_other_way(self) -> bool:
-        """Whether what does not fit just now can be done in less memory."""
-        following = self._following
-        way = None if following is None else following()
-        return way is not None and (way.exact or self._splitting is True)
-
-    @contextlib.contextmanager
-    def _attempt(self, following: Callable[[], Way | None]) -> Iterator[None]:
-        """Around an attempt; another way may follow it."""
-        former, self._following = self._following, following
-        try:
-            yield
-        finally:
-            self._following = former
 
     def _rest(
         self, rest: _Rest | None, function: Any, inputs: tuple[Array, ...], place: Place
@@ -242,15 +228,17 @@ class Splitter:
         if in_place and known is not None and add_in_place(gradients):
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]
+        if not in_place:
+            return sums_of_gradients.chainers(gradients)
         try:
-            with self._attempt(lambda: IN_PLACE if in_place else None):
+            with self._device.memory.attempt():
                 return sums_of_gradients.chainers(gradients)
         except MemoryError as error:
             failure = error.with_traceback(None)  # its frames hold the gradients
-        if not in_place or self._device.memory.reclaim_error is not None:
+        if self._device.memory.reclaim_error is not None:
             raise failure
         if not add_in_place(gradients):
-            raise failure
+            return sums_of_gradients.chainers(gradients)  # in earnest
         self._remember(place, IN_PLACE, new=True)
         return gradients[0]
 
@@ -279,18 +267,22 @@ class Splitter:
             possible = list(ways)
             ways = iter(possible)
             trials.begin(function, inputs, possible, restore)
+        run = self._try
         if failure is not None:
-            way = next(ways, None)
-            if self._gives_up(way, place):
-                raise failure
-        while True:
             following = next(ways, None)
+            if self._gives_up(following, place):
+                run = self._run_in  # see [in earnest]
+            else:
+                way = following
+        while True:
             try:
-                with self._attempt(functools.partial(_return, following)):
-                    outputs = self._try(function, inputs, way)
+                outputs = run(function, inputs, way)
             except MemoryError:
-                if self._gives_up(following, place):
+                if run == self._run_in or self._device.memory.reclaim_error is not None:
                     raise
+                following = next(ways, None)
+                if self._gives_up(following, place):
+                    run, following = self._run_in, way
             else:
                 break
             # Out here the failed forward's arrays are gone with its exception.
@@ -306,8 +298,19 @@ class Splitter:
             self._remember(place, way, way != known)
         return outputs
 
-    @staticmethod
     def _try(
+        self, function: Any, inputs: tuple[Array, ...], way: Way | None
+    ) -> tuple[Array, ...]:
+        """Runs a function in a way that is given up where it does not fit."""
+        memory = self._device.memory
+        former, memory.trying = memory.trying, True
+        try:
+            return self._run_in(function, inputs, way)
+        finally:
+            memory.trying = former
+
+    @staticmethod
+    def _run_in(
         function: Any, inputs: tuple[Array, ...], way: Way | None
     ) -> tuple[Array, ...]:
         if way is not None:
@@ -317,7 +320,7 @@ class Splitter:
 
     def _gives_up(self, way: Way | None, place: Place) -> bool:
         """Whether a forward that does not fit has no other way."""
-        if way is None or self._device.memory.reclaim_error is not None:
+        if way is None:
             return True
         if way.exact or self._splitting is True:
             return False

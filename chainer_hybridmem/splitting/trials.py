@@ -105,7 +105,8 @@ class Trials:
         device.memory.reset_window()
         result = None
         try:
-            outputs = rules.run(function, inputs, way, mark)
+            with device.memory.attempt():
+                outputs = rules.run(function, inputs, way, mark)
             mark()
             result = (max(stages), device.memory.used_bytes - before, tuple(stages))
             del outputs

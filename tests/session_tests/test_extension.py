@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+import traceback
 
 import chainer
 import numpy as np
@@ -15,6 +17,7 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.units import format_bytes
@@ -111,11 +114,27 @@ def test_out_of_memory_is_explained(tmp_path):
     trainer, _ = make_trainer(tmp_path, 6, limit=600_000)
     with pytest.raises(MemoryError) as caught:
         trainer.run()
+    explained = caught.value
+    assert isinstance(explained, hybridmem.OutOfMemoryError)
+    assert 'Convolution2DFunction' in str(explained)
+    assert 'the smallest limit known to do' in str(explained)
+    assert explained.limit_bytes == 600_000
+    assert not numpy_memory.installed()
+
+
+def test_what_the_machine_has_not_is_explained(tmp_path, monkeypatch):
+    """The trainer raises the error of NumPy: the last lines that are shown are ours."""
+    monkeypatch.setattr(HostMemory, 'raise_limit', lambda self, nbytes: False)
+    trainer, _ = make_trainer(tmp_path, 6, limit=600_000)
+    with pytest.raises(MemoryError) as caught:
+        trainer.run()
     explained = caught.value.__cause__
     assert isinstance(explained, hybridmem.OutOfMemoryError)
     assert 'Convolution2DFunction' in str(explained)
     assert explained.limit_bytes == 600_000
     assert not numpy_memory.installed()
+    if sys.version_info >= (3, 11):
+        assert traceback.format_exception(caught.value)[-1].strip() == str(explained)
 
 
 def test_a_classifier_that_holds_its_graph_until_the_next_forward(tmp_path):

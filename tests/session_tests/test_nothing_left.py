@@ -17,6 +17,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors
 from chainer_hybridmem.chainer_access.owners import model_arrays
+from chainer_hybridmem.devices.host.memory import HostMemory
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 BATCH = networks.batches(1)[0]
@@ -108,8 +109,26 @@ def around(program):
             program.optimizer.update()
 
 
+@pytest.fixture
+def no_room(monkeypatch):
+    """The machine has not more than the limit: what does not fit is refused at once."""
+    monkeypatch.setattr(HostMemory, 'raise_limit', lambda self, nbytes: False)
+
+
 @pytest.mark.parametrize('place', ['forward', 'backward', 'update'])
-def test_an_error_that_is_kept_keeps_nothing_else(place):
+def test_an_error_after_going_beyond_the_limit_keeps_nothing_else(place):
+    program = Program(place)
+    try:
+        inside(program)
+    except MemoryError as error:
+        kept = error
+    assert program.left_bytes() < 8192
+    assert kept.__traceback__ is not None
+    assert isinstance(kept, hybridmem.OutOfMemoryError)
+
+
+@pytest.mark.parametrize('place', ['forward', 'backward', 'update'])
+def test_an_error_that_is_kept_keeps_nothing_else(place, no_room):
     program = Program(place)
     try:
         inside(program)
@@ -119,8 +138,11 @@ def test_an_error_that_is_kept_keeps_nothing_else(place):
     assert kept.__traceback__ is not None and isinstance(kept.__cause__, MemoryError)
 
 
+@pytest.mark.parametrize('beyond', [False, True])
 @pytest.mark.parametrize('place', ['forward', 'backward'])
-def test_neither_does_the_frame_that_had_the_session(place):
+def test_neither_does_the_frame_that_had_the_session(place, beyond, request):
+    if not beyond:
+        request.getfixturevalue('no_room')
     program = Program(place)
     try:
         around(program)
@@ -130,7 +152,7 @@ def test_neither_does_the_frame_that_had_the_session(place):
     assert kept.__traceback__ is not None
 
 
-def test_an_array_that_the_program_holds_stays_as_it_is():
+def test_an_array_that_the_program_holds_stays_as_it_is(no_room):
     program, held = Program('backward'), []
     program.model.block1.add_hook(Keeping(held))
     with pytest.raises(MemoryError), program.session:
@@ -184,10 +206,10 @@ def test_a_trainer_s_error_keeps_nothing_else(tmp_path):
         model_arrays(model)
     )
     assert others < 8192
-    assert isinstance(kept.__cause__, hybridmem.OutOfMemoryError)
+    assert isinstance(kept, hybridmem.OutOfMemoryError)
 
 
-def test_a_smaller_batch_while_the_error_is_handled_finds_the_memory_free():
+def test_a_smaller_batch_while_the_error_is_handled_finds_the_memory_free(no_room):
     """The traceback of the error under way holds what forward has made."""
     program = Program()
     used = []

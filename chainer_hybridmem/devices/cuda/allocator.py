@@ -146,15 +146,20 @@ class Allocator:
         """Sees to it that a block fits by count."""
         if self._reclaim is None:
             return
-        counter, limit_bytes = self._counter, self._pool.limit_bytes
-        self._call_reclaim(counter.used_bytes + nbytes - limit_bytes)
-        if counter.used_bytes + nbytes > limit_bytes:
+        counter, pool = self._counter, self._pool
+        self._call_reclaim(counter.used_bytes + nbytes - pool.limit_bytes)
+        if counter.used_bytes + nbytes > pool.limit_bytes:
             self._refuse(nbytes)
 
     def _frees(self, nbytes: int) -> bool:
-        """Whether asking for memory once more has freed any."""
-        before = self._counter.used_bytes
-        return self._call_reclaim(nbytes) and self._counter.used_bytes < before
+        """Whether asking for memory once more has freed any, or raised the limit."""
+        counter, pool = self._counter, self._pool
+        used_bytes, limit_bytes = counter.used_bytes, pool.limit_bytes
+        too_little = pool.excess_bytes(nbytes) > 0
+        return self._call_reclaim(nbytes) and (
+            counter.used_bytes < used_bytes
+            or (too_little and pool.limit_bytes > limit_bytes)
+        )
 
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -36,6 +37,7 @@ class BlockPool:
             self._whole = WholeBlocks()
             of_environment = self._pool.get_limit()  # 0: none
         self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
+        self._most_bytes = of_environment or sys.maxsize
         self.whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // WHOLE_SHARE)
         self.from_pool = self.from_driver = 0
         self._elsewhere_bytes = 0
@@ -62,6 +64,24 @@ class BlockPool:
     def enforce_limit(self, enforced: bool) -> None:
         """Says whether the limit holds, whatever it is."""
         self._enforced = enforced
+
+    def raise_limit(self, nbytes: int) -> bool:
+        """See :meth:`.Memory.raise_limit`; the driver must have so much."""
+        if self.limit_bytes + nbytes > self._most_bytes:
+            return False
+        self.give_back()
+        with self._gpu.current():
+            free, _ = self._gpu.runtime.memGetInfo()
+        if nbytes > free:
+            return False
+        self.limit_bytes += nbytes
+        self._set_pool_limit()
+        return True
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """The limit is this from now on."""
+        self.limit_bytes = limit_bytes
+        self._set_pool_limit()
 
     def leave_bytes(self, elsewhere_bytes: int) -> None:
         """So many bytes are in use that do not come from here."""

@@ -142,6 +142,12 @@ class CudaMemory(Memory):
         """See :class:`.Memory`."""
         return self._allocator.reclaim_error
 
+    def raise_limit(self, nbytes: int) -> bool:
+        return self.pool.raise_limit(nbytes)
+
+    def restore_limit(self) -> None:
+        self.pool.set_limit(self.limit_bytes)
+
     def forget_failure(self) -> None:
         self._allocator.forget_failure()
 

@@ -65,6 +65,15 @@ class Counter:
         self._words[field // 8] = value
 
     @property
+    def limit_bytes(self) -> int:
+        """Most bytes in use, as it is now."""
+        return self._get(words.LIMIT)
+
+    def limit(self, limit_bytes: int) -> None:
+        """From now on more than so many bytes are refused."""
+        self._set(words.LIMIT, limit_bytes)
+
+    @property
     def used_bytes(self) -> int:
         """Bytes in use."""
         return self._get(words.USED)

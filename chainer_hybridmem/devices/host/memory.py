@@ -18,8 +18,11 @@ from chainer_hybridmem.devices.host import lending, numpy_memory
 from chainer_hybridmem.devices.host.array_data import address_of, root_of
 from chainer_hybridmem.devices.host.counter import Counter
 from chainer_hybridmem.devices.ports import Memory
+from chainer_hybridmem.devices.ram import available_ram, total_ram
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
+
+SPARE_SHARE = 16  # of the RAM, which is left to others where the limit is raised
 
 
 class HostMemory(Memory):
@@ -138,6 +141,16 @@ class HostMemory(Memory):
     def window_peak_bytes(self) -> int:  # type: ignore[override]
         """See :class:`.Memory`."""
         return self.counter.window_peak_bytes
+
+    def raise_limit(self, nbytes: int) -> bool:
+        available = available_ram()
+        if available is not None and nbytes > available - total_ram() // SPARE_SHARE:
+            return False
+        self.counter.limit(self.counter.limit_bytes + nbytes)
+        return True
+
+    def restore_limit(self) -> None:
+        self.counter.limit(self.limit_bytes)
 
     def reset_peak(self) -> None:
         self.counter.reset_peak()

@@ -138,7 +138,7 @@ def _admit(counter: int, size: int) -> bool:
     used, limit = load(counter + words.USED), load(counter + words.LIMIT)
     if used + size > limit and load(counter + words.RECLAIMING) == 0:
         reclaim(counter, used + size - limit)
-        used = load(counter + words.USED)
+        used, limit = load(counter + words.USED), load(counter + words.LIMIT)
     if used + size > limit:
         store(counter + words.FAILED_BYTES, size)
         store(counter + words.FAILED_USED, used)

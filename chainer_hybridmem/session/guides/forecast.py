@@ -51,6 +51,10 @@ class Forecast:
         enough_bytes (int): At this limit it can; see [what is promised].
         operation (int): That needs ``least_bytes``.
         label (str): Its name.
+        plan_bytes (int): Least memory of any plan, with functions in parts as recorded.
+        plain_bytes (int or None): Peak of plain Chainer; None if it was recorded with
+            functions in parts.
+        kept_bytes (int): Peak with every map kept, and functions in parts as recorded.
     """
 
     initial_bytes: int
@@ -59,9 +63,16 @@ class Forecast:
     enough_bytes: int
     operation: int
     label: str
+    plan_bytes: int = 0
+    plain_bytes: int | None = None
+    kept_bytes: int = 0
 
     def refusal(
-        self, limit_bytes: int, used_bytes: int, host_limited: bool = False
+        self,
+        limit_bytes: int,
+        used_bytes: int,
+        host_limited: bool = False,
+        held_bytes: int = 0,
     ) -> OutOfMemoryError | None:
         """The error for an iteration that begins and cannot end, if that is sure.
 
@@ -69,6 +80,8 @@ class Forecast:
             limit_bytes: The memory limit.
             used_bytes: In memory now, less what can leave.
             host_limited: Whether host copies may lack room, so that more may be needed.
+            held_bytes: Of feature maps that the program holds in variables, which no
+                recording tells. It may hold as much of the iteration before.
         """
         freed_bytes = max(0, self.initial_bytes - used_bytes)
         least = self.least_bytes - freed_bytes
@@ -76,7 +89,9 @@ class Forecast:
             return None
         crossing, known = '', ''
         if not host_limited:
-            known = f'The smallest limit known to do is {self.enough_bytes} bytes; '
+            more_bytes = max(0, used_bytes - self.initial_bytes) + 2 * held_bytes
+            enough = self.enough_bytes + more_bytes
+            known = f'The smallest limit known to do is {enough} bytes; '
         if not host_limited and self.crossing_bytes - freed_bytes <= limit_bytes:
             crossing = ", or let optimizer states leave with cross_iteration='all'"
         return OutOfMemoryError(
@@ -103,7 +118,8 @@ def forecast(
         in_parts: Whether functions may run in parts.
     """
     profile = repeated(draft)
-    if in_core_peak_bytes(profile) <= limit_bytes:
+    kept_bytes = in_core_peak_bytes(profile)
+    if kept_bytes <= limit_bytes:
         return None
     runs, states = list(_walk(profile)), _states(profile)
     home, away = ([_need(run, left, in_parts) for run in runs] for left in (0, states))
@@ -116,6 +132,9 @@ def forecast(
         _enough(profile, runs),
         worst,
         _name(profile.operations[worst]),
+        least_memory(make_problem(profile, splitting=False))[0],
+        None if profile.functions_in_parts else kept_bytes,
+        kept_bytes,
     )
 
 

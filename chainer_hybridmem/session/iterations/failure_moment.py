@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -60,17 +59,16 @@ class Moment:
 
 
 def moment_of(
-    error: BaseException | None, progress: Progress, model: chainer.Link
+    frames: list[types.FrameType], progress: Progress, model: chainer.Link
 ) -> Moment:
-    """When an error was raised.
+    """When something happened.
 
     Args:
-        error: With its traceback.
+        frames: That were under way, the outermost one first; see :func:`frames_of`.
         progress: Of the iteration.
         model: Whose parameters are updated.
     """
     n = progress.iteration
-    frames = list(_frames(error))
     codes = [frame.f_code for frame in frames]
     known = (BACKWARD_LOOP, _FUNCTION, *_UPDATES)
     inner = [i for i, code in enumerate(codes) if code in known]
@@ -87,12 +85,13 @@ def moment_of(
     return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
 
 
-def _frames(error: BaseException | None) -> Iterator[types.FrameType]:
+def frames_of(error: BaseException) -> list[types.FrameType]:
     """The frames an error has passed, the outermost one first."""
-    trace = None if error is None else error.__traceback__
+    found, trace = [], error.__traceback__
     while trace is not None:
-        yield trace.tb_frame
+        found.append(trace.tb_frame)
         trace = trace.tb_next
+    return found
 
 
 def _in_loss(frames: list[types.FrameType]) -> bool:

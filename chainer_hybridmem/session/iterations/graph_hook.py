@@ -22,6 +22,7 @@ from chainer_hybridmem.session.iterations.iteration_start import IterationStart
 from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.iterations.link_path import LinkPath
 from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
+from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_thread import ThreadGuard
@@ -36,6 +37,7 @@ class GraphHook(chainer.FunctionHook):
         start (IterationStart): Begins iterations.
         switching (GuideSwitching): Finds the guide of iterations that differ.
         learning (Learning): Takes iterations that have ended.
+        overrun (Overrun): Lets what fits in no way exceed the limit, once.
         path (LinkPath): Names operations.
         guard (ThreadGuard): Is added to functions.
         older (OlderGraphs): Knows the operations of forward functions.
@@ -53,6 +55,7 @@ class GraphHook(chainer.FunctionHook):
         start: IterationStart,
         switching: GuideSwitching,
         learning: Learning,
+        overrun: Overrun,
         path: LinkPath,
         guard: ThreadGuard,
         older: OlderGraphs,
@@ -68,6 +71,7 @@ class GraphHook(chainer.FunctionHook):
         self._start = start
         self._switching = switching
         self._learning = learning
+        self._overrun = overrun
         self._path = path
         self._guard = guard
         self._older = older
@@ -294,6 +298,7 @@ class GraphHook(chainer.FunctionHook):
             self._replays.end(self._executor.counters)
             self._switching.settle(iteration)
             self._learning.end(iteration, seconds)
+            self._overrun.end(iteration)
 
     def finish_iteration(self) -> None:
         """Ends an iteration that has come through backward."""
@@ -320,7 +325,10 @@ class GraphHook(chainer.FunctionHook):
 
     def _make_room(self, missing_bytes: int) -> None:
         iteration, evictor = self.iteration, self._executor.evictor
-        goal_bytes = self._memory.used_bytes - missing_bytes
+        used_bytes = self._memory.used_bytes
+        goal_bytes = used_bytes - missing_bytes
+        # A block that fits by count, but nowhere in one piece, is missing as a whole.
+        requested_bytes = missing_bytes + max(0, self._memory.limit_bytes - used_bytes)
         iteration.fall_short()
         self._replays.fall_short()
         if iteration.quiet:
@@ -329,8 +337,16 @@ class GraphHook(chainer.FunctionHook):
             self._executor.idle.know_all()
             evictor.reclaim(missing_bytes)
         if self._memory.used_bytes > goal_bytes:
-            missing_bytes = self._memory.used_bytes - goal_bytes
-            evictor.collect_garbage(missing_bytes, self._splitter.has_other_way)
+            short_bytes = self._memory.used_bytes - goal_bytes
+            evictor.collect_garbage(short_bytes, optional=self._memory.trying)
+        short_bytes = self._memory.used_bytes - goal_bytes
+        if short_bytes > 0:
+            self._overrun.exceed(
+                short_bytes,
+                requested_bytes,
+                iteration,
+                lambda: self.describe_progress(self._learning.next_number),
+            )
 
     # -- what is told ---------------------------------------------------------
     def name_state(self) -> str:

@@ -8,6 +8,7 @@ from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.iterations import late_differences
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.planning.host_share import HostShare
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
@@ -26,6 +27,7 @@ class IterationStart:
         signatures (KnownSignatures): Have the guides.
         host_share (HostShare): Gives host memory to a guide.
         observation (Observation): Finds out about iterations.
+        overrun (Overrun): Ends training that went beyond the limit.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class IterationStart:
         signatures: KnownSignatures,
         host_share: HostShare,
         observation: Observation,
+        overrun: Overrun,
     ) -> None:
         self._device = runtime.device
         self._executor = runtime.executor
@@ -49,6 +52,7 @@ class IterationStart:
         self._signatures = signatures
         self._host_share = host_share
         self._observation = observation
+        self._overrun = overrun
 
     def begin(self, iteration: Iteration, key: OperationKey) -> None:
         """Begins an iteration.
@@ -58,10 +62,12 @@ class IterationStart:
             key: Of its first operation.
 
         Raises:
-            OutOfMemoryError: If it surely cannot end, with a limit that does.
+            OutOfMemoryError: If it surely cannot end, or the last one went beyond the
+                limit, with a limit that does.
             SessionError: If replays of earlier iterations have made something else.
         """
         self._quiet.begin_iteration(iteration)
+        self._overrun.conclude()
         late_differences.refuse(self._device, wait=False)
         guide = self._signatures.begin(key)
         iteration.follow(guide)
@@ -146,9 +152,12 @@ class IterationStart:
         """
         if guide is None or guide.forecast is None or not guide.trial:
             return
+        if self._overrun.is_under_way:  # this one tells more
+            return
         used = self._device.memory.used_bytes - self._executor.maps.older_bytes
         options = self._options
         host_limited = options.host_limit_bytes is not None
-        error = guide.forecast.refusal(options.limit_bytes, used, host_limited)
+        held = self._executor.maps.held_bytes
+        error = guide.forecast.refusal(options.limit_bytes, used, host_limited, held)
         if error is not None:
             raise error

@@ -107,6 +107,11 @@ class Learning:
             self._executor.settle()  # graphs that live on keep their host copies
             guide.profile_again()
 
+    @property
+    def next_number(self) -> int:
+        """Of the iteration under way or, if none is, of the next one; from 1."""
+        return self._history.iterations + 1
+
     # -- figures --------------------------------------------------------------
     def count(self, iteration: Iteration, seconds: float) -> None:
         """An iteration becomes part of the history.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import chainer
 
 from chainer_hybridmem.chainer_access.owners import StateOwner, owners_of
@@ -11,8 +14,12 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Link
 from chainer_hybridmem.session.guides.first_update import coming
 from chainer_hybridmem.session.guides.forecast import enough_for_update
-from chainer_hybridmem.session.iterations.failure_moment import Moment, moment_of
-from chainer_hybridmem.session.iterations.graph_hook import GraphHook
+from chainer_hybridmem.session.iterations.failure_moment import (
+    Moment,
+    Progress,
+    frames_of,
+    moment_of,
+)
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
@@ -22,6 +29,23 @@ from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes
 
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """What did not fit.
+
+    Attributes:
+        text (str): In words.
+        hints (str): What helps beside a larger limit or a smaller batch.
+        requested_bytes (int): Asked for.
+        used_bytes (int): In use.
+    """
+
+    text: str
+    hints: str
+    requested_bytes: int
+    used_bytes: int
 
 
 class OutOfMemoryExplainer:
@@ -50,33 +74,57 @@ class OutOfMemoryExplainer:
         self._observation = observation
 
     def explain(
-        self, error: BaseException | None, hook: GraphHook, number: int
+        self,
+        error: MemoryError,
+        iteration: Iteration,
+        progress: Progress,
+        needs: object = None,
     ) -> BaseException | None:
         """The error to raise instead of one that a program could not allocate for.
 
         Args:
             error: That has ended the session.
-            hook: Knows how far the iteration has come.
-            number: Of the iteration.
+            iteration: Under way, or the last one.
+            progress: How far it has come.
+            needs: What is known of a limit that does, as a sentence.
 
         Returns:
             OutOfMemoryError or what has interrupted swapping; None where the error
             itself says enough.
         """
-        if not isinstance(error, MemoryError) or isinstance(error, HybridMemoryError):
+        if isinstance(error, HybridMemoryError):
             return None
         device = self._runtime.device
         if device.memory.reclaim_error is not None:
             return device.memory.reclaim_error  # Ctrl-C, or a swap file that is full
         if device.memory.last_failure is None:
             return None
-        moment = moment_of(error, hook.describe_progress(number), self._model)
+        moment = self.find_moment(frames_of(error), progress)
         requested, used = device.memory.last_failure
-        return call_uncounted(self._make_error, requested, used, hook.iteration, moment)
+        return call_uncounted(
+            self._make_error, requested, used, iteration, moment, needs
+        )
 
-    def _make_error(
+    def find_moment(self, frames: list[types.FrameType], progress: Progress) -> Moment:
+        """When something did not fit.
+
+        Args:
+            frames: That were under way.
+            progress: Of the iteration.
+        """
+        return moment_of(frames, progress, self._model)
+
+    def describe(
         self, requested: int, used: int, iteration: Iteration, moment: Moment
-    ) -> OutOfMemoryError:
+    ) -> Refusal:
+        """What did not fit, and what is there instead.
+
+        Args:
+            requested: Bytes asked for.
+            used: Bytes in use.
+            iteration: Under way, or the last one.
+            moment: When it was.
+        """
         options, device = self._options, self._runtime.device
         limit_bytes, refusal = options.limit_bytes, device.copies.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
@@ -84,28 +132,51 @@ class OutOfMemoryExplainer:
         if moment.in_operation and not options.cross_iteration:
             missing = used + requested - limit_bytes
             crossing = crossing_hint(self._model, device, missing)
-        enough = self._find_enough(iteration, moment)
-        later = ', and later ones may need more'
-        if enough is not None and options.host_limit_bytes is None:
-            later = f'; the smallest known to do for all is {enough} bytes'
-        recording = self._recording_hint(iteration) if enough is None else ''
-        return OutOfMemoryError(
+        return Refusal(
             f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
             f'do not fit: {used} of {limit_bytes} bytes are in use'
-            f'{self._describe_resident()}, and nothing more can be swapped{why}. The '
-            f'smallest limit that gets past this allocation is {used + requested} '
-            f'bytes{later}; raise memory_limit or lower the batch '
-            f'size{self._runtime.splitter.hint}{crossing}{recording}.',
+            f'{self._describe_resident()}, and nothing more can be swapped{why}',
+            f'{self._runtime.splitter.hint}{crossing}',
             requested,
-            limit_bytes,
             used,
         )
 
-    def _recording_hint(self, iteration: Iteration) -> str:
-        """How to learn a limit that does for all iterations."""
+    def _make_error(
+        self,
+        requested: int,
+        used: int,
+        iteration: Iteration,
+        moment: Moment,
+        needs: object,
+    ) -> OutOfMemoryError:
+        refusal = self.describe(requested, used, iteration, moment)
+        enough = self._find_enough(iteration, moment)
+        least = used + requested
+        later, recording = ', and later ones may need more', ''
+        if enough is not None and self._options.host_limit_bytes is None:
+            later = f'; the smallest known to do for all is {max(enough, least)} bytes'
+        elif needs is not None:
+            later = f'; before, {needs}'
+        else:
+            recording = self.hint_at_recording(iteration)
+        return OutOfMemoryError(
+            f'{refusal.text}. This allocation needs a limit of at least {least} '
+            f'bytes{later}; raise memory_limit or lower the batch '
+            f'size{refusal.hints}{recording}.',
+            requested,
+            self._options.limit_bytes,
+            used,
+        )
+
+    def hint_at_recording(self, iteration: Iteration | None = None) -> str:
+        """How to learn a limit that does for all iterations.
+
+        Args:
+            iteration: Under way; None if it is over.
+        """
         recorder = self._runtime.instruments.recorder
-        unrecorded = iteration.following.guide is None and recorder is None
-        if not unrecorded or not self._observation.waits_for_shortage:
+        guided = iteration is not None and iteration.following.guide is not None
+        if guided or recorder or not self._observation.waits_for_shortage:
             return ''
         return (
             f'; with planner={self._options.planner!r} the first iteration is '

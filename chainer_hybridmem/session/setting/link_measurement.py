@@ -60,8 +60,9 @@ class LinkMeasurement:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
         users = None if self._ranks is None else _RankUsers(self._ranks)
         try:
-            ram = measure_link(device, users=users)
-            disk = measure_link(device, tier=Tier.DISK, users=users)
+            with device.memory.attempt():
+                ram = measure_link(device, users=users)
+                disk = measure_link(device, tier=Tier.DISK, users=users)
         except MemoryError:
             self._tell('no memory to measure the link: profiled later')
             return None

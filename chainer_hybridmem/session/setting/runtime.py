@@ -10,6 +10,7 @@ import chainer
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
+from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
@@ -64,7 +65,8 @@ def open_runtime(
     device = open_device_of(model, options)
     may_drop = options.host_limit_bytes is not None
     executor = Executor(device, may_drop=may_drop, rules=check_rules(options.rules))
-    splitter = Splitter(device, options.splitting, tell)
+    whole = find_planner(options.planner).whole  # nothing runs in parts then
+    splitter = Splitter(device, False if whole else options.splitting, tell)
     verified = options.verified_iterations
     verification = Verification(device, model, verified, followed)
     instruments = Instruments(device, executor, verification)

@@ -1,0 +1,251 @@
+"""Goes beyond the limit once, to say what limit does.
+
+Note: [beyond the limit]
+    An allocation that does not fit, whatever leaves, would end the program with the
+    limit that gets past this allocation: the next one would end it again. So the limit
+    gives way by what is missing, and no more: everything that can leave has left, and
+    goes on leaving. What the iteration has needed at its end is a limit with which it
+    runs. Unless it has followed a plan, one more goes beyond the limit: it begins with
+    the optimizer states that the first one has made, and one of the two is recorded,
+    which tells what plans need, and plain Chainer. Then the error is raised, where the
+    next iteration begins or the session ends, and the limit holds again. This happens
+    once in a session; what does not fit later is refused at once.
+
+    What the machine does not have is refused as ever, and so is what something else
+    can be done about: a function that may run in parts, a trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable
+
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.planners import find_planner
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.iterations.failure_moment import Progress
+from chainer_hybridmem.session.iterations.iteration import Iteration
+from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.out_of_memory import (
+    OutOfMemoryExplainer,
+    Refusal,
+)
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.units import format_bytes
+
+UNPLANNED_ITERATIONS = 2  # beyond the limit: without optimizer states, and with them
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What iterations need, as far as it has been found out.
+
+    Attributes:
+        enough_bytes (int): With this limit, iterations like those seen run.
+        plan_bytes (int or None): Least memory of any plan.
+        plain_bytes (int or None): Peak of plain Chainer.
+        kept_bytes (int or None): Less than that, where it is not known.
+        complete (bool): Whether plans have been reckoned with.
+    """
+
+    enough_bytes: int
+    plan_bytes: int | None = None
+    plain_bytes: int | None = None
+    kept_bytes: int | None = None
+    complete: bool = False
+
+    def __str__(self) -> str:
+        beside = []
+        if self.plain_bytes is not None:
+            beside.append(f'plain Chainer needs {_exactly(self.plain_bytes)}')
+        elif self.kept_bytes is not None:
+            beside.append(f'plain Chainer needs more than {_exactly(self.kept_bytes)}')
+        if self.plan_bytes is not None:
+            least = _exactly(self.plan_bytes)
+            beside.append(f'the least memory of any plan is {least}')
+        more = f' ({"; ".join(beside)})' if beside else ''
+        what = 'known to do for all' if self.complete else 'known to do'
+        return f'the smallest limit {what} is {self.enough_bytes} bytes{more}'
+
+
+class Overrun:
+    """See [beyond the limit].
+
+    Args:
+        runtime (Runtime): Runs iterations.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Of the model; updates make more of them.
+        observation (Observation): Tells whether iterations are recorded.
+        explainer (OutOfMemoryExplainer): Says what was refused.
+
+    Attributes:
+        needs (Needs or None): What has been found out; None before that.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        observation: Observation,
+        explainer: OutOfMemoryExplainer,
+    ) -> None:
+        self._memory = runtime.device.memory
+        self._maps = runtime.executor.maps
+        self._tell = runtime.tell
+        self._options = options
+        self._arrays = arrays
+        self._observation = observation
+        self._explainer = explainer
+        self._refusal: Refusal | None = None  # the first one
+        self._beyond_bytes = 0
+        self._model_bytes = 0  # when it was refused
+        self._iterations = 0  # that have ended since
+        self._told = False
+        self._planned = False  # whether what goes beyond the limit follows a plan
+        self.needs: Needs | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the limit may give way."""
+        return not self._told and self._memory.reclaim_error is None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an iteration has gone beyond the limit, and that is still to say."""
+        return self._refusal is not None and not self._told
+
+    def exceed(
+        self,
+        short_bytes: int,
+        requested_bytes: int,
+        iteration: Iteration,
+        describe: Callable[[], Progress],
+    ) -> None:
+        """Lets what does not fit exceed the limit, if it may.
+
+        Args:
+            short_bytes: What is missing after all that can leave has left.
+            requested_bytes: By the allocation.
+            iteration: Under way, or the last one.
+            describe: Tells how far it has come.
+        """
+        if not self.is_possible or self._memory.trying:
+            return
+        if not self._memory.raise_limit(short_bytes):
+            return
+        self._beyond_bytes += short_bytes
+        if self._refusal is None:
+            self._model_bytes = call_uncounted(lambda: self._arrays.distinct_bytes)
+            moment = self._explainer.find_moment(_callers(), describe())
+            self._refusal = call_uncounted(
+                self._explainer.describe,
+                requested_bytes,
+                self._memory.used_bytes,
+                iteration,
+                moment,
+            )
+            self._tell(
+                'an allocation does not fit the memory limit: the limit gives way, to '
+                'find out what is needed'
+            )
+
+    def end(self, iteration: Iteration) -> None:
+        """An iteration has ended; if it went beyond the limit, its needs are known."""
+        if not self.is_under_way:
+            return
+        self._iterations += 1
+        guide = iteration.following.guide
+        self._planned = guide is not None and guide.plan is not None
+        self.needs = call_uncounted(self._find_needs, guide)
+
+    def conclude(self) -> None:
+        """The next iteration is about to begin.
+
+        Raises:
+            OutOfMemoryError: If enough has been found out.
+        """
+        if not self.is_under_way:
+            return
+        if self._iterations >= (1 if self._planned else UNPLANNED_ITERATIONS):
+            error = self.take_error()
+            assert error is not None
+            raise error
+
+    def take_error(self) -> OutOfMemoryError | None:
+        """The error for what went beyond the limit, once; the limit holds again."""
+        refusal = self._refusal
+        if refusal is None or self._told:
+            return None
+        self._told = True
+        self._memory.restore_limit()
+        if self.needs is None:
+            self.needs = call_uncounted(self._find_needs, None)
+        later = '' if self.needs.complete else ', and others may need more'
+        hint = '' if self.needs.complete else self._explainer.hint_at_recording()
+        return OutOfMemoryError(
+            f'{refusal.text}. Training went on beyond the limit to find out what does: '
+            f'{self.needs}{later}; raise memory_limit or lower the batch '
+            f'size{refusal.hints}{hint}.',
+            refusal.requested_bytes,
+            self._options.limit_bytes,
+            refusal.used_bytes,
+        )
+
+    def _find_needs(self, guide: Guide | None) -> Needs:
+        seen = self._options.limit_bytes + self._beyond_bytes
+        found = _find_plan_needs(guide)
+        if found is None:
+            grown = 0
+            if self._iterations < 2:  # the next one begins with all that updates make
+                grown = max(0, self._arrays.distinct_bytes - self._model_bytes)
+            return Needs(seen + grown)
+        if not self._options.plans_anyway:  # what no plan fits runs without one
+            enough = max(seen, found.plan_bytes or 0)
+            return dataclasses.replace(found, enough_bytes=enough)
+        enough = max(seen, found.enough_bytes + 2 * self._maps.held_bytes)
+        if Action.SWAP in find_planner(self._options.planner).actions:
+            return dataclasses.replace(found, enough_bytes=enough)
+        known = found.plain_bytes is not None  # where every planner has a plan
+        most = found.plain_bytes or found.kept_bytes or 0
+        return dataclasses.replace(
+            found, enough_bytes=max(enough, most), complete=known
+        )
+
+
+def _find_plan_needs(guide: Guide | None) -> Needs | None:
+    """What plans for a guide's iterations need; None if nothing tells that."""
+    if guide is None:
+        return None
+    if guide.problem is not None:
+        least, _ = least_memory(guide.problem)
+        least += guide.foreign.nbytes
+        in_core = guide.problem.in_core
+        plain, kept = in_core.plain_peak_bytes, in_core.peak_bytes
+        return Needs(least, least, plain, kept, True)
+    found = guide.forecast
+    if found is None:
+        return None
+    plain, kept = found.plain_bytes, found.kept_bytes
+    return Needs(found.enough_bytes, found.plan_bytes, plain, kept, True)
+
+
+def _callers() -> list[types.FrameType]:
+    """The frames under way, the outermost one first; whoever keeps them, keeps all."""
+    found = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _exactly(nbytes: int) -> str:
+    return f'{format_bytes(nbytes)} ({nbytes} bytes)'
