@@ -294,6 +294,24 @@ class LiveMaps:
             if live.state in away and live.slots.are_alive()
         )
 
+    def count_small(self) -> tuple[int, int]:
+        """Number and bytes of what the graph keeps and is too small to leave.
+
+        It is not noted while functions run, so all that are known are looked at.
+        """
+        arrays, sizes = self._device.arrays, {}
+        for function in self.functions.owners():
+            if graph.is_unfinished(function):
+                continue
+            for _, owner, array in graph.find_slots(function, 0, arrays.owns):
+                allocation = arrays.allocation_id(array)
+                if allocation in self.permanent or owners.is_parameter(owner):
+                    continue
+                nbytes = arrays.root_bytes(arrays.root(array))
+                if allocation and nbytes < self.minimum_map_bytes:
+                    sizes[allocation] = nbytes
+        return len(sizes), sum(sizes.values())
+
     def find_written_slots(self) -> set[Slot]:
         """Slots of the maps of this iteration that the program has written into."""
         written = (live for live in self if live.prints.is_rewritten())

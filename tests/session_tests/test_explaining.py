@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -179,3 +181,24 @@ def test_it_is_not_suggested_for_what_an_update_needs():
     message = error_of(train, 6 * PARAMETERS, chainer.optimizers.Adam)
     assert 'asked for in the update of /a/W' in message
     assert 'cross_iteration' not in message
+
+
+@pytest.mark.parametrize('planner', [None, 'hybrid'])
+def test_feature_maps_that_are_too_small_to_leave_are_counted(planner):
+    """They are no temporary arrays: a program can be told what its memory is."""
+    layers, small = 300, np.ones((9, 100), np.float32)
+    model = chainer.links.Linear(100, 100)
+    chainer.optimizers.SGD().setup(model)
+    with pytest.raises(OutOfMemoryError) as caught:
+        with hybridmem.optimize(model, 600_000, planner):
+            for _ in range(3):
+                h = model(small)
+                for _ in range(layers):
+                    h = F.tanh(h)
+                model.cleargrads()
+                F.sum(h).backward()
+    found = re.search(r'of (\d+) feature maps below 4.0 KiB, which', str(caught.value))
+    count = int(found.group(1))
+    held = caught.value.used_bytes - 2 * 4 * (100 * 100 + 100)
+    assert count == pytest.approx(held // small.nbytes, abs=15)
+    assert 'temporary arrays' not in str(caught.value)

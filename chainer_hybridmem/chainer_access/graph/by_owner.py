@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 
@@ -48,6 +49,13 @@ class Entries(Generic[Known]):
         """What is known of an object, if anything is."""
         entry = self._entries.get(id(owner))
         return entry if entry is not None and entry() is owner else None
+
+    def owners(self) -> Iterator[Any]:
+        """Yields the objects that live."""
+        for entry in list(self._entries.values()):
+            owner = entry()
+            if owner is not None:
+                yield owner
 
     def add(self, owner: Any, entry: Known) -> None:
         """Takes in an entry that is complete: an interrupt may come anywhere."""

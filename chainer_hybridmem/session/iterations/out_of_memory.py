@@ -207,8 +207,10 @@ class OutOfMemoryExplainer:
         if shortage is None:
             return ''
         permanent_bytes = self._arrays.distinct_bytes
+        small, small_bytes = self._runtime.executor.maps.count_small()
         known_bytes = (
             permanent_bytes
+            + small_bytes
             + shortage.busy_bytes
             + shortage.held_bytes
             + shortage.stuck_bytes
@@ -221,6 +223,11 @@ class OutOfMemoryExplainer:
                 'of feature maps that the program holds in variables',
             ),
             (shortage.stuck_bytes, 'of feature maps that could not be copied out'),
+            (
+                small_bytes,
+                f'of {small} feature maps below {format_bytes(MINIMUM_MAP_BYTES)}, '
+                f'which never leave',
+            ),
             (
                 shortage.used_bytes - known_bytes,
                 'of inputs, gradients on their way, temporary arrays and what else '
