@@ -194,7 +194,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ('s / iteration, predicted', seconds),
         ('s / iteration, in-core', f'{format_seconds(in_core)} ({f["overhead"]:+.1%})'),
-        ('lower bound of any plan', bound),
+        ('lower bound of any plan', f'{bound} for the recorded times'),
         ('peak, predicted', format_bytes(f['peak_bytes'])),
         ('host memory', format_bytes(f['host_bytes'])),
         *([('disk', format_bytes(f['disk_bytes']))] if f['disk_bytes'] else []),

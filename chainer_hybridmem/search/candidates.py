@@ -358,7 +358,10 @@ def infeasible(
 def _too_much(
     problem: Problem, limit_bytes: int, planner: str, needed: int, at: int | None
 ) -> InfeasibleError:
-    """The error for a plan whose operation ``at`` needs too much; None: in-core."""
+    """The error for a plan whose operation ``at`` needs too much; None: in-core.
+
+    Its numbers are what plans need. Without a plan, a session may train below them.
+    """
     least, worst = least_memory(with_rules(problem, ()))
     label = problem.profile.operations[worst].label
     limit, smallest, need = (
@@ -373,7 +376,7 @@ def _too_much(
         message = (
             f'Operation {worst} ({label}) alone needs {smallest}, parameters and all '
             f'else that never leaves included, more than the memory limit of {limit}. '
-            f'The smallest limit that works is {least} bytes; raise the limit or lower '
+            f'The least memory of any plan is {least} bytes; raise the limit or lower '
             'the batch size.'
         )
         return InfeasibleError(message, least, limit_bytes)
@@ -381,12 +384,12 @@ def _too_much(
         what = 'plain Chainer, whose graph holds every feature map to its end,'
     else:
         what = f'operation {at} ({problem.profile.operations[at].label})'
-    advice = f"Planner 'swap-all' works from {smallest} on"
+    advice = f"Planner 'swap-all' has a plan from {smallest} on"
     if problem.rules and at is not None:
         says = '; '.join(map(str, problem.rules))
         advice = (
             f'Loosen a rule ({says}) or raise the limit: without rules, planner '
-            f"'swap-all' works from {smallest} on"
+            f"'swap-all' has a plan from {smallest} on"
         )
     message = (
         f'Planner {planner!r} does not fit: {what} needs {need}, the memory limit is '

@@ -207,7 +207,11 @@ def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
             + ' / '
             + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
         ),
-        ('lower bound of any plan', format_bound(s['lower_bound_seconds'], s['gap'])),
+        (
+            'lower bound of any plan',
+            format_bound(s['lower_bound_seconds'], s['gap'])
+            + _judge_times(measured, s['lower_bound_seconds']),
+        ),
     ]
     if measured:
         rows += [
@@ -216,6 +220,14 @@ def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
             ('recomputed / iteration', _bytes(s['recomputed_bytes'])),
         ]
     return rows
+
+
+def _judge_times(measured: float | None, bound_seconds: float) -> str:
+    """What the bound holds for."""
+    stale = measured is not None and measured < bound_seconds
+    if not stale:
+        return ' for the recorded times'
+    return ' for the recorded times, which are stale: iterations are faster'
 
 
 def _maps(plan: Plan, profile: Profile, action: Action) -> str:

@@ -82,7 +82,7 @@ def test_nothing_fits(profile, hybridmem):
     rows = compare(hybridmem, 'p.json', '--memory-limit', '1KiB')
     assert not any(row['fits'] for row in rows)
     _, out, _ = hybridmem('compare', 'p.json', '--memory-limit', '1KiB')
-    assert out.count('The smallest limit that works') == 1  # one reason for all
+    assert out.count('The least memory of any plan') == 1  # one reason for all
 
 
 def test_everything_fits(profile, hybridmem):

@@ -60,7 +60,7 @@ def expected():
 
 
 def test_without_a_plan_training_goes_on(expected):
-    with pytest.warns(UserWarning, match='smallest limit that works.*without a plan'):
+    with pytest.warns(UserWarning, match='least memory of any plan.*without a plan'):
         records, states, session = train(memory_limit=LIMIT)
     assert records == expected
     assert states[-4:] == ['passive'] * 4
@@ -70,7 +70,9 @@ def test_without_a_plan_training_goes_on(expected):
 
 
 def test_a_planner_that_was_asked_for_says_so():
-    with pytest.raises(hybridmem.InfeasibleError, match='smallest limit that works'):
+    with pytest.raises(
+        hybridmem.InfeasibleError, match='have trained inside the limit'
+    ):
         train(memory_limit=LIMIT, planner='swap-opt')
 
 

@@ -88,7 +88,7 @@ def test_every_way_in_a_profile_needs_less_than_the_whole(recorded):
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 def test_a_plan_for_less_than_the_largest_function(recorded, planner):
     profile, _ = recorded
-    with pytest.raises(InfeasibleError, match='The smallest limit that works is'):
+    with pytest.raises(InfeasibleError, match='The least memory of any plan is'):
         make_plan(profile, LIMIT, planner, splitting=False)
     plan = make_plan(profile, LIMIT, planner)
     assert plan.parts and all(part.exact for part in plan.parts)

@@ -8,6 +8,7 @@ import time
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.session.guides.forecast import Forecast, forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
@@ -88,7 +89,7 @@ class Learning:
         else:
             self._signatures.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
-                self._finish_guided(iteration, guide)
+                self._finish_guided(iteration, guide, seconds)
         self._profile_outdated()
         instruments.stop_placing()
         recorder = instruments.take_recorder()
@@ -203,7 +204,9 @@ class Learning:
         moved = counters.swapped_out_bytes or counters.replays or counters.restores
         return iteration.short or self._options.plans_anyway or bool(moved)
 
-    def _finish_guided(self, iteration: Iteration, guide: Guide) -> None:
+    def _finish_guided(
+        self, iteration: Iteration, guide: Guide, seconds: float
+    ) -> None:
         """What an iteration that has followed a plan tells about it."""
         instruments, whole = self._instruments, iteration.following.whole
         followed, watch = guide.plan, instruments.stopwatch
@@ -233,8 +236,20 @@ class Learning:
         if lateness is not None and guide.plan is followed:
             self._device.clock.synchronize()
             call_uncounted(planning.move_late, guide, lateness)
+        if guide.plan is followed and followed is not None and watch is None:
+            self._time_stale_again(guide, followed, seconds)
         if guide.foreign.end_iteration(bool(self._executor.counters.evictions)):
             call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
+
+    def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
+        """Iterations faster than their bound: the recorded times are not theirs."""
+        bound = followed.lower_bound_seconds
+        if guide.pace.are_stale(seconds, bound):
+            self._tell(
+                f'iterations are faster than {format_seconds(bound)}, the lower bound '
+                f'for the recorded times: timed again'
+            )
+            guide.pace.time_again()
 
     def _note_log(self, guide: Guide, log: AllocationLog | None) -> None:
         if log is None:

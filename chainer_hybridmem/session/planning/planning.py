@@ -97,10 +97,19 @@ class Planning:
                 'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
             )
         except InfeasibleError as error:
+            seen = (
+                f'{error} That is what plans need: without one, iterations like this '
+                f'have trained inside the limit of {options.limit_bytes} bytes'
+            )
             if options.planner != DEFAULT:  # this one was asked for
-                raise
+                raise InfeasibleError(
+                    f'{seen}, and go on so with planner={DEFAULT!r}.',
+                    error.requested_bytes,
+                    error.limit_bytes,
+                    error.used_bytes,
+                ) from None
             guide.give_up()
-            message = f'{error} Such iterations go on without a plan, in passive mode.'
+            message = f'{seen}, and go on without a plan, in passive mode.'
             self._tell(message)
             warn_user(message)
             return
