@@ -27,6 +27,8 @@ class CudaMemory(Memory):
         pool (BlockPool): Where blocks come from.
     """
 
+    needs_pieces = True
+
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
         self.pool = BlockPool(gpu, limit_bytes)

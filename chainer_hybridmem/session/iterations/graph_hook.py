@@ -327,8 +327,6 @@ class GraphHook(chainer.FunctionHook):
         iteration, evictor = self.iteration, self._executor.evictor
         used_bytes = self._memory.used_bytes
         goal_bytes = used_bytes - missing_bytes
-        # A block that fits by count, but nowhere in one piece, is missing as a whole.
-        requested_bytes = missing_bytes + max(0, self._memory.limit_bytes - used_bytes)
         iteration.fall_short()
         self._replays.fall_short()
         if iteration.quiet:
@@ -343,7 +341,8 @@ class GraphHook(chainer.FunctionHook):
         if short_bytes > 0:
             self._overrun.exceed(
                 short_bytes,
-                requested_bytes,
+                missing_bytes,
+                used_bytes,
                 iteration,
                 lambda: self.describe_progress(self._learning.next_number),
             )

@@ -125,7 +125,8 @@ class Overrun:
     def exceed(
         self,
         short_bytes: int,
-        requested_bytes: int,
+        missing_bytes: int,
+        used_bytes: int,
         iteration: Iteration,
         describe: Callable[[], Progress],
     ) -> None:
@@ -133,12 +134,20 @@ class Overrun:
 
         Args:
             short_bytes: What is missing after all that can leave has left.
-            requested_bytes: By the allocation.
+            missing_bytes: Before that. Of an allocation that fits by count, but nowhere
+                in one piece, these are all its bytes.
+            used_bytes: Before that, in use.
             iteration: Under way, or the last one.
             describe: Tells how far it has come.
         """
-        if not self.is_possible or self._memory.trying:
+        memory = self._memory
+        if not self.is_possible or memory.trying:
             return
+        free_bytes = self._options.limit_bytes + self._beyond_bytes - used_bytes
+        fits = missing_bytes <= free_bytes
+        if fits and not (memory.needs_pieces and memory.used_bytes >= used_bytes):
+            return
+        requested_bytes = missing_bytes + (0 if fits else max(0, free_bytes))
         if not self._memory.raise_limit(short_bytes):
             return
         self._beyond_bytes += short_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -98,18 +99,17 @@ class Planning:
             )
         except InfeasibleError as error:
             seen = (
-                f'{error} That is what plans need: without one, iterations like this '
-                f'have trained inside the limit of {options.limit_bytes} bytes'
+                f'That is what plans need: without one, iterations like this have '
+                f'trained inside the limit of {options.limit_bytes} bytes'
             )
             if options.planner != DEFAULT:  # this one was asked for
-                raise InfeasibleError(
-                    f'{seen}, and go on so with planner={DEFAULT!r}.',
-                    error.requested_bytes,
-                    error.limit_bytes,
-                    error.used_bytes,
-                ) from None
+                advice = f'{seen}, and go on so with planner={DEFAULT!r}.'
+                self._tell(advice)
+                if sys.version_info >= (3, 11):
+                    error.add_note(advice)
+                raise
             guide.give_up()
-            message = f'{seen}, and go on without a plan, in passive mode.'
+            message = f'{error} {seen}, and go on without a plan, in passive mode.'
             self._tell(message)
             warn_user(message)
             return
