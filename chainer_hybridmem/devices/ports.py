@@ -41,8 +41,8 @@ class Memory(abc.ABC):
         limit_bytes (int): Most bytes that may be in use.
         trying (bool): Whether what does not fit is given up for something else: no
             reason to go beyond the limit.
-        needs_pieces (bool): Whether what fits by count may be refused because of the
-            limit: what is free lies in pieces, and counts as taken.
+        wanted_bytes (int): While ``reclaim`` runs: asked for by the allocation that
+            exceeds the limit; 0 if it fits by count, but nowhere in one piece.
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
         window_peak_bytes (int): Highest since :meth:`reset_window`.
@@ -54,7 +54,7 @@ class Memory(abc.ABC):
 
     limit_bytes: int
     trying = False
-    needs_pieces = False
+    wanted_bytes: int
     used_bytes: int
     peak_bytes: int
     window_peak_bytes: int

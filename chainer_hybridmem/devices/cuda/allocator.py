@@ -38,6 +38,7 @@ class Allocator:
 
     Attributes:
         pointer: The function that CuPy calls; one object, to be recognised.
+        wanted_bytes (int): See :class:`.Memory`.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
         reclaim_error (BaseException or None): What ``reclaim`` raised last.
@@ -64,6 +65,7 @@ class Allocator:
         self._reclaiming = False
         self._previous: Any = None
         self._closed = False
+        self.wanted_bytes = 0
         self.last_failure: tuple[int, int] | None = None
         self.reclaim_error: BaseException | None = None
         self.pointer = self._take_pointer
@@ -147,19 +149,16 @@ class Allocator:
         if self._reclaim is None:
             return
         counter, pool = self._counter, self._pool
+        self.wanted_bytes = nbytes
         self._call_reclaim(counter.used_bytes + nbytes - pool.limit_bytes)
+        self.wanted_bytes = 0
         if counter.used_bytes + nbytes > pool.limit_bytes:
             self._refuse(nbytes)
 
     def _frees(self, nbytes: int) -> bool:
-        """Whether asking for memory once more has freed any, or raised the limit."""
-        counter, pool = self._counter, self._pool
-        used_bytes, limit_bytes = counter.used_bytes, pool.limit_bytes
-        too_little = pool.excess_bytes(nbytes) > 0
-        return self._call_reclaim(nbytes) and (
-            counter.used_bytes < used_bytes
-            or (too_little and pool.limit_bytes > limit_bytes)
-        )
+        """Whether asking for memory once more has freed any."""
+        before = self._counter.used_bytes
+        return self._call_reclaim(nbytes) and self._counter.used_bytes < before
 
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:

@@ -27,8 +27,6 @@ class CudaMemory(Memory):
         pool (BlockPool): Where blocks come from.
     """
 
-    needs_pieces = True
-
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
         self.pool = BlockPool(gpu, limit_bytes)
@@ -143,6 +141,11 @@ class CudaMemory(Memory):
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
         """See :class:`.Memory`."""
         return self._allocator.reclaim_error
+
+    @property
+    def wanted_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self._allocator.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
         return self.pool.raise_limit(nbytes)

@@ -69,6 +69,11 @@ class Counter:
         """Most bytes in use, as it is now."""
         return self._get(words.LIMIT)
 
+    @property
+    def wanted_bytes(self) -> int:
+        """Asked for, while space is made for a block that does not fit by count."""
+        return self._get(words.WANTED)
+
     def limit(self, limit_bytes: int) -> None:
         """From now on more than so many bytes are refused."""
         self._set(words.LIMIT, limit_bytes)

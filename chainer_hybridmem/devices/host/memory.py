@@ -142,6 +142,11 @@ class HostMemory(Memory):
         """See :class:`.Memory`."""
         return self.counter.window_peak_bytes
 
+    @property
+    def wanted_bytes(self) -> int:  # type: ignore[override]
+        """See :class:`.Memory`."""
+        return self.counter.wanted_bytes
+
     def raise_limit(self, nbytes: int) -> bool:
         available = available_ram()
         if available is not None and nbytes > available - total_ram() // SPARE_SHARE:

@@ -137,7 +137,9 @@ def _admit(counter: int, size: int) -> bool:
         return True
     used, limit = load(counter + words.USED), load(counter + words.LIMIT)
     if used + size > limit and load(counter + words.RECLAIMING) == 0:
+        store(counter + words.WANTED, size)
         reclaim(counter, used + size - limit)
+        store(counter + words.WANTED, 0)
         used, limit = load(counter + words.USED), load(counter + words.LIMIT)
     if used + size > limit:
         store(counter + words.FAILED_BYTES, size)

@@ -325,8 +325,7 @@ class GraphHook(chainer.FunctionHook):
 
     def _make_room(self, missing_bytes: int) -> None:
         iteration, evictor = self.iteration, self._executor.evictor
-        used_bytes = self._memory.used_bytes
-        goal_bytes = used_bytes - missing_bytes
+        goal_bytes = self._memory.used_bytes - missing_bytes
         iteration.fall_short()
         self._replays.fall_short()
         if iteration.quiet:
@@ -341,8 +340,6 @@ class GraphHook(chainer.FunctionHook):
         if short_bytes > 0:
             self._overrun.exceed(
                 short_bytes,
-                missing_bytes,
-                used_bytes,
                 iteration,
                 lambda: self.describe_progress(self._learning.next_number),
             )

@@ -125,8 +125,6 @@ class Overrun:
     def exceed(
         self,
         short_bytes: int,
-        missing_bytes: int,
-        used_bytes: int,
         iteration: Iteration,
         describe: Callable[[], Progress],
     ) -> None:
@@ -134,20 +132,14 @@ class Overrun:
 
         Args:
             short_bytes: What is missing after all that can leave has left.
-            missing_bytes: Before that. Of an allocation that fits by count, but nowhere
-                in one piece, these are all its bytes.
-            used_bytes: Before that, in use.
             iteration: Under way, or the last one.
             describe: Tells how far it has come.
         """
         memory = self._memory
         if not self.is_possible or memory.trying:
             return
-        free_bytes = self._options.limit_bytes + self._beyond_bytes - used_bytes
-        fits = missing_bytes <= free_bytes
-        if fits and not (memory.needs_pieces and memory.used_bytes >= used_bytes):
+        if not memory.wanted_bytes:  # it fits by count, and may find a place by now
             return
-        requested_bytes = missing_bytes + (0 if fits else max(0, free_bytes))
         if not self._memory.raise_limit(short_bytes):
             return
         self._beyond_bytes += short_bytes
@@ -156,7 +148,7 @@ class Overrun:
             moment = self._explainer.find_moment(_callers(), describe())
             self._refusal = call_uncounted(
                 self._explainer.describe,
-                requested_bytes,
+                memory.wanted_bytes,
                 self._memory.used_bytes,
                 iteration,
                 moment,
