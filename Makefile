@@ -6,7 +6,7 @@
 # make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
 #              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits,
 #              and every command of README and guide, those that take minutes, too
-# make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter), the shape of the code
+# make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make site    builds the documentation site in .site/html, without a warning
 # make release-check  builds sdist and wheel, checks them, and tries the wheel in empty
@@ -117,7 +117,6 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy chainer_hybridmem
 	$(BIN)/lint-imports
-	$(BIN)/python -m benchmarks run house --check
 
 release-check: venv
 	$(BIN)/python tests/release/check.py $(RELEASE_PYTHONS)
