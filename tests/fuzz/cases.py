@@ -28,7 +28,8 @@ UNNAMED = 'none named'  # unknown iterations are not recorded then
 RARE = ('exact', 'autoswap-bo')  # slow ones
 STEPS = (
     'plain', 'accumulate', 'two losses', 'sum', 'retain grad', 'grad', 'penalty',
-    'abandoned', 'interleaved', 'again', 'no update', 'function', 'error',
+    'abandoned', 'interleaved', 'again', 'no update', 'function', 'error', 'cycle',
+    'adversarial', 'teacher',
 )  # fmt: skip
 DEEP = ('penalty', 'grad')  # those that need gradients of gradients
 EVENTS = ('replan', 'trace', 'retime', 'finish', 'report')
@@ -156,6 +157,8 @@ def _training(rng: random.Random, dtype: str) -> dict[str, Any]:
         'initialised': rng.random() < 0.5,
         'inside': rng.random() < 0.5,
         'test_backward': rng.random() < 0.1,
+        'replaced': rng.random() < 0.15,  # parameters, while their links run
+        'cycle': rng.randint(2, 4),  # iterations over which graphs live
     }
 
 
@@ -192,7 +195,7 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'file': rng.random() < 0.2,
         'link_bandwidth': rng.choice((None, None, None, 3e7, 1e9)),
         'speed': 10 ** rng.uniform(5, 10),
-        'minimum_bytes': rng.choice((1, 64, 256, 1024)),
+        'minimum_bytes': rng.choice((1, 64, 256, 1024, 4096)),
         'timing_runs': rng.choice((1, 2, 3)),
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),

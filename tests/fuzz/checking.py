@@ -177,7 +177,8 @@ def _train(
 
 def _is_documented(message: str, case: Case) -> bool:
     """Whether a session may end so, with this case."""
-    if 'after its last planned use' in message:
+    late = 'after its last planned use', 'have been updated since its forward'
+    if any(part in message for part in late):
         # An iteration that is new to the session may ask for what its plan has dropped.
         return len({step.kind for step in case.steps}) > 1
     written = 'has been changed in place', 'has written into a feature map'
@@ -212,6 +213,8 @@ def _compare(number: int, expected: Observation, actual: Observation) -> None:
 def _whole_after_refusal(run: Run, expected: _Expected) -> None:
     _nothing_left(run)
     for parameter in run.model.params():
+        if run.case.training.get('replaced'):
+            break  # the error came while the program had put others there
         if type(parameter) is not chainer.Parameter:
             raise _Wrong('not whole', f'{parameter.name} is a {type(parameter)}')
     if run.updating:

@@ -73,6 +73,27 @@ class Network(chainer.Chain):
         return ends
 
 
+class Scaled(chainer.LinkHook):
+    """A variable stands in for the weights of a link while that runs."""
+
+    name = 'Scaled'
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def forward_preprocess(self, args: Any) -> None:
+        weights = args.link.W
+        self.kept.append(weights)
+        if weights.array is not None:  # else the link is about to make it
+            scale = F.sqrt(F.mean(weights * weights) + 1e-3)
+            args.link.W = weights / F.broadcast_to(scale, weights.shape)
+
+    def forward_postprocess(self, args: Any) -> None:
+        kept = self.kept.pop()
+        if kept.array is not None and args.link.W is not kept:
+            args.link.W = kept
+
+
 class Run:
     """One training run, step by step.
 
@@ -92,12 +113,22 @@ class Run:
         self.updating = False
         self.seen: Observation = {}
         self.kept: Any = None
+        self.chain: Any = None  # a variable whose graph lives over iterations
+        self.links = 0  # iterations in it
         self.active: chainer_hybridmem.Session | None = None
         self.place = place()
         self.place.begin(case)
         with self.configured():
             self.model = Network(case)
             self.model.to_device(self.place.name)
+            if case.training.get('replaced'):
+                for link in self.model.links():
+                    if isinstance(link, L.Linear | L.Convolution2D):
+                        link.add_hook(Scaled())
+            self.teacher: Any = None  # no part of what is trained
+            if any(step.kind == 'teacher' for step in case.steps):
+                self.teacher = Network(case)
+                self.teacher.to_device(self.place.name)
             # One forward pass makes every parameter; else the first iteration does.
             if case.training['initialised']:
                 self.evaluate(case.steps[0])
@@ -295,6 +326,52 @@ class Run:
         loss = None
         self._plain(step, inputs)
 
+    def _cycle(self, step: Step, inputs: Any) -> None:
+        """Backward reaches into the graphs of former iterations, now and then cut."""
+        loss, side = self._losses(step, inputs)
+        total = loss + F.cast(side, loss.dtype) * 0.1
+        if self.chain is not None:
+            total += F.cast(self.chain, loss.dtype) * 0.1
+        self.chain = side * 0.5 if self.chain is None else side + self.chain * 0.5
+        self.links += 1
+        del loss, side
+        self.model.cleargrads()
+        self._backward(step, total)
+        before_last = any(step is other for other in self.case.steps[-2:-1])
+        if before_last or self.links == self.case.training['cycle']:
+            total.unchain_backward()
+            self.chain, self.links = None, 0
+        del total
+        self.update()
+
+    def _adversarial(self, step: Step, inputs: Any) -> None:
+        """One backward finds out where to push the inputs, another one learns."""
+        x = chainer.Variable(inputs[0])
+        loss, _ = self._losses(step, (x, inputs[1]))
+        self.model.cleargrads()
+        loss.backward()
+        del loss
+        pushed = inputs[0] if x.grad is None else inputs[0] + x.grad
+        loss, _ = self._losses(step, (pushed, inputs[1]), 1)
+        self.model.cleargrads()
+        self._backward(step, loss)
+        del loss
+        self.update()
+
+    def _teacher(self, step: Step, inputs: Any) -> None:
+        """Another network, whose graph nobody needs, tells what is to be learnt."""
+        loss, side = self._losses(step, inputs)
+        with chainer.using_config('enable_backprop', step.seed % 2 == 0):
+            _, told = self.teacher(inputs[0], random.Random(step.seed))
+            aim = F.mean(told * told).array
+            del told
+        loss = loss + F.cast((side - aim) ** 2, loss.dtype)
+        del side
+        self.model.cleargrads()
+        self._backward(step, loss)
+        del loss
+        self.update()
+
     # -- results ---------------------------------------------------------------
     def parameters(self) -> Observation:
         """Parameters and the states of their update rules."""
@@ -428,6 +505,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         feedback=options['feedback'],
         cross_iteration=options['cross_iteration'],
         rules=options.get('rules'),
+        keep_graph=any(step.kind == 'cycle' for step in run.case.steps),
         **options['options'],
     )
     opened._runtime.executor.maps.minimum_map_bytes = options['minimum_bytes']

@@ -12,7 +12,10 @@ Note: [when to learn]
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
-    (3) As long as no plan is asked for, this is worth it only for what comes again, and
+    (3) Iterations come in an order: the two of a GAN, those of a graph that lives over
+    several, the passes of one step of meta-learning. What came after the iterations
+    before, when they came last, is expected to come again.
+    (4) As long as no plan is asked for, this is worth it only for what comes again, and
     only as far as it pays; see :mod:`.family`. What begins in a new way is recorded
     when something begins so once more. While an earlier draft has not come again, it is
     recorded only once the same signature has come twice.
@@ -21,7 +24,7 @@ Note: [when to learn]
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.session.guides.family import Family
@@ -34,6 +37,9 @@ MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
+REMEMBERED = 64  # iterations whose order is known
+LONGEST_CONTEXT = 8  # iterations before one that tell what it will be
+Kind = Hashable  # of an iteration, also of one without a guide
 
 
 class KnownSignatures:
@@ -58,6 +64,8 @@ class KnownSignatures:
         self._lost_seconds = 0.0  # by passive iterations of all families
         self._spent_seconds = 0.0  # for learning, likewise
         self._outdated: list[OperationKey] = []  # families that recompute no more
+        self._order: collections.deque[Kind] = collections.deque(maxlen=REMEMBERED)
+        self._by_kind: dict[Kind, Guide] = {}
 
     def __iter__(self) -> collections.abc.Iterator[Guide]:
         return iter(self._guides)
@@ -69,6 +77,8 @@ class KnownSignatures:
     def begin(self, key: OperationKey) -> Guide | None:
         """The guide to follow when an iteration begins; None if none begins so."""
         found = [guide for guide in self._guides if guide.signature[0] == key]
+        is_open, expected = self._expect()
+        found.sort(key=lambda guide: guide is not expected)
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
@@ -77,11 +87,34 @@ class KnownSignatures:
             family = self._family(key)
             if not self._may_learn(family):
                 drafts = []
-            if guided and not drafts and not family.follows_plans():
+            unknown = expected is None and not is_open
+            if guided and not drafts and (unknown or not family.follows_plans()):
                 known = []
         elif known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
             drafts = []
+        if expected in known:
+            drafts = []
         return next(iter(drafts or known), None)
+
+    def _expect(self) -> tuple[bool, Guide | None]:
+        """What came last after iterations like the newest ones.
+
+        Of several, what came after the most of them in the same order.
+
+        Returns:
+            Whether that is open; the guide, None also if the signature was unknown.
+        """
+        order = list(self._order)
+        found, longest = None, 0
+        for i in range(len(order) - 1, 0, -1):
+            length = 0
+            while length < min(i, LONGEST_CONTEXT):
+                if order[i - 1 - length] != order[-1 - length]:
+                    break
+                length += 1
+            if length > longest:
+                found, longest = order[i], length
+        return not longest, self._by_kind.get(found)
 
     def _may_learn(self, family: Family) -> bool:
         """Whether a family may be learnt; see :mod:`.family`."""
@@ -190,6 +223,19 @@ class KnownSignatures:
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
+    def end(self, guide: Guide | None, fingerprint: int | None, position: int) -> None:
+        """An iteration has ended.
+
+        Args:
+            guide: Its own; None if its signature is unknown, or not looked at.
+            fingerprint: Of its forward functions; None if they were not looked at.
+            position: Operations that it has run.
+        """
+        kind = id(guide) if fingerprint is None else (fingerprint, position)
+        self._order.append(kind)
+        if guide is not None:
+            self._by_kind[kind] = guide
+
     def end_plan(self, key: OperationKey, fits: bool) -> None:
         """An iteration that began so has followed a plan; whether it was its own."""
         self._family(key).note_plan(fits)
@@ -257,3 +303,5 @@ class KnownSignatures:
             dropped = (drafts or self._guides)[-1]
             dropped.forget_copies()
             self._guides.remove(dropped)
+            kinds = self._by_kind.items()
+            self._by_kind = {k: guide for k, guide in kinds if guide is not dropped}

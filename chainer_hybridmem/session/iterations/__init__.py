@@ -7,5 +7,7 @@
   ``guide_switching`` finds another guide where that one does not fit.
 - ``learning`` ends one: figures to ``iteration_history``, recordings to guides, and new
   plans where they help.
-- ``out_of_memory`` explains an allocation that did not fit.
+- ``older_graphs`` finds out what an iteration asks of those before it.
+- ``out_of_memory`` explains an allocation that did not fit; ``overrun`` lets it exceed
+  the limit once, to find out which limit will do.
 """
