@@ -335,7 +335,8 @@ class GraphHook(chainer.FunctionHook):
             evictor.reclaim(missing_bytes)
         if self._memory.used_bytes > goal_bytes:
             short_bytes = self._memory.used_bytes - goal_bytes
-            evictor.collect_garbage(short_bytes, optional=self._memory.trying)
+            optional = self._memory.trying or self._overrun.is_under_way
+            evictor.collect_garbage(short_bytes, optional)
         short_bytes = self._memory.used_bytes - goal_bytes
         if short_bytes > 0:
             self._overrun.exceed(
