@@ -77,6 +77,8 @@ class KnownSignatures:
     def begin(self, key: OperationKey) -> Guide | None:
         """The guide to follow when an iteration begins; None if none begins so."""
         found = [guide for guide in self._guides if guide.signature[0] == key]
+        if not found:
+            return None
         is_open, expected = self._expect()
         found.sort(key=lambda guide: guide is not expected)
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
