@@ -173,7 +173,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'sklearn.gaussian_process', None)
     profile = toys.chain(4)
     limit = make_problem(profile).in_core_peak_bytes - 1
-    with pytest.raises(OptionError, match=r'scikit-learn.*\[autoswap\]'):
+    with pytest.raises(OptionError, match='scikit-learn: pip install scikit-learn'):
         bo(profile, limit)
 
 

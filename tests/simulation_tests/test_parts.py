@@ -165,9 +165,9 @@ def test_as_few_parts_as_fit_and_only_where_needed() -> None:
     assert _parts(fitted(begun, exact)) == {3: 4, 9: 4}
     assert _parts(fitted(make_problem(profile, splitting=False), exact)) == {}
     # Below what parts can do: the error names the least that works.
-    with pytest.raises(InfeasibleError, match=f'limit that works is {exact} bytes'):
+    with pytest.raises(InfeasibleError, match=f'memory of any plan is {exact} bytes'):
         make_plan(profile, exact - 1, 'swap-all')
-    with pytest.raises(InfeasibleError, match=f'limit that works is {whole} bytes'):
+    with pytest.raises(InfeasibleError, match=f'memory of any plan is {whole} bytes'):
         make_plan(profile, exact, 'swap-all', splitting=False)
     plan = make_plan(profile, rounded, 'swap-all', splitting=True)
     assert plan.predicted_peak_bytes == rounded

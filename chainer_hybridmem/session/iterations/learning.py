@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.plan import Plan
@@ -284,7 +285,7 @@ class Learning:
         with spent.counted():
             profile = self._build_profile(iteration, recorder, links)
             if iteration.older_bytes:
-                problem = call_uncounted(make_problem, profile)
+                problem = call_uncounted(_find_problem, profile)
                 self._note_plain_peak(iteration, problem)
             if guide is None:
                 guide = self._make_guide(iteration, profile, spent)
@@ -335,6 +336,14 @@ class Learning:
         guide.habits.write(written)
         if len(guide.recordings) >= self._recordings:
             call_uncounted(self._planning.plan, guide)
+
+
+def _find_problem(draft: Profile) -> Problem | None:
+    """What was recorded as a problem; None if parameters that it has made forbid it."""
+    try:
+        return make_problem(draft)
+    except FormatError:
+        return None
 
 
 def _is_new(recorder: Recorder, guide: Guide | None) -> bool:
