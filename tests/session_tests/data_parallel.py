@@ -77,7 +77,7 @@ def main(folder):
     in_core = session.statistics()['in_core_peak_bytes']
     # Every process has a planner of its own: they need not agree.
     planner = ('hybrid', 'swap-all')[communicator.rank % 2]
-    limit = in_core * 3 // 4
+    limit = in_core * 7 // 10  # it needs more with functions in parts
     small, session = train(communicator, memory_limit=limit, planner=planner)
     moved = session.plan.count(Action.SWAP) + session.plan.count(Action.RECOMPUTE)
     body = {
