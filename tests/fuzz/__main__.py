@@ -9,6 +9,7 @@ import argparse
 import collections
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -159,7 +160,9 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.jobs > 1:
             context = multiprocessing.get_context('spawn')
             pool = stack.enter_context(context.Pool(arguments.jobs))
-            results = pool.imap_unordered(_one, seeds)
+            # A spawned process does not find the names of this one's __main__.
+            named = importlib.import_module('fuzz.__main__')
+            results = pool.imap_unordered(named._one, seeds)
         for seed, planner, result in results:
             totals.add(seed, planner, result)
             if time.monotonic() > end:
