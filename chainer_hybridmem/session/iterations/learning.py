@@ -102,9 +102,7 @@ class Learning:
                 iteration.fingerprint,
                 seconds + time.perf_counter() - start,
             )
-        self._signatures.end(
-            following.guide, iteration.fingerprint, iteration.position
-        )
+        self._signatures.end(following.guide, iteration.fingerprint, iteration.position)
 
     def _profile_outdated(self) -> None:
         """What may not be recomputed any more is planned anew."""
