@@ -2,7 +2,8 @@
 
 Chainer lays out all windows of the input and then copies them into the order that the
 matrix product wants. Here they are laid out in that order at once, a sample at a time:
-the product is the same call with the same operands.
+the product is the same call with the same operands. Two dimensions or any number of
+them differ in who lays out the windows only.
 """
 
 from __future__ import annotations
@@ -11,33 +12,50 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
-from chainer.utils import conv
+from chainer.functions.connection import convolution_nd
+from chainer.utils import conv, conv_nd
 
 from chainer_hybridmem.devices.protocol import Array
 
+_ND = convolution_nd.ConvolutionND, convolution_nd.ConvolutionNDGradW
 
-def columns(function: Any, x: Array, kh: int, kw: int) -> Array:
-    """Windows as of ``im2col``, in memory as a matrix of one row per window."""
+
+def _lay_out(function: Any, x: Array, ksize: tuple[int, ...]) -> Array:
+    """Chainer's layout of windows: (sample, channel, place in window, window)."""
+    if isinstance(function, _ND):
+        return conv_nd.im2col_nd(
+            x,
+            ksize,
+            function.stride,
+            function.pad,
+            cover_all=function.cover_all,
+            dilate=function.dilate,
+        )
+    return conv.im2col(
+        x,
+        *ksize,
+        function.sy,
+        function.sx,
+        function.ph,
+        function.pw,
+        cover_all=function.cover_all,
+        dy=function.dy,
+        dx=function.dx,
+    )
+
+
+def columns(function: Any, x: Array, ksize: tuple[int, ...]) -> Array:
+    """Windows as Chainer lays them out, in memory as a matrix of one row per window."""
     result: Any = None
+    n = len(ksize)
     for sample in range(len(x)):
         part = slice(sample, sample + 1)
-        windows = conv.im2col(
-            x[part],
-            kh,
-            kw,
-            function.sy,
-            function.sx,
-            function.ph,
-            function.pw,
-            cover_all=function.cover_all,
-            dy=function.dy,
-            dx=function.dx,
-        )
+        windows = _lay_out(function, x[part], ksize)
         if result is None:
             xp: Any = chainer.backend.get_array_module(x)
-            _, c, kh, kw, oh, ow = windows.shape
-            rows = xp.empty((len(x), oh, ow, c, kh, kw), windows.dtype)
-            result = rows.transpose(0, 3, 4, 5, 1, 2)
+            outer, inner = windows.shape[n + 2 :], windows.shape[1 : n + 2]
+            rows = xp.empty((len(x), *outer, *inner), windows.dtype)
+            result = rows.transpose(0, *range(n + 1, 2 * n + 2), *range(1, n + 1))
         result[part] = windows
         del windows
     return result
@@ -46,7 +64,7 @@ def columns(function: Any, x: Array, kh: int, kw: int) -> Array:
 def convolution(
     function: Any, inputs: tuple[Array, ...], mark: Callable[[], None]
 ) -> tuple[Array]:
-    """``Convolution2DFunction.forward`` without groups.
+    """``forward`` of a convolution without groups.
 
     Args:
         function: The function.
@@ -56,24 +74,30 @@ def convolution(
     function.retain_inputs((0, 1))
     x, w = inputs[:2]
     xp: Any = chainer.backend.get_array_module(x)
-    windows = columns(function, x, w.shape[2], w.shape[3])
+    ksize = w.shape[2:]
+    windows = columns(function, x, ksize)
     mark()
-    y = xp.tensordot(windows, w, ((1, 2, 3), (1, 2, 3))).astype(x.dtype, copy=False)
+    axes = tuple(range(1, len(ksize) + 2))
+    y = xp.tensordot(windows, w, (axes, axes)).astype(x.dtype, copy=False)
     if len(inputs) == 3:
         y += inputs[2]
-    return (xp.rollaxis(y, 3, 1),)
+    return (xp.rollaxis(y, len(ksize) + 1, 1),)
 
 
 def weight_gradient(
     function: Any, inputs: tuple[Array, ...], mark: Callable[[], None]
 ) -> tuple[Array]:
-    """``Convolution2DGradW.forward`` without groups; ``mark`` as above."""
+    """``forward`` of the gradient of its weights; ``mark`` as above."""
     function.retain_inputs((0, 1))
     x, gy = inputs
     xp: Any = chainer.backend.get_array_module(x)
-    windows = columns(function, x, function.kh, function.kw)
+    is_nd = isinstance(function, _ND)
+    ksize = tuple(function.ksize) if is_nd else (function.kh, function.kw)
+    n = len(ksize)
+    windows = columns(function, x, ksize)
     mark()
     if not (gy.flags.c_contiguous or gy.flags.f_contiguous) and 1 in gy.shape:
         gy = xp.ascontiguousarray(gy)
-    gw = xp.tensordot(gy, windows, ((0, 2, 3), (0, 4, 5)))
+    axes = (0, *range(2, n + 2)), (0, *range(n + 2, 2 * n + 2))
+    gw = xp.tensordot(gy, windows, axes)
     return (gw.astype(function.W_dtype, copy=False),)

@@ -28,7 +28,13 @@ import chainer
 import numpy as np
 from chainer.backends import intel64
 from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
-from chainer.functions.connection import convolution_2d, deconvolution_2d, linear
+from chainer.functions.connection import (
+    convolution_2d,
+    convolution_nd,
+    deconvolution_2d,
+    deconvolution_nd,
+    linear,
+)
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
@@ -135,6 +141,11 @@ _RULES: dict[type, Rule] = {
         _BLAS, inputs=(0,), outputs=(None,)
     ),
     deconvolution_2d.Deconvolution2DFunction: _BLAS,
+    convolution_nd.ConvolutionND: _BLAS,
+    convolution_nd.ConvolutionNDGradW: dataclasses.replace(
+        _BLAS, inputs=(0,), outputs=(None,)
+    ),
+    deconvolution_nd.DeconvolutionND: _BLAS,
     linear.LinearFunction: dataclasses.replace(_BLAS, least=2),
     linear.LinearGradData: dataclasses.replace(_BLAS, inputs=(None, 0), least=2),
     linear.LinearGradWeight: dataclasses.replace(
@@ -171,6 +182,8 @@ _RULES: dict[type, Rule] = {
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolution.convolution,
     convolution_2d.Convolution2DGradW: convolution.weight_gradient,
+    convolution_nd.ConvolutionND: convolution.convolution,
+    convolution_nd.ConvolutionNDGradW: convolution.weight_gradient,
 }
 
 

@@ -195,3 +195,9 @@ def test_a_rescue_that_helps_is_free_and_one_that_does_not_has_a_price(monkeypat
 @pytest.mark.parametrize('planner', [None, 'hybrid'])
 def test_several_backward_passes_in_a_step(program, share, planner):
     train(program, share, planner)
+
+
+@pytest.mark.parametrize('planner', [None, 'swap-all'])
+def test_convolutions_of_volumes_run_in_parts(planner):
+    session = train(reports.volumes, 0.78, planner)
+    assert session.last_iteration()['split'] > 0

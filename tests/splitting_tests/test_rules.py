@@ -7,7 +7,13 @@ import copy
 import numpy as np
 import pytest
 from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
-from chainer.functions.connection import convolution_2d, deconvolution_2d, linear
+from chainer.functions.connection import (
+    convolution_2d,
+    convolution_nd,
+    deconvolution_2d,
+    deconvolution_nd,
+    linear,
+)
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
@@ -107,6 +113,38 @@ def test_convolution_and_its_gradients(
     back = deconvolution_2d.Deconvolution2DFunction(
         stride, pad, outsize=(9, 9), **options
     )
+    assert check(back, gy, w) == {'batch'}
+
+
+@DTYPES
+@pytest.mark.parametrize('batch', [2, 5])
+@pytest.mark.parametrize('sides', [(11,), (7, 6, 5)])
+@pytest.mark.parametrize(
+    ('stride', 'pad', 'ksize', 'options'),
+    [
+        (1, 1, 3, {}),
+        (2, 0, 1, {}),
+        (1, 2, 3, {'dilate': 2}),
+        (1, 1, 3, {'groups': 2}),
+        (2, 1, 3, {'cover_all': True}),
+    ],
+)
+def test_convolution_in_any_dimensions(
+    dtype, batch, sides, stride, pad, ksize, options
+):
+    groups, n = options.get('groups', 1), len(sides)
+    x = numbers(dtype, batch, 6, *sides)
+    w = numbers(dtype, 4, 6 // groups, *(n * (ksize,)), seed=1)
+    b = numbers(dtype, 4, seed=2)
+    function = convolution_nd.ConvolutionND(n, stride, pad, **options)
+    cuts = {'batch'} if groups > 1 else {'windows', 'batch'}
+    assert check(function, x, w) == check(function, x, w, b) == cuts
+    (y,) = convolution_nd.ConvolutionND(n, stride, pad, **options).apply((x, w))
+    gy = numbers(dtype, *y.shape, seed=3)
+    gradient = convolution_nd.ConvolutionNDGradW(y.creator_node)
+    assert check(gradient, x, gy) == cuts
+    options = {k: v for k, v in options.items() if k != 'cover_all'}
+    back = deconvolution_nd.DeconvolutionND(n, stride, pad, outsize=sides, **options)
     assert check(back, gy, w) == {'batch'}
 
 

@@ -311,6 +311,39 @@ def meta_learning(run: Run) -> None:
             del total, inner, slopes, weights
 
 
+# -- three dimensions -----------------------------------------------------------------
+class Volumes(chainer.Chain):
+    """A U-Net of one level for volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.down = L.Convolution3D(1, 8, 3, pad=1)
+            self.low = L.Convolution3D(8, 16, 3, pad=1, stride=2)
+            self.up = L.Deconvolution3D(16, 8, 2, stride=2)
+            self.join = L.Convolution3D(16, 8, 3, pad=1)
+            self.last = L.Convolution3D(8, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        side = F.relu(self.down(x))
+        h = F.relu(self.up(F.relu(self.low(side))))
+        return self.last(F.relu(self.join(F.concat([h, side]))))
+
+
+def volumes(run: Run) -> None:
+    """A segmentation of volumes: one convolution takes most of the memory."""
+    rng = seeded()
+    model = Volumes()
+    optimizer = start(model)
+    with run.training(model):
+        for _ in range(8):
+            x = rng.rand(2, 1, 12, 12, 12).astype(np.float32)
+            t = rng.randint(0, 2, (2, 12, 12, 12)).astype(np.int32)
+            loss = F.softmax_cross_entropy(model(x), t)
+            learn(model, optimizer, loss)
+            run.record(model, loss=loss)
+
+
 # -- maps that are too small to move ---------------------------------------------------
 def small_maps(run: Run) -> None:
     """Many functions, each of whose maps is smaller than 4 KiB."""
@@ -340,6 +373,7 @@ PROGRAMS: dict[str, Callable[[Run], None]] = {
         new_sizes,
         adversarial_training,
         meta_learning,
+        volumes,
         small_maps,
     )
 }
