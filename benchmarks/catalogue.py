@@ -63,6 +63,11 @@ BENCHMARKS = (
     ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
+        'public_reports',
+        'programs after public bug reports: bits, guided share, CPU time',
+        ('public_reports.json',),
+    ),
+    Benchmark(
         'varying_lengths',
         'a language model of varying lengths beside a fixed length',
         ('varying_lengths.json',),
