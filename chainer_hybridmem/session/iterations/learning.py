@@ -244,7 +244,12 @@ class Learning:
             call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
-        """Iterations faster than their bound: the recorded times are not theirs."""
+        """Iterations faster than their bound: the recorded times are not theirs.
+
+        Where several ranks follow one plan, one of them alone does not change it.
+        """
+        if self._options.communicator is not None:
+            return
         bound = followed.lower_bound_seconds
         if guide.pace.are_stale(seconds, bound):
             self._tell(
