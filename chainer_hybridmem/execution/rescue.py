@@ -24,7 +24,6 @@ class Rescue:
         measure (callable): Tells the bytes in use.
 
     Attributes:
-        tries (int): How often it has been tried.
         vain_seconds (float): What tries have cost since one has freed memory.
     """
 
@@ -32,7 +31,6 @@ class Rescue:
         self._act = act
         self._measure = measure
         self._start = time.perf_counter()
-        self.tries = 0
         self.vain_seconds = 0.0
 
     @property
@@ -43,7 +41,6 @@ class Rescue:
     def run(self) -> bool:
         """Tries it; returns whether it has freed memory."""
         start, before = time.perf_counter(), self._measure()
-        self.tries += 1
         self._act()
         helped = self._measure() < before
         seconds = time.perf_counter() - start

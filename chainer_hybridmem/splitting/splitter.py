@@ -175,7 +175,7 @@ class Splitter:
                     failure = error.with_traceback(None)  # its frames hold arrays
                 else:
                     if rest is not None:
-                        del self._resting[alike]
+                        self._resting.pop(alike, None)
                     return outputs
                 restore()
             outputs = self._run(called, inputs, place, failure)
