@@ -33,7 +33,7 @@ from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
-from chainer_hybridmem.commands.progress import print_line
+from chainer_hybridmem.commands.progress import leave_all, print_line
 from chainer_hybridmem.commands.report import ReportCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
@@ -80,8 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:] if argv is None else argv
         args = make_parser(argv).parse_args(argv)
         _prepare_streams()
-        with told(_tell):
-            status: int = args.command.run(args)
+        try:
+            with told(_tell):
+                status: int = args.command.run(args)
+        finally:
+            leave_all()
         sys.stdout.flush()
     except HybridMemoryError as error:
         return _fail(str(error))

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any, TextIO, cast
 
+from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.terminal import printable
 
 EVERY_SECONDS = 5.0  # between two lines about short steps
@@ -41,15 +42,16 @@ class Progress:
 
     def __enter__(self) -> Progress:
         _entered.append(self)
-        self._ticker.start()
+        start_whole(self._ticker, self._over.set)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _entered.remove(self)
         self._over.set()
-        self._ticker.join()
+        if self._ticker.is_alive():
+            self._ticker.join()
         if self._bar is not None:
             self._bar.close()
+        _entered.remove(self)
 
     @property
     def lines(self) -> TextIO:
@@ -111,6 +113,12 @@ class Progress:
 
 
 _entered: list[Progress] = []  # the last one has the terminal
+
+
+def leave_all() -> None:
+    """Leaves what is entered still: Ctrl-C may come where ``with`` does not see it."""
+    while _entered:
+        _entered[-1].__exit__()
 
 
 def print_line(line: str, stream: TextIO) -> None:

@@ -94,6 +94,39 @@ def test_lines_stand_above_the_bar(monkeypatch):
     assert stream.getvalue().endswith('later\n')
 
 
+def test_ctrl_c_leaves_no_bar(profile, hybridmem):
+    """Wherever it comes while one is entered or left."""
+    watched = {
+        progress.Progress.__enter__.__code__,
+        progress.Progress.__exit__.__code__,
+    }
+    moment = 0
+    while True:
+        moment += 1
+        left = moment
+
+        def interrupt(frame, event, argument):
+            nonlocal left
+            if frame.f_code not in watched or not left:
+                return None
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            return interrupt
+
+        former = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            status, _, err = hybridmem('compare', 'p.json', '--memory-limit', '60%')
+        finally:
+            sys.settrace(former)
+        assert not progress._entered
+        if left:
+            break
+        assert (status, err) == (130, 'hybridmem: error: interrupted\n')
+    assert status == 0 and moment > 10
+
+
 @pytest.fixture
 def on_terminal(profile, folder, network, hybridmem, monkeypatch):
     """Runs a command whose standard error is a terminal; returns what is there."""
