@@ -19,6 +19,12 @@ class Deadline:
         self._seconds = seconds
         self._began = _now()
 
+    def within(self, seconds: float) -> Deadline:
+        """One that has begun with this one, and allows so many seconds."""
+        other = Deadline(seconds)
+        other._began = self._began
+        return other
+
     @property
     def is_set(self) -> bool:
         """Whether anybody waits."""

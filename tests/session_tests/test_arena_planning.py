@@ -14,7 +14,6 @@ from chainer_hybridmem.pools import check_layout, lay_out, offline, planned_trac
 from chainer_hybridmem.search import deadline
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.deadline import Deadline
-from chainer_hybridmem.session.guides.plan_pace import PlanPace
 from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.planning.arena_planning import plan_with_arena
 from chainer_hybridmem.session.setting.options import Options
@@ -145,24 +144,22 @@ def test_what_the_program_waits_for_at_most(moves_in, least, clock, monkeypatch)
     monkeypatch.setattr(plan_maker, 'LEAST_SECONDS', 1.0)
     monkeypatch.setattr(plan_maker, 'LEAST_SECONDS_NEEDED', 5.0)
     offsets = types.SimpleNamespace(moves_in=moves_in)
-    guide, options = types.SimpleNamespace(pace=PlanPace()), Options('1GB')
+    options = Options('1GB')
     device = types.SimpleNamespace(offsets=offsets)
     maker = plan_maker.PlanMaker(device, options, print)
 
     def left(in_core_seconds):
         problem = types.SimpleNamespace(in_core_seconds=in_core_seconds)
-        return maker.find_deadline(guide, problem).left_seconds
+        return maker.find_deadline(problem).left_seconds
 
     assert left(0.1) == least
     clock[0] += 0.75
     assert left(50.0) == least - 0.75  # still the same pause
-    guide.pace.rest(True)
-    assert left(50.0) == 150.0
-    clock[0] += 1.0
-    maker.begin_anew()
-    assert left(20.0) == 60.0
+    maker.begin_pause()
+    clock[0] += 1.0  # a profile is built and judged
+    assert left(50.0) == 149.0
     options.plan_with('hybrid', {'time_budget': 0.25})
-    guide.pace.rest(True)
+    maker.begin_pause()
     assert left(50.0) == 0.25
 
 

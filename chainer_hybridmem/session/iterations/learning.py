@@ -82,6 +82,7 @@ class Learning:
         """
         following, instruments = iteration.following, self._instruments
         guide = following.guide
+        self._planning.maker.begin_pause()
         self.count(iteration, seconds)
         late_differences.end_iteration(self._device, self._history.iterations)
         self._note_plan(following)

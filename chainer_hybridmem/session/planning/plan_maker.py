@@ -54,23 +54,22 @@ class PlanMaker:
         self._device = device
         self._options = options
         self._tell = tell
-        self._moment: tuple[Guide, int] | None = None
-        self._deadline = Deadline()
+        self._pause = Deadline()
+        self._deadline: Deadline | None = None
 
-    def begin_anew(self) -> None:
-        """The program waits for what comes, whatever it has waited for before."""
-        self._moment = None
+    def begin_pause(self) -> None:
+        """The program waits from now on, for all that comes before its next step."""
+        self._pause, self._deadline = Deadline(), None
 
-    def find_deadline(self, guide: Guide, problem: Problem) -> Deadline:
-        """When the next iteration is to begin: one for all that comes before it."""
-        moment = (guide, guide.pace.iterations)
-        if moment != self._moment:
+    def find_deadline(self, problem: Problem) -> Deadline:
+        """When the program is to go on: one for all that is done in a pause."""
+        if self._deadline is None:
             seconds = self._options.planner_options.get('time_budget')
             if seconds is None:
                 optional = self._device.offsets.moves_in
                 least = LEAST_SECONDS if optional else LEAST_SECONDS_NEEDED
                 seconds = max(PLAIN_ITERATIONS * problem.in_core_seconds, least)
-            self._moment, self._deadline = moment, Deadline(seconds)
+            self._deadline = self._pause.within(seconds)
         return self._deadline
 
     @count_time
@@ -96,7 +95,7 @@ class PlanMaker:
             planner = self._options.planner
             options = self._options.planner_options
         chosen, given = planner, options or {}
-        deadline = self.find_deadline(guide, problem)
+        deadline = self.find_deadline(problem)
         room_bytes = self.room_bytes(guide)
         problem = find_planner(chosen).fit(problem, room_bytes)
 
@@ -160,7 +159,7 @@ class PlanMaker:
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
         """Without needless drops, as far as the arena allows it."""
-        deadline = self.find_deadline(guide, problem)
+        deadline = self.find_deadline(problem)
         for room in ROOMS:
             if deadline.is_over:
                 break
@@ -182,7 +181,7 @@ class PlanMaker:
             return True
         room_bytes = self.room_bytes(guide) - guide.arena.spare_bytes
         logs = logs_of(planned_trace(problem.profile, plan))
-        arena = self.lay_out(logs, self.find_deadline(guide, problem), room_bytes)
+        arena = self.lay_out(logs, self.find_deadline(problem), room_bytes)
         return arena.footprint_bytes <= room_bytes
 
     def lay_out(

@@ -89,10 +89,9 @@ class Planning:
             options.cross_iteration, options.host_limit_bytes, options.splitting
         )
         problem = guide.obey(self._rules.choose(problem.profile))
-        self.maker.begin_anew()
         self._observe(problem)
         guide.begin_planning()
-        self._tell_wait(guide, problem)
+        self._tell_wait(problem)
         try:
             plan = self.node.decide(
                 'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
@@ -115,9 +114,9 @@ class Planning:
             return
         self.follow(guide, problem, plan)
 
-    def _tell_wait(self, guide: Guide, problem: Problem) -> None:
+    def _tell_wait(self, problem: Problem) -> None:
         """Says that the program may wait for a plan, if that is long."""
-        seconds = self.maker.find_deadline(guide, problem).left_seconds
+        seconds = self.maker.find_deadline(problem).left_seconds
         if LONG_SECONDS < seconds < math.inf:
             self._tell(f'planning, for about {format_seconds(seconds)} at most')
 
@@ -135,7 +134,7 @@ class Planning:
         """
         problem = guide.problem
         assert problem is not None
-        self.maker.begin_anew()
+        self.maker.begin_pause()
         plan = self.node.decide(
             f'replan {planner} {sorted(options.items())}',
             guide,
@@ -325,7 +324,7 @@ class Planning:
         """Offsets for a plan's iterations; another plan if they exceed the limit."""
         problem = guide.problem
         assert problem is not None
-        deadline = self.maker.find_deadline(guide, problem)
+        deadline = self.maker.find_deadline(problem)
         arena = self.maker.lay_out(guide.arena.take_logs(), deadline)
         limit_bytes = self._options.limit_bytes
         excess = arena.footprint_bytes - limit_bytes
