@@ -68,6 +68,11 @@ BENCHMARKS = (
         ('public_reports.json',),
     ),
     Benchmark(
+        'referee',
+        'what a change of the structure must not change: plans, scenarios, calls',
+        ('referee.json',),
+    ),
+    Benchmark(
         'varying_lengths',
         'a language model of varying lengths beside a fixed length',
         ('varying_lengths.json',),
