@@ -37,6 +37,7 @@ sys.path.insert(0, os.path.join(ROOT, 'tests'))
 from fuzz.cases import Case, draw
 from fuzz.checking import check
 from support.scenarios import SCENARIOS, Run
+from support.virtual import Conditions, Machine
 
 NAME = 'referee'
 FILE = saving.path(NAME, 'json')
@@ -50,10 +51,11 @@ MARK = 'referee: '  # before what the emulated process finds
 SESSIONS: dict[str, Figures] = {
     'no planner named': {'steps': 1000},
     'hybrid': {'planner': 'hybrid', 'steps': 1000},
-    'swap-all': {'planner': 'swap-all'},
+    'superneurons': {'planner': 'superneurons', 'cross_iteration': 'all'},
 }
 KEPT = (
     *('iterations', 'guided_iterations', 'deviations', 'split', 'restores'),
+    *('iteration_seconds', 'predicted_seconds', 'lower_bound_seconds'),
     *('predicted_peak_bytes', 'in_core_peak_bytes', 'arena_bytes', 'keep', 'swap'),
     *('recompute', 'swapped_bytes', 'recomputed_bytes', 'evictions', 'peak_bytes'),
 )
@@ -88,20 +90,23 @@ def plans() -> Iterator[tuple[str, Figures]]:
 
 
 def scenarios() -> Iterator[tuple[str, Figures]]:
-    """Programs that use the graph in unusual ways, against plain Chainer."""
+    """Programs that use the graph in unusual ways, on a machine of their own time."""
     for name, scenario in SCENARIOS.items():
         plain = Run(counted=True)
         scenario.program(plain)
         limit_bytes = int(plain.peak_bytes * scenario.share)
         for session, options in SESSIONS.items():
+            machine = Machine(Conditions())
             run = Run({'memory_limit': limit_bytes, **options})
-            scenario.program(run)
+            with machine.running():
+                scenario.program(run)
             figures = run.session.statistics()
             yield (
                 f'{name} with {session}',
                 {
                     'same_bits': run.records == plain.records,
                     'within_limit': figures['footprint_bytes'] <= limit_bytes,
+                    'faults': machine.faults,
                     **{key: figures[key] for key in KEPT},
                 },
             )

@@ -237,11 +237,15 @@ def runs_any(recipe: Recipe, operations: frozenset[int]) -> bool:
 
 
 def named_maps(rule: Rule, profile: Profile, maps: Iterable[MapPlan]) -> list[MapPlan]:
-    """Those of a plan's maps that a rule names: feature maps only."""
-    storages = profile.storages
+    """Those of a plan's maps that a rule is about: feature maps that may leave at all.
+
+    What backward begins with is kept, whatever rules say.
+    """
+    begins = profile.first_backward
     return [
         entry
         for entry in maps
-        if (storage := storages[entry.storage]).producer >= 0
+        if (storage := profile.storages[entry.storage]).producer >= 0
+        and storage.releasable_from <= begins
         and rule.names(storage.label, storage.producer)
     ]

@@ -32,7 +32,11 @@ from chainer_hybridmem.search.candidates import (
     least_memory,
 )
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.obedience import breaks_rules, obeyed
+from chainer_hybridmem.simulation.obedience import (
+    breaks_rules,
+    has_no_choice,
+    obeyed,
+)
 from chainer_hybridmem.simulation.problem import with_rules
 
 MIB = toys.MIB
@@ -243,6 +247,20 @@ def test_a_shipped_profile(planner: str) -> None:
     assert sum(s.nbytes for s in kept if s.label == '/ReLU') <= 40 * MIB
     pooled = [e for e in plan.maps if 'Pooling' in storages[e.storage].label]
     assert pooled and not any(e.action is Action.RECOMPUTE for e in pooled)
+
+
+@pytest.mark.parametrize('says', ['swap', 'no keep', 'at most 0'])
+@pytest.mark.parametrize('name', ['resnet50-b8-host', 'lstm-b128-host'])
+def test_no_rule_is_about_what_backward_begins_with(name: str, says: str) -> None:
+    """Planners and the checker agree on that."""
+    problem = make_problem(load_profile(f'shipped:{name}'), rules={'*': says})
+    plan = make_plan(problem, 1 << 50, steps=100)
+    actions = [entry.action for entry in plan.maps]
+    stays = has_no_choice(problem.arrays)
+    assert stays.any() and Action.KEEP not in np.array(actions)[~stays]
+    for m in np.flatnonzero(stays):
+        assert actions[m] is Action.KEEP
+    check_plan(problem.profile, plan)
 
 
 def test_what_a_rule_costs_is_the_difference_of_two_searches() -> None:

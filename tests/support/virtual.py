@@ -1,0 +1,368 @@
+"""A machine that a seed describes: its time, what computing takes, and its copies.
+
+Nothing sleeps and no thread runs. Time goes on by a tick whenever somebody looks, by
+what a function takes, and to the end of a copy that somebody waits for. A copy takes
+what its link and chance say; its bytes move at a drawn moment between its beginning
+and its end, so one that is used too early or freed too soon is noticed. Everything is
+the same in every run of a seed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import heapq
+import itertools
+import math
+import random
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import chainer_hybridmem  # noqa: F401  (before chainer, which it makes importable)
+
+# isort: split
+import chainer
+import numpy as np
+
+from chainer_hybridmem.chainer_access.graph import replaying
+from chainer_hybridmem.devices import link
+from chainer_hybridmem.devices.copies import CopyEngine
+from chainer_hybridmem.devices.host import device as host_device
+from chainer_hybridmem.devices.host.array_data import address_of
+from chainer_hybridmem.devices.swap_store.space import Completion, Space
+from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
+from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.records.profile import Link
+
+_replay = replaying.replay
+POISON = 0xFF  # in memory that a copy is going to fill: NaN for floating point
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What a machine is like.
+
+    Attributes:
+        seed: Of everything that chance decides.
+        tick_seconds: What a look at the clock takes.
+        computing: Bytes of outputs that the mean function makes in a second.
+        link: Bytes per second and direction.
+        latency_seconds: What every copy takes on top.
+        lateness: The largest factor by which a copy takes longer.
+        failing: How probable each copy is to fail.
+        pausing: How probable each function is to be interrupted by other work.
+        pause_seconds: What such an interruption takes.
+    """
+
+    seed: int = 0
+    tick_seconds: float = 1e-6
+    computing: float = 1e9
+    link: float = 1e9
+    latency_seconds: float = 1e-5
+    lateness: float = 1.0
+    failing: float = 0.0
+    pausing: float = 0.0
+    pause_seconds: float = 0.01
+
+
+def draw(seed: int) -> Conditions:
+    """Conditions as different as those of real machines."""
+    chance = random.Random(seed)
+    return Conditions(
+        seed=seed,
+        tick_seconds=chance.choice([1e-7, 1e-6, 1e-5]),
+        link=10 ** chance.uniform(6, 10),
+        latency_seconds=chance.choice([0.0, 1e-5, 1e-3]),
+        lateness=chance.choice([1.0, 1.0, 3.0, 30.0]),
+        pausing=chance.choice([0.0, 0.0, 0.05]),
+    )
+
+
+class Machine:
+    """Stands for the module ``time``, and makes the copy engines of host devices.
+
+    Args:
+        conditions: What it is like.
+
+    Attributes:
+        faults (list of str): What was done to memory while a copy used it.
+        copies (Counter): Copies begun, ended and failed.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.chance = random.Random(conditions.seed)
+        self.faults: list[str] = []
+        self.copies: collections.Counter[str] = collections.Counter()
+        self._now = 1000.0
+        self._due: list[tuple[float, int, _Copy]] = []
+        self._numbers = itertools.count()
+        self._rates: dict[str, float] = {}
+
+    # -- time -------------------------------------------------------------------
+    def perf_counter(self) -> float:
+        """Seconds since some moment."""
+        self.pass_to(self._now + self.conditions.tick_seconds)
+        return self._now
+
+    monotonic = perf_counter
+
+    def sleep(self, seconds: float) -> None:
+        """Lets time pass at once."""
+        self.pass_to(self._now + seconds)
+
+    def pass_to(self, moment: float) -> None:
+        """Goes on to a moment, unless it is over; bytes move that are due by then."""
+        while self._due and self._due[0][0] <= moment:
+            at, _, copy = heapq.heappop(self._due)
+            self._now = max(self._now, at)
+            copy.move()
+        self._now = max(self._now, moment)
+
+    def is_over(self, moment: float) -> bool:
+        """Whether a moment is no longer to come."""
+        return moment <= self._now
+
+    def run(self, function: Any, nbytes: int) -> None:
+        """A function has made so many bytes."""
+        seconds = nbytes / self._rate(function)
+        if self.chance.random() < self.conditions.pausing:
+            seconds += self.conditions.pause_seconds
+        self.pass_to(self._now + seconds)
+
+    def _rate(self, function: Any) -> float:
+        """Bytes per second, for a class of functions; the same in every process."""
+        name = type(function).__name__
+        if name not in self._rates:
+            own = random.Random(zlib.crc32(name.encode()) ^ self.conditions.seed)
+            self._rates[name] = self.conditions.computing * 10 ** own.uniform(-1, 0.5)
+        return self._rates[name]
+
+    def _replay(
+        self, before: Any, live: Any, attributes: Any, inputs: Any, device: Any
+    ) -> Any:
+        result = _replay(before, live, attributes, inputs, device)
+        self.run(live, _bytes_of(inputs))
+        return result
+
+    def _measure_link(self, device: Any, **options: Any) -> Link:
+        conditions = self.conditions
+        rate = min(conditions.link, device.describe()['link_bandwidth'] or math.inf)
+        late = 1 + (conditions.lateness - 1) / 2
+        return Link(
+            latency_seconds=conditions.latency_seconds * late,
+            d2h_bytes_per_second=rate / late,
+            h2d_bytes_per_second=rate / late,
+        )
+
+    # -- copies -----------------------------------------------------------------
+    def plan(self, copy: _Copy, after: float, bandwidth: float | None) -> None:
+        """When a copy begins and ends, and when its bytes move in between.
+
+        Args:
+            copy: The copy.
+            after: It begins no earlier.
+            bandwidth: Of a throttle, in bytes per second.
+        """
+        conditions = self.conditions
+        rate = min(conditions.link, bandwidth or conditions.link)
+        seconds = conditions.latency_seconds + copy.nbytes / rate
+        copy.began = max(after, self._now)
+        copy.ended = copy.began + seconds * self.chance.uniform(1, conditions.lateness)
+        copy.fails = self.chance.random() < conditions.failing
+        moment = self.chance.uniform(copy.began, copy.ended)
+        heapq.heappush(self._due, (moment, next(self._numbers), copy))
+        self.copies['begun'] += 1
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Machine]:
+        """Sessions are on this machine, and know no other time."""
+        with contextlib.ExitStack() as stack:
+            patches = (
+                ('time', time, self),
+                ('replay', replaying.replay, self._replay),
+                ('measure_link', link.measure_link, self._measure_link),
+            )
+            for module in list(sys.modules.values()):
+                if module.__name__.startswith('chainer_hybridmem'):
+                    for name, found, other in patches:
+                        if vars(module).get(name) is found:
+                            patch = mock.patch.object(module, name, other)
+                            stack.enter_context(patch)
+
+            def make(
+                bandwidth: float | None, latency: float, disk: Any, shared: Any
+            ) -> VirtualCopies:
+                return VirtualCopies(self, bandwidth)
+
+            stack.enter_context(mock.patch.object(host_device, 'HostCopyEngine', make))
+            stack.enter_context(_Computing(self))
+            yield self
+
+
+class _Computing(chainer.FunctionHook):
+    """Time goes on by what functions take."""
+
+    name = 'virtual computing'
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def forward_postprocess(self, function: Any, in_data: Any) -> None:
+        self._machine.run(function, _bytes_of(in_data))
+
+    def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        self._machine.run(function, 2 * _bytes_of(in_data))
+
+
+def _bytes_of(arrays: Any) -> int:
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+class VirtualCompletion(Completion):
+    """When a copy has finished; ``error`` says why it has failed."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.ended = float('inf')
+        self.error: str | None = None
+
+    def done(self) -> bool:
+        return self._machine.is_over(self.ended)
+
+    def wait(self) -> None:
+        self._machine.pass_to(self.ended)
+
+
+class _Copy:
+    """One copy: what is between its beginning and its end."""
+
+    def __init__(self, machine: Machine, root: Root, space: Space, outward: bool):
+        self._machine = machine
+        self.root, self.nbytes, self.outward = root, space.nbytes, outward
+        self._block, self._offset = space.block, space.offset
+        self.began = self.ended = 0.0
+        self.fails = False
+        self.completion = VirtualCompletion(machine)
+        self._bytes = _memory(address_of(root), self.nbytes)
+        if not outward:
+            self._bytes.fill(POISON)
+        self._before = zlib.crc32(self._bytes)
+
+    def move(self) -> None:
+        """Its bytes move, all at once."""
+        self._look()
+        if self.fails:
+            self.completion.error = f'copying {self.nbytes} bytes failed: drawn'
+            self._machine.copies['failed'] += 1
+        else:
+            copy = self._block.write if self.outward else self._block.read
+            copy(self._offset, address_of(self.root), self.nbytes)
+            self._machine.copies['ended'] += 1
+        del self.root, self._bytes
+
+    def _look(self) -> None:
+        if zlib.crc32(self._bytes) != self._before:
+            way = 'out' if self.outward else 'in'
+            self._machine.faults.append(
+                f'{self.nbytes} bytes were written while they were copied {way}'
+            )
+
+
+def _memory(address: int, nbytes: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+class VirtualTransfer(Transfer):
+    """A copy of a :class:`VirtualCopies`; keeps its root alive."""
+
+    def __init__(self, copy: _Copy) -> None:
+        self.nbytes = copy.nbytes
+        self.root = copy.root
+        self.completion = copy.completion
+        self.began, self.ended = copy.began, copy.ended
+
+    def done(self) -> bool:
+        return self.completion.done()
+
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def span(self) -> Span:
+        return _Span(self.began, self.ended)
+
+
+class _Span(Span):
+    def __init__(self, began: float, ended: float) -> None:
+        self._began, self._ended = began, ended
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        return self._began - origin, self._ended - origin
+
+
+class VirtualCopies(CopyEngine):
+    """One lane for each direction, on a machine's own time.
+
+    Args:
+        machine: The machine.
+        bandwidth: Bytes per second that no copy exceeds; None for no limit.
+    """
+
+    shared_link = None
+
+    def __init__(self, machine: Machine, bandwidth: float | None) -> None:
+        self._machine = machine
+        self.bandwidth = bandwidth
+        self._free_from = {True: 0.0, False: 0.0}
+        self._stall_seconds = 0.0
+        self._closed = False
+
+    def throttle(self, bandwidth: float | None) -> None:
+        """From the next copy on another bandwidth; None for no limit."""
+        self.bandwidth = bandwidth
+
+    def start(self, root: Root, space: Space, outward: bool) -> VirtualTransfer:
+        if self._closed:
+            raise SwapStoreError('the copies have ended with their session')
+        copy = _Copy(self._machine, root, space, outward)
+        before = space.last
+        after = self._free_from[outward]
+        if isinstance(before, VirtualCompletion):
+            after = max(after, before.ended)
+        self._machine.plan(copy, after, self.bandwidth)
+        if isinstance(before, VirtualCompletion) and before.error and not outward:
+            copy.fails = True
+        copy.completion.ended = self._free_from[outward] = copy.ended
+        space.follow(copy.completion)
+        return VirtualTransfer(copy)
+
+    def wait(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, VirtualTransfer)
+        began = self._machine.perf_counter()
+        transfer.completion.wait()
+        self._stall_seconds += max(transfer.ended - began, 0.0)
+        if transfer.completion.error is not None:
+            raise SwapStoreError(transfer.completion.error)
+
+    def fill(self, space: Space, root: Root) -> None:
+        space.fill(address_of(root))
+
+    def has(self, space: Space, root: Root) -> bool:
+        return space.has(address_of(root))
+
+    def take_stall_seconds(self) -> float:
+        seconds, self._stall_seconds = self._stall_seconds, 0.0
+        return seconds
+
+    def finish(self) -> None:
+        self._machine.pass_to(max(self._free_from.values()))
+
+    def close(self) -> None:
+        self.finish()
+        self._closed = True
