@@ -5,9 +5,10 @@ This module imports no compiler: :mod:`.jit` tells it when one is at work.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from chainer_hybridmem import timing
 
 LEAST_SECONDS = 0.5  # of compiling; what takes less is not worth a line
 MESSAGE = (
@@ -42,9 +43,9 @@ class Stopwatch:
     def begin(self) -> None:
         """A function is about to be compiled, perhaps for one that is being so."""
         if not self._depth:
-            self._began = time.perf_counter()
+            self._began = timing.now()
         self._depth += 1
-        seconds = self._seconds + time.perf_counter() - self._began
+        seconds = self._seconds + timing.now() - self._began
         if seconds >= LEAST_SECONDS and _tellers and not self._told:
             self._told = True
             _tellers[-1](MESSAGE)
@@ -52,11 +53,11 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Seconds so far."""
-        running = time.perf_counter() - self._began if self._depth else 0.0
+        running = timing.now() - self._began if self._depth else 0.0
         return self._seconds + running
 
     def end(self) -> None:
         """It is compiled."""
         self._depth -= 1
         if not self._depth:
-            self._seconds += time.perf_counter() - self._began
+            self._seconds += timing.now() - self._began

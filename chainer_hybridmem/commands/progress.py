@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from typing import Any, TextIO, cast
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.terminal import printable
 
@@ -34,7 +34,7 @@ class Progress:
         self._plain = plain
         self._done = 0
         self._what = ''
-        self._began_at = self._printed_at = time.monotonic()
+        self._began_at = self._printed_at = timing.now()
         self._is_told = True
         self._bar = _make_bar(total, stream)
         self._over = threading.Event()
@@ -75,7 +75,7 @@ class Progress:
         if what == self._what:
             return
         self._what = what
-        now = self._began_at = time.monotonic()
+        now = self._began_at = timing.now()
         self._is_told = not self._plain
         if at_once or now - self._printed_at >= EVERY_SECONDS:
             self._tell()
@@ -100,7 +100,7 @@ class Progress:
         while not self._over.wait(TICK_SECONDS):
             if self._bar is not None:
                 self._bar.refresh()  # the time that has passed
-            elif time.monotonic() - self._began_at >= LATE_SECONDS:
+            elif timing.now() - self._began_at >= LATE_SECONDS:
                 self._tell()
 
     def _tell(self) -> None:

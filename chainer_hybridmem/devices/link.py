@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.link_users import Copied, LinkUsers, seconds_among
 from chainer_hybridmem.devices.protocol import (
     Array,
@@ -203,9 +203,9 @@ class _Buffer:
         self.issue_seconds = math.inf
 
     def out(self) -> Transfer:
-        began = time.perf_counter()
+        began = timing.now()
         _, transfer = self.device.copies.swap_out(self.root, self.copy)
-        self.issue_seconds = min(self.issue_seconds, time.perf_counter() - began)
+        self.issue_seconds = min(self.issue_seconds, timing.now() - began)
         return transfer
 
     def back(self) -> Transfer:
@@ -270,13 +270,13 @@ class _Bench:
         """Starts copies, computes beside them, and waits for everything."""
         device = self.device
         transfers = [start() for start in starts]
-        issued = time.perf_counter()
+        issued = timing.now()
         began = device.clock.mark()
         done = 0
         while done < self.pieces:
             self.left.dot(self.right, self.product)
             done += 1
-            if time.perf_counter() - issued > _LONGEST_SECONDS:
+            if timing.now() - issued > _LONGEST_SECONDS:
                 break  # on a busy machine threads of one multiplication wait in turns
         ended = device.clock.mark()
         for transfer in transfers:

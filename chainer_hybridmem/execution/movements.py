@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.planned_maps import PlannedMaps
 
@@ -64,11 +64,11 @@ class Counters:
 
     def lose(self, act: Callable[[], None]) -> None:
         """Has an eviction or a restore done; one within another counts once."""
-        before, start = self.lost_seconds, time.perf_counter()
+        before, start = self.lost_seconds, timing.now()
         try:
             act()
         finally:
-            self.lost_seconds = before + time.perf_counter() - start
+            self.lost_seconds = before + timing.now() - start
 
 
 class Movements:

@@ -10,8 +10,9 @@ Note: [price]
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from chainer_hybridmem import timing
 
 SHARE = 0.02  # of all time, that may be spent in vain
 
@@ -30,19 +31,19 @@ class Rescue:
     def __init__(self, act: Callable[[], object], measure: Callable[[], int]) -> None:
         self._act = act
         self._measure = measure
-        self._start = time.perf_counter()
+        self._start = timing.now()
         self.vain_seconds = 0.0
 
     @property
     def pays(self) -> bool:
         """Whether another try is not too dear, should it be in vain."""
-        return self.vain_seconds <= SHARE * (time.perf_counter() - self._start)
+        return self.vain_seconds <= SHARE * (timing.now() - self._start)
 
     def run(self) -> bool:
         """Tries it; returns whether it has freed memory."""
-        start, before = time.perf_counter(), self._measure()
+        start, before = timing.now(), self._measure()
         self._act()
         helped = self._measure() < before
-        seconds = time.perf_counter() - start
+        seconds = timing.now() - start
         self.vain_seconds = 0.0 if helped else self.vain_seconds + seconds
         return helped

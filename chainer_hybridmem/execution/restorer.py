@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import SessionError
@@ -212,9 +212,9 @@ class Restorer:
             f'depends on something that has changed. Write into a copy, or use a '
             f'planner that only swaps, such as swap-opt.'
         )
-        start = time.perf_counter()
+        start = timing.now()
         same = live.refill(self._device.arrays.root(array), message)
-        checks = 2 * (time.perf_counter() - start)  # one when it was dropped
+        checks = 2 * (timing.now() - start)  # one when it was dropped
         self._movements.counters.time_replay(checks, 0.0)
         if not same and self._verifier is None:  # which will tell more
             raise SessionError(message)
@@ -245,12 +245,12 @@ class Restorer:
                 return fused_replays.run(again, self._find_input, recipe.formula)
             inputs = tuple(self._find_input(node) for node in function.inputs)
             self._restore_attributes(function, recipe.attributes)
-            lost_before, start = counters.lost_seconds, time.perf_counter()
+            lost_before, start = counters.lost_seconds, timing.now()
             with self._recipes.guard_replay():
                 result = graph.replay(
                     before, function, recipe.attributes, inputs, self._device
                 )
-            seconds = time.perf_counter() - start
+            seconds = timing.now() - start
             waited = counters.lost_seconds - lost_before  # for others to leave
             counters.time_replay(seconds - waited, recipe.seconds)
             return result

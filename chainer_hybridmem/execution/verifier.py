@@ -19,10 +19,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
@@ -195,9 +195,9 @@ class Verifier:
 
     def _prints(self, live: LiveMap) -> Prints:
         """Of a map as the graph sees it now; empty where it is away."""
-        start = time.perf_counter()
+        start = timing.now()
         result = live.slots.compute_prints()
-        self._seconds += time.perf_counter() - start
+        self._seconds += timing.now() - start
         return result
 
     def _surroundings(self, functions: Sequence[Any]) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class Verifier:
                 if owners.is_parameter(node):
                     variable = node.get_variable_or_none()
                     roots.append((f'parameter {number} of {name}', variable))
-        start = time.perf_counter()
+        start = timing.now()
         result = contextvars.Context().run(effects.surroundings, roots)
-        self._seconds += time.perf_counter() - start
+        self._seconds += timing.now() - start
         return result
 
     # -- messages -------------------------------------------------------------

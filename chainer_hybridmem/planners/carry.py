@@ -13,11 +13,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-import time
 from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners.hybrid import HYBRID
 from chainer_hybridmem.planners.planner import Planner
@@ -95,7 +95,7 @@ def carry(
         fresh,
         planner='carry',
         options={**options, 'searched': True, 'found_by': fresh.planner},
-        planning_seconds=time.perf_counter() - search.started,
+        planning_seconds=timing.now() - search.started,
         simulations=search.simulations + fresh.simulations,
     )
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.planner import Planner
@@ -124,13 +124,13 @@ class _Run:
 
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
-        deadline = time.perf_counter() + self.time_budget
+        deadline = timing.now() + self.time_budget
         if count_assignments(self.problem) <= ENUMERATED:
             self.enumerate()
         relaxation = WholeRelaxation(self.problem, self.limit_bytes)
         tighten(relaxation.relaxation)
         while self.seconds > self.bound_seconds:
-            left = deadline - time.perf_counter()
+            left = deadline - timing.now()
             if left <= 0:
                 break
             answer = relaxation.solve(self.seconds, left)
@@ -179,7 +179,7 @@ class _Run:
             options=options,
             lower_bound_seconds=bound_seconds,
             simulations=simulations + sum(s.simulations for s in self.searches),
-            planning_seconds=time.perf_counter() - self.searches[0].started,
+            planning_seconds=timing.now() - self.searches[0].started,
         )
 
 

@@ -23,8 +23,8 @@ With the same options and without a time budget, it is the same in every process
 from __future__ import annotations
 
 import dataclasses
-import time
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.planners.pooch import FASTER_STAGE, NODE_BUDGET
@@ -117,7 +117,7 @@ def hybrid(
             rival,
             planner='hybrid',
             options={**options, 'found_by': rival.planner},
-            planning_seconds=time.perf_counter() - search.started,
+            planning_seconds=timing.now() - search.started,
             simulations=search.simulations + rival.simulations,
         )
     return search.finish('hybrid', keep_more(search, best), **options)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device, Mark
 
 
@@ -45,11 +45,11 @@ class HookLog:
 
     def enter(self) -> None:
         """The session's hook begins."""
-        mark, now = self._device.clock.mark(), time.perf_counter()
+        mark, now = self._device.clock.mark(), timing.now()
         position = self._device.memory.event_count
         self.calls.append(HookCall(mark, mark, now, now, position, position))
 
     def leave(self) -> None:
         """The session's hook ends."""
         position = self._device.memory.event_count
-        self.calls[-1].end(self._device.clock.mark(), time.perf_counter(), position)
+        self.calls[-1].end(self._device.clock.mark(), timing.now(), position)

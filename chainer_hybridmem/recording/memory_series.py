@@ -23,13 +23,13 @@ from __future__ import annotations
 import array
 import json
 import struct
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import chainer
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.records import library
@@ -189,7 +189,7 @@ class MemoryProfiler(chainer.FunctionHook):
         self._begin()
         first = pool.figures()
         self._base = first.pool_allocated_bytes, first.device_allocated_bytes
-        self._start = time.perf_counter()
+        self._start = timing.now()
         self._sample('start')
         return self
 
@@ -222,13 +222,13 @@ class MemoryProfiler(chainer.FunctionHook):
 
     def _look(self, function: Any, prefix: str) -> None:
         """Samples if it is time to, and decides how many operations pass unseen."""
-        start = now = time.perf_counter()
+        start = now = timing.now()
         passed = self._span - self._left
         self._passed += passed
         unseen = 0
         if start >= self._resume:
             self._sample(prefix + function.label)
-            now = time.perf_counter()
+            now = timing.now()
             self._resume = now + (now - start) * self._pause
             unseen = self._log.stride - 1
         pace = (start - self._looked) / passed  # seconds per operation
@@ -239,7 +239,7 @@ class MemoryProfiler(chainer.FunctionHook):
 
     def _sample(self, label: str) -> None:
         assert self._pool is not None
-        seconds = time.perf_counter() - self._start
+        seconds = timing.now() - self._start
         self._log.append(seconds, label, self._pool.figures())
 
     # -- results --------------------------------------------------------------

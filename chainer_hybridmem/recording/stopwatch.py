@@ -14,10 +14,10 @@ Note: [hooks cost time]
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device, Mark
 from chainer_hybridmem.execution.observer import Observer
 from chainer_hybridmem.records.profile import Profile
@@ -101,7 +101,7 @@ class Stopwatch(Hooks, Observer):
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        self._issued.append(time.perf_counter())
+        self._issued.append(timing.now())
         self._planned.append(0.0)
         super().enter()
 

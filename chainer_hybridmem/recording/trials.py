@@ -14,12 +14,12 @@ import contextvars
 import dataclasses
 import mmap
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.recompute import drawing, fused_replays
@@ -125,7 +125,7 @@ def try_replay(
         spans: list[tuple[Mark, Mark]] = []
         for _ in range(max(walker.runs, 1)):
             walker.walk(touched_bytes)
-            begin = time.perf_counter()
+            begin = timing.now()
             try:
                 with device.memory.attempt():
                     result = run_trial(
@@ -134,7 +134,7 @@ def try_replay(
             except MemoryError:
                 return None
             spans += result.spans
-            if not result.exact or time.perf_counter() - begin > SHORT_SECONDS:
+            if not result.exact or timing.now() - begin > SHORT_SECONDS:
                 break
         if result is not None and result.exact:
             return dataclasses.replace(result, spans=tuple(spans))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.alike import number_kinds
@@ -58,14 +57,14 @@ class Budget:
         """What is left, in steps, is what the rounds to come share."""
         self.total = self.left
         if self.deadline is not None and self.seconds_per_step > 0:
-            seconds = max(self.deadline - time.perf_counter(), 0.0)
+            seconds = max(self.deadline - timing.now(), 0.0)
             self.total = min(self.total, int(seconds / self.seconds_per_step))
 
     def take(self, share: float) -> int:
         """Steps of one round: a share of all, as far as steps and time allow."""
         steps = min(self.left, max(1, int(self.total * share)))
         if self.deadline is not None and self.seconds_per_step > 0:
-            left = self.deadline - time.perf_counter()
+            left = self.deadline - timing.now()
             steps = min(steps, int(left / self.seconds_per_step))
         return max(steps, 0)
 
@@ -80,7 +79,7 @@ class Budget:
         """Whether there is time for so many simulations."""
         if self.deadline is None:
             return True
-        left = self.deadline - time.perf_counter()
+        left = self.deadline - timing.now()
         return simulations * self.seconds_per_step < left
 
 
@@ -131,14 +130,14 @@ class Annealer:
         cold = COLD * problem.in_core_seconds or COLD
         if steps == 0 or start.seconds <= goal:
             return start
-        began = time.perf_counter()
+        began = timing.now()
         pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
         current, best, state = start.action.copy(), start.action.copy(), np.zeros(4)
         done, part, judged = 0, FIRST_PART, FIRST_PART
         # Ctrl-C comes out between two calls only: none of them takes long.
         while done < steps and judged == part:
             if done:
-                rate = done / (time.perf_counter() - began)
+                rate = done / (timing.now() - began)
                 part = max(FIRST_PART, int(rate * PART_SECONDS))
             part = min(part, steps - done)
             judged = local_search.anneal(
@@ -163,7 +162,7 @@ class Annealer:
                 part,
             )
             done += judged
-        self.budget.count(done, time.perf_counter() - began)
+        self.budget.count(done, timing.now() - began)
         found = search.evaluate(best)
         return found if found.seconds < start.seconds else start
 

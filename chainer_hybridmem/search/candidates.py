@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.rules import pairs_of
@@ -98,7 +98,7 @@ class Search:
         self.work = make_work(problem.arrays)
         self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
-        self.started = time.perf_counter()
+        self.started = timing.now()
         with self.uncounted():  # compiles on a fresh installation
             self.evaluate(self.fill(SWAP))
 
@@ -109,11 +109,11 @@ class Search:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """What runs inside is no planning: neither its time nor its simulations."""
-        began, simulations = time.perf_counter(), self.simulations
+        began, simulations = timing.now(), self.simulations
         try:
             yield
         finally:
-            self.started += time.perf_counter() - began
+            self.started += timing.now() - began
             self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
@@ -248,7 +248,7 @@ class Search:
             predicted_peak_bytes=0,
             in_core_seconds=self.problem.in_core_seconds,
             lower_bound_seconds=self.problem.in_core_seconds,
-            planning_seconds=time.perf_counter() - self.started,
+            planning_seconds=timing.now() - self.started,
             simulations=self.simulations,
             host_limit_bytes=self.problem.host_limit_bytes,
             parts=self.problem.parts,
@@ -289,7 +289,7 @@ class Search:
             predicted_peak_bytes=problem.in_core_peak_bytes,
             in_core_seconds=problem.in_core_seconds,
             lower_bound_seconds=problem.in_core_seconds,
-            planning_seconds=time.perf_counter() - self.started,
+            planning_seconds=timing.now() - self.started,
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,
             parts=problem.parts,

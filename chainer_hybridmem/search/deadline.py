@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.jit import compiling_seconds
 
 
@@ -42,4 +42,4 @@ class Deadline:
 
 
 def _now() -> float:
-    return time.perf_counter() - compiling_seconds()
+    return timing.now() - compiling_seconds()

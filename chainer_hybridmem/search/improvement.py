@@ -12,8 +12,8 @@ import contextvars
 import dataclasses
 import os
 import threading
-import time
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.interrupts import start_whole
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.annealing import (
@@ -62,7 +62,7 @@ class Improvement:
         self._best: Candidate | None = None  # replaced whole, by the thread alone
         self._simulations = 0
         self._stop = threading.Event()
-        self._started = time.perf_counter()
+        self._started = timing.now()
         # NumPy's memory handler belongs to the context; a fresh one has NumPy's own.
         self._thread = threading.Thread(
             target=contextvars.Context().run,
@@ -106,7 +106,7 @@ class Improvement:
             found,
             lower_bound_seconds=plan.lower_bound_seconds,
             planning_seconds=(
-                self._plan.planning_seconds + time.perf_counter() - self._started
+                self._plan.planning_seconds + timing.now() - self._started
             ),
             simulations=self._plan.simulations + self._simulations,
         )

@@ -245,11 +245,11 @@ def test_throttle(clocks, open_host, nbytes):
 def test_queued_copies_take_the_link_one_after_the_other(clocks, open_host):
     device = open_host(64 * _MIB, link_bandwidth=100e6)
     roots = [device.memory.allocate(_MIB) for _ in range(8)]
-    start = clocks.perf_counter()
+    start = clocks.now()
     pairs = [device.copies.swap_out(root, None) for root in roots]
     for _, transfer in pairs:
         device.copies.wait(transfer)
-    seconds = clocks.perf_counter() - start
+    seconds = clocks.now() - start
     stalled = device.copies.take_stall_seconds()
     expected = 8 * _MIB / 100e6
     assert expected * 0.97 <= seconds <= expected * 1.25
@@ -261,12 +261,12 @@ def test_both_directions_run_at_once(clocks, open_host):
     first, second = device.memory.allocate(4 * _MIB), device.memory.allocate(4 * _MIB)
     copy, transfer = device.copies.swap_out(first, None)
     device.copies.wait(transfer)
-    start = clocks.perf_counter()
+    start = clocks.now()
     _, out = device.copies.swap_out(second, None)
     inward = device.copies.swap_in(copy, first)
     device.copies.wait(out)
     device.copies.wait(inward)
-    seconds = clocks.perf_counter() - start
+    seconds = clocks.now() - start
     assert seconds < 1.6 * 4 * _MIB / 100e6
 
 

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.cuda.device import CudaDevice
 from chainer_hybridmem.devices.host import shared_link
 from chainer_hybridmem.devices.host.device import HostDevice
@@ -143,10 +144,8 @@ def test_processes_share_the_rate_evenly(start):
 
 def test_waking_is_rare(name, open_host, monkeypatch):
     pauses = []
-    sleep = time.sleep
-    monkeypatch.setattr(
-        shared_link.time, 'sleep', lambda seconds: pauses.append(sleep(seconds))
-    )
+    sleep = timing.sleep
+    monkeypatch.setattr(timing, 'sleep', lambda seconds: pauses.append(sleep(seconds)))
     first, second = _open_pair(open_host, name)
     root, other = (first.memory.allocate(8 * _MIB) for _ in range(2))
     begin = time.perf_counter()
@@ -190,22 +189,23 @@ def test_a_disk_has_its_own_throttle_beside(name, open_host, tmp_path):
 
 
 class _Clock:
-    """In place of the module ``time``: sleeping moves it."""
+    """A time that only sleeping moves."""
 
     def __init__(self):
-        self.now = 1000.0
+        self.seconds = 1000.0
 
-    def perf_counter(self):
-        return self.now
+    def now(self):
+        return self.seconds
 
     def sleep(self, seconds):
-        self.now += seconds
+        self.seconds += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = _Clock()
-    monkeypatch.setattr(shared_link, 'time', clock)
+    monkeypatch.setattr(timing, 'now', clock.now)
+    monkeypatch.setattr(timing, 'sleep', clock.sleep)
     return clock
 
 
@@ -219,34 +219,34 @@ def links(name):
 
 def test_shares_follow_who_comes_and_goes(clock, links):
     first, second, third = (link.outward for link in links)
-    begin = clock.now
+    begin = clock.seconds
     first.enter(100, begin)
-    clock.now = begin + 0.5
-    second.enter(100, clock.now)
+    clock.seconds = begin + 0.5
+    second.enter(100, clock.seconds)
     assert first.wait(0) == pytest.approx(begin + 1.5, abs=2e-3)
-    third.enter(200, clock.now)
+    third.enter(200, clock.seconds)
     assert second.wait(0) == pytest.approx(begin + 2.5, abs=2e-2)
     assert third.wait(0) == pytest.approx(begin + 4.0, abs=2e-2)
 
 
 def test_an_idle_link_makes_up_for_little(clock, links):
     lane = links[0].inward
-    lane.enter(100, clock.now)
+    lane.enter(100, clock.seconds)
     end = lane.wait(0)
-    clock.now = end + LATE_SECONDS / 2
+    clock.seconds = end + LATE_SECONDS / 2
     lane.enter(100, end)
     assert lane.wait(0) == pytest.approx(end + 1)
-    clock.now = end + 5
+    clock.seconds = end + 5
     lane.enter(100, end + 1)
     assert lane.wait(0) == pytest.approx(end + 6 - LATE_SECONDS)
 
 
 def test_a_copy_that_fails_leaves_the_link(clock, links):
     first, second = links[0].outward, links[1].outward
-    begin = clock.now
+    begin = clock.seconds
     first.enter(1000, begin)
     second.enter(100, begin)
-    clock.now = begin + 1
+    clock.seconds = begin + 1
     first.leave()
     assert second.wait(0) == pytest.approx(begin + 1.5)
 

@@ -15,13 +15,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support.hostile import (
-    Clock,
-    late_copies,
-    poisoned_blocks,
-    poisoned_memory,
-    repeatable_copies,
-)
+from support.hostile import late_copies, poisoned_blocks, poisoned_memory
+from support.virtual import Machine
 
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
@@ -32,6 +27,7 @@ from .cases import Case
 THREAD_DELAYS = (0, 0, 0, 0.0005, 0.002)  # seconds
 HOST_SESSION = {'file': False, 'link_bandwidth': None}
 HOST_LIMITED = 0.25  # of the cases on a GPU
+MEAN_SECONDS = 1e-5  # between two events of a GPU that are asked for
 GPU_BYTES = 1 << 32  # more than any case needs
 
 
@@ -58,8 +54,7 @@ class Host:
         self,
         enter: Callable[[Any], Any],
         case: Case,
-        chance: random.Random,
-        clock: Clock,
+        machine: Machine,
     ) -> None:
         """Makes memory and copies of a session odd, and its times drawn ones."""
         options = case.session
@@ -67,7 +62,7 @@ class Host:
         if options['copies'] == 'threads':
             enter(late_copies(options['clock'], THREAD_DELAYS))
         else:
-            enter(repeatable_copies(chance, options['copies'], clock))
+            enter(machine.running())
 
     def open_unlimited(self) -> Any:
         """A device that counts what plain Chainer needs."""
@@ -123,8 +118,7 @@ class Cuda(Host):
         self,
         enter: Callable[[Any], Any],
         case: Case,
-        chance: random.Random,
-        clock: Clock,
+        machine: Machine,
     ) -> None:
         from chainer_hybridmem.devices.cuda.clock import CudaClock
 
@@ -133,8 +127,8 @@ class Cuda(Host):
 
         def drawn(self: Any, start: Any, end: Any) -> float:
             elapsed(self, start, end)  # both have happened
-            first = _moment(start, clock)
-            return max(_moment(end, clock) - first, 1e-9)
+            first = _moment(start, machine)
+            return max(_moment(end, machine) - first, 1e-9)
 
         enter(mock.patch.object(CudaClock, 'elapsed', drawn))
 
@@ -168,10 +162,11 @@ def _emulator() -> Any:
     return control
 
 
-def _moment(event: Any, clock: Clock) -> float:
+def _moment(event: Any, machine: Machine) -> float:
     """When an event has happened: drawn when it is first asked for."""
     if not hasattr(event, 'moment'):
-        event.moment = clock.perf_counter()
+        machine.sleep(machine.chance.expovariate(1 / MEAN_SECONDS))
+        event.moment = machine.now()
     return float(event.moment)
 
 

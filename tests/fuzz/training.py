@@ -17,7 +17,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from support.hostile import Clock
+from support.virtual import Conditions, Machine
 
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
@@ -37,6 +37,8 @@ from .places import place
 
 Observation = dict[str, Any]
 CLASSES = 5
+# How late copies are at most, in what they take, for each way to run them.
+LATENESS = {0.0: 1000.0, 0.3: 30.0, 0.7: 3.0}
 
 
 class DrawnError(Exception):
@@ -462,13 +464,19 @@ def random_plan(
 def surroundings(case: Case) -> Iterator[None]:
     """Odd memory and copies, a drawn link, and no map too small to move."""
     options = case.session
-    chance = random.Random(options['clock'])
+    machine = Machine(
+        Conditions(
+            seed=options['clock'],
+            noise=1.0,
+            link=options['speed'],
+            lateness=LATENESS.get(options['copies'], 1.0),
+        )
+    )
     speed = options['speed']
-    link = Link(1e-6, speed, speed * chance.uniform(0.5, 2))
-    clock = Clock(chance, 1e-5)
+    link = Link(1e-6, speed, speed * machine.chance.uniform(0.5, 2))
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        place().surround(enter, case, chance, clock)
+        place().surround(enter, case, machine)
         enter(mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan}))
         enter(
             mock.patch.object(

@@ -12,7 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from support.own_time import own_time
+from support.virtual import Machine
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.recompute import fused_replays, max_pooling
@@ -200,11 +200,12 @@ def test_seconds_are_of_the_form_used(data, monkeypatch):
     def slow_at_first(function: Any, x: Any) -> Any:
         calls.append(function)
         if len(calls) == 1:
-            clocks.sleep(0.3)
+            machine.sleep(0.3)
         return original(function, x)
 
     monkeypatch.setattr(max_pooling, 'pool', slow_at_first)
-    with own_time() as clocks:
+    machine = Machine()
+    with machine.running():
         _, session = networks.train(networks.Everything, data, memory_limit=LIMIT)
     profile = session.profile
     (recipe,) = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support import networks
-from support.own_time import own_time
+from support.virtual import Machine
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.copies import Copies
@@ -139,7 +139,7 @@ def test_the_link_is_what_the_copies_were(late, plans, data, in_core, monkeypatc
         return take(self)
 
     monkeypatch.setattr(Copies, 'take_stall_seconds', slower)
-    with own_time():
+    with Machine().running():
         result, session = run(data, arena=False)
     networks.assert_same(in_core, result)
     link = session.profile.link

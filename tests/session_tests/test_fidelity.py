@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 from support import networks
-from support.own_time import own_time
+from support.virtual import Machine
 
 TOLERANCE = 0.15  # of the measured time
 
@@ -17,7 +17,7 @@ def test_the_forecast_is_close_to_what_is_measured() -> None:
         networks.Everything, networks.batches(5), memory_limit='1GB'
     )
     peak = reference.statistics()['in_core_peak_bytes']
-    with own_time():  # or other users of the machine decide, too
+    with Machine().running():  # or other users of the machine decide, too
         _, session = networks.train(
             networks.Everything,
             networks.batches(12),

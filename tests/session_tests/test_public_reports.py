@@ -11,6 +11,7 @@ import pytest
 from support import reports
 from support.scenarios import Run
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution import evictor, rescue
 from chainer_hybridmem.execution.live_map import LiveMap, State
@@ -170,7 +171,7 @@ def test_garbage_is_not_collected_again_and_again_in_vain(program, share, monkey
 
 def test_a_rescue_that_helps_is_free_and_one_that_does_not_has_a_price(monkeypatch):
     now, used = [0.0], [100]
-    monkeypatch.setattr(rescue.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(timing, 'now', lambda: now[0])
 
     def act(seconds: float, freed: int) -> None:
         now[0] += seconds

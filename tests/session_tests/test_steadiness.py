@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import random
 
 import pytest
-from support import hostile, networks
-from support.own_time import own_time
+from support import networks, virtual
+from support.virtual import Machine
 
 from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.planners import make_plan
@@ -92,9 +91,7 @@ OPTIONS = {
 @pytest.mark.parametrize('name', OPTIONS)
 def test_under_a_hostile_clock(any_arena, data, in_core, name, seed):
     """Every measurement is drawn by chance."""
-    chance = random.Random(seed)
-    clock = hostile.Clock(chance, 1e-3)
-    with hostile.repeatable_copies(chance, 0.5, clock):
+    with Machine(virtual.draw(seed)).running():
         watched = Watched(data, **OPTIONS[name])
     networks.assert_same(in_core, watched.outcome)
     watched.check()
@@ -110,7 +107,7 @@ def test_swap_ins_that_are_always_late(any_arena, data, monkeypatch):
         'late_seconds',
         lambda self: dict.fromkeys(list(self.copy_seconds('swap-in'))[-1:], 1e-3),
     )
-    with own_time():
+    with Machine().running():
         watched = Watched(data, **OPTIONS['feedback'])
     assert len(watched.changes) > 2
     watched.check()
@@ -143,7 +140,7 @@ def test_a_search_that_finds_better_plans_for_ever(
     any_arena, data, in_core, monkeypatch
 ):
     monkeypatch.setattr(background_search, 'Improvement', Restless)
-    with own_time():
+    with Machine().running():
         watched = Watched(data, improve=True)
     networks.assert_same(in_core, watched.outcome)
     assert len(watched.changes) > 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import random
 import sys
 import threading
@@ -13,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 from chainer_hybridmem.devices.host import copies
-from chainer_hybridmem.devices.host.clock import HostClock
 from chainer_hybridmem.devices.host.memory import HostMemory
 
 from .native_faults import NativeFaults
@@ -116,108 +114,3 @@ class _Awaited:
             self._waiting -= 1
             if not self._waiting:
                 self.event.clear()
-
-
-class Clock:
-    """A time of its own: every look moves it on by chance, and nobody sleeps.
-
-    Args:
-        chance (random.Random): Draws the seconds that pass.
-        step_seconds: Their mean.
-    """
-
-    def __init__(self, chance: random.Random, step_seconds: float) -> None:
-        self._chance = chance
-        self._rate = 1 / step_seconds
-        self._now = 1000.0
-
-    def perf_counter(self) -> float:
-        """Seconds since some moment."""
-        self._now += self._chance.expovariate(self._rate)
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        """Lets time pass at once."""
-        self._now += seconds
-
-
-class _Done:
-    """In place of a copy's event: the copy runs when somebody waits for it."""
-
-    def __init__(self, line: _Line) -> None:
-        self._line, self._set = line, False
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def set(self) -> None:
-        self._set = True
-
-    def wait(self, seconds: float | None = None) -> bool:
-        while not self._set:
-            self._line.run_one()
-        return True
-
-
-class _Line:
-    """The copies of one thread, without the thread."""
-
-    def __init__(self, thread: copies.CopyThread) -> None:
-        self._thread = thread
-        self._jobs: collections.deque[Any] = collections.deque()
-
-    def add(self, job: Any) -> None:
-        self._jobs.append(job)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def run_one(self) -> None:
-        job = self._jobs.popleft()
-        completion = job.transfer.completion
-        try:
-            contextvars.Context().run(self._thread._execute, job)
-        except Exception as error:
-            completion.error = copies._failure(job.transfer.nbytes, job.outward, error)
-        completion.event.set()
-
-
-@contextlib.contextmanager
-def repeatable_copies(chance: random.Random, eagerness: float, clock: Clock) -> Any:
-    """Copies run in this thread: by chance when another is asked for, or when needed.
-
-    Everything that depends on time is then the same in every run.
-
-    Args:
-        chance: Draws which copies run early.
-        eagerness: How probable each is to run early; 0: as late as can be.
-        clock: The time of copies and of the device.
-    """
-    lines: dict[Any, _Line] = {}
-
-    def submit(self: Any, root: Any, space: Any, address: int, outward: bool) -> Any:
-        line = lines.setdefault(self, _Line(self))
-        completion = copies.HostCompletion(threading.main_thread(), outward)
-        completion.event = _Done(line)  # type: ignore[assignment]
-        transfer = copies.HostTransfer(root, space.nbytes, completion)
-        job = copies._Job(transfer, space, address, outward)
-        self._last = completion
-        space.follow(completion)
-        line.add(job)
-        for other in lines.values():
-            while len(other) and chance.random() < eagerness:
-                other.run_one()
-        return transfer
-
-    def close(self: Any) -> None:
-        line = lines.pop(self, ())
-        while len(line):
-            line.run_one()
-
-    with (
-        mock.patch.object(copies.CopyThread, 'submit', submit),
-        mock.patch.object(copies.CopyThread, 'close', close),
-        mock.patch.object(copies, 'time', clock),
-        mock.patch.object(HostClock, 'mark', lambda self: clock.perf_counter()),
-    ):
-        yield

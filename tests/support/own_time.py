@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from chainer_hybridmem.devices import link
-from chainer_hybridmem.devices.host import clock, copies, copy_engine
-from chainer_hybridmem.recording import hook_log, stopwatch, trials
-from chainer_hybridmem.session.iterations import iteration
-
-_MODULES = clock, copies, copy_engine, hook_log, iteration, link, stopwatch, trials
+from chainer_hybridmem import timing
+from chainer_hybridmem.devices.host import copies
 
 
 class Clocks(threading.local):
-    """In place of the module ``time``.
+    """A clock for each thread.
 
     Args:
         tick_seconds: What a look takes, so what lies between two looks takes in all.
@@ -33,7 +29,7 @@ class Clocks(threading.local):
         self._tick = tick_seconds
         self._now = 1000.0
 
-    def perf_counter(self) -> float:
+    def now(self) -> float:
         """Seconds since some moment."""
         self._now += self._tick
         return self._now
@@ -74,8 +70,9 @@ def own_time(tick_seconds: float = 1e-4) -> Iterator[Clocks]:
         clocks.meet(self.ended)
 
     with contextlib.ExitStack() as stack:
-        for module in _MODULES:
-            stack.enter_context(mock.patch.object(module, 'time', clocks))
+        for name in ('now', 'sleep'):
+            patch = mock.patch.object(timing, name, getattr(clocks, name))
+            stack.enter_context(patch)
         for name, method in (('done', done), ('wait', waited)):
             patch = mock.patch.object(copies.HostCompletion, name, method)
             stack.enter_context(patch)

@@ -17,8 +17,7 @@ import heapq
 import itertools
 import math
 import random
-import sys
-import time
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +29,8 @@ import chainer_hybridmem  # noqa: F401  (before chainer, which it makes importab
 import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access.graph import replaying
-from chainer_hybridmem.devices import link
+from chainer_hybridmem import timing
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.copies import CopyEngine
 from chainer_hybridmem.devices.host import device as host_device
 from chainer_hybridmem.devices.host.array_data import address_of
@@ -39,8 +38,9 @@ from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.session.setting import link_measurement
 
-_replay = replaying.replay
+_replay = graph.replay
 POISON = 0xFF  # in memory that a copy is going to fill: NaN for floating point
 
 
@@ -55,6 +55,7 @@ class Conditions:
         link: Bytes per second and direction.
         latency_seconds: What every copy takes on top.
         lateness: The largest factor by which a copy takes longer.
+        noise: Deviation of the logarithm of what a function takes.
         failing: How probable each copy is to fail.
         pausing: How probable each function is to be interrupted by other work.
         pause_seconds: What such an interruption takes.
@@ -66,6 +67,7 @@ class Conditions:
     link: float = 1e9
     latency_seconds: float = 1e-5
     lateness: float = 1.0
+    noise: float = 0.0
     failing: float = 0.0
     pausing: float = 0.0
     pause_seconds: float = 0.01
@@ -80,12 +82,13 @@ def draw(seed: int) -> Conditions:
         link=10 ** chance.uniform(6, 10),
         latency_seconds=chance.choice([0.0, 1e-5, 1e-3]),
         lateness=chance.choice([1.0, 1.0, 3.0, 30.0]),
+        noise=chance.choice([0.0, 0.1, 1.0]),
         pausing=chance.choice([0.0, 0.0, 0.05]),
     )
 
 
 class Machine:
-    """Stands for the module ``time``, and makes the copy engines of host devices.
+    """The time of everything, and what makes the copies of host devices.
 
     Args:
         conditions: What it is like.
@@ -95,23 +98,23 @@ class Machine:
         copies (Counter): Copies begun, ended and failed.
     """
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions = Conditions()) -> None:
         self.conditions = conditions
         self.chance = random.Random(conditions.seed)
         self.faults: list[str] = []
         self.copies: collections.Counter[str] = collections.Counter()
         self._now = 1000.0
+        self._thread = threading.current_thread()
         self._due: list[tuple[float, int, _Copy]] = []
         self._numbers = itertools.count()
         self._rates: dict[str, float] = {}
 
     # -- time -------------------------------------------------------------------
-    def perf_counter(self) -> float:
+    def now(self) -> float:
         """Seconds since some moment."""
-        self.pass_to(self._now + self.conditions.tick_seconds)
+        if threading.current_thread() is self._thread:
+            self.pass_to(self._now + self.conditions.tick_seconds)
         return self._now
-
-    monotonic = perf_counter
 
     def sleep(self, seconds: float) -> None:
         """Lets time pass at once."""
@@ -132,6 +135,8 @@ class Machine:
     def run(self, function: Any, nbytes: int) -> None:
         """A function has made so many bytes."""
         seconds = nbytes / self._rate(function)
+        if self.conditions.noise:
+            seconds *= self.chance.lognormvariate(0, self.conditions.noise)
         if self.chance.random() < self.conditions.pausing:
             seconds += self.conditions.pause_seconds
         self.pass_to(self._now + seconds)
@@ -183,25 +188,21 @@ class Machine:
     @contextlib.contextmanager
     def running(self) -> Iterator[Machine]:
         """Sessions are on this machine, and know no other time."""
+
+        def make(
+            bandwidth: float | None, latency: float, disk: Any, shared: Any
+        ) -> VirtualCopies:
+            return VirtualCopies(self, bandwidth)
+
         with contextlib.ExitStack() as stack:
-            patches = (
-                ('time', time, self),
-                ('replay', replaying.replay, self._replay),
-                ('measure_link', link.measure_link, self._measure_link),
-            )
-            for module in list(sys.modules.values()):
-                if module.__name__.startswith('chainer_hybridmem'):
-                    for name, found, other in patches:
-                        if vars(module).get(name) is found:
-                            patch = mock.patch.object(module, name, other)
-                            stack.enter_context(patch)
-
-            def make(
-                bandwidth: float | None, latency: float, disk: Any, shared: Any
-            ) -> VirtualCopies:
-                return VirtualCopies(self, bandwidth)
-
-            stack.enter_context(mock.patch.object(host_device, 'HostCopyEngine', make))
+            for module, name, other in (
+                (timing, 'now', self.now),
+                (timing, 'sleep', self.sleep),
+                (host_device, 'HostCopyEngine', make),
+                (link_measurement, 'measure_link', self._measure_link),
+                (graph, 'replay', self._replay),
+            ):
+                stack.enter_context(mock.patch.object(module, name, other))
             stack.enter_context(_Computing(self))
             yield self
 
@@ -344,7 +345,7 @@ class VirtualCopies(CopyEngine):
 
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, VirtualTransfer)
-        began = self._machine.perf_counter()
+        began = self._machine.now()
         transfer.completion.wait()
         self._stall_seconds += max(transfer.ended - began, 0.0)
         if transfer.completion.error is not None:

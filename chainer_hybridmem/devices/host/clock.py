@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.ports import Clock
 from chainer_hybridmem.devices.values import Mark
 
@@ -22,7 +22,7 @@ class HostClock(Clock):
         self._finish_copies = finish_copies
 
     def mark(self) -> Mark:
-        return time.perf_counter()
+        return timing.now()
 
     def elapsed(self, start: Mark, end: Mark) -> float:
         return float(end - start)

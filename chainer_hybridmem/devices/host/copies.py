@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.host.shared_link import LATE_SECONDS, Lane
 from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
@@ -92,7 +92,7 @@ class HostTransfer(Transfer):
         self.root = root
         self.nbytes = nbytes
         self.completion = completion
-        self.submitted = time.perf_counter()
+        self.submitted = timing.now()
         self._seconds = 0.0
         self._carried = 0.0, 0.0
 
@@ -277,21 +277,21 @@ class CopyThread:
         if job.after is not None and not job.after.done():
             with contextlib.suppress(SwapStoreError):  # it has died
                 job.after.wait()
-            start = time.perf_counter()
+            start = timing.now()
         if job.after is not None and job.after.spoilt and not job.outward:
             transfer.completion.spoilt = True
             raise SwapStoreError(str(job.after.error or 'it has not been copied out'))
         copy = job.block.write if job.outward else job.block.read
-        transfer.completion.began = time.perf_counter()
+        transfer.completion.began = timing.now()
         bandwidth = self._bandwidths[job.tier]
         if bandwidth is not None or self._latency > 0:
             carried = self._copy_throttled(copy, job, start, bandwidth)
         else:
-            start = time.perf_counter()
+            start = timing.now()
             copy(job.offset, job.address, transfer.nbytes)
-            carried = start, time.perf_counter()
+            carried = start, timing.now()
         transfer.completion.spoilt = False
-        transfer.completion.ended = end = time.perf_counter()
+        transfer.completion.ended = end = timing.now()
         transfer._seconds, transfer._carried = end - start, carried
 
     def _copy_throttled(
@@ -311,14 +311,14 @@ class CopyThread:
         due = begin
         if bandwidth is None:
             copy(job.offset, job.address, nbytes)
-            due = time.perf_counter()
+            due = timing.now()
         elif self._lane is not None:
             begin = self._lane.enter(nbytes, begin)
             due = self._copy_shared(copy, job, begin, self._lane)
         else:
             due += nbytes / bandwidth
             _copy_in_steps(copy, job, begin, bandwidth)
-        self._free_from = max(due, time.perf_counter() - LATE_SECONDS)
+        self._free_from = max(due, timing.now() - LATE_SECONDS)
         return begin - self._latency, due
 
     def _copy_shared(self, copy: _Copy, job: _Job, begin: float, lane: Lane) -> float:
@@ -358,9 +358,9 @@ def _copy_steps(copy: _Copy, job: _Job, bandwidth: float) -> Iterator[int]:
 
 
 def _sleep_until(moment: float) -> None:
-    remaining = moment - time.perf_counter()
+    remaining = moment - timing.now()
     if remaining > 0:
-        time.sleep(remaining)
+        timing.sleep(remaining)
 
 
 def _failure(nbytes: int, outward: bool, error: BaseException) -> SwapStoreError:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.copies import CopyEngine
 from chainer_hybridmem.devices.host.array_data import address_of
 from chainer_hybridmem.devices.host.copies import CopyThread, HostTransfer
@@ -59,9 +58,9 @@ class HostCopyEngine(CopyEngine):
         assert isinstance(transfer, HostTransfer)
         completion = transfer.completion
         if not completion.done():
-            start = time.perf_counter()
+            start = timing.now()
             completion.wait()
-            self._stall_seconds += time.perf_counter() - start
+            self._stall_seconds += timing.now() - start
         if completion.error is not None:
             # A new error each time: the kept one would hold its own traceback,
             # and with it the array, until the next garbage collection.

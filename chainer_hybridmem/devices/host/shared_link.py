@@ -28,9 +28,9 @@ import os
 import re
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import OptionError
 
 MOST_USERS = 256  # devices at a time
@@ -184,7 +184,7 @@ class Lane:
         """
         numbers = self._file.numbers
         with self._file.locked():
-            now = began = time.perf_counter()
+            now = began = timing.now()
             if not self._advance(now):
                 earliest = min(max(begin, now - LATE_SECONDS), now)
                 began = numbers[self._clock] = max(numbers[self._clock], earliest)
@@ -205,17 +205,17 @@ class Lane:
         shortest = 0.0
         while True:
             with self._file.locked():
-                ends = self._advance(time.perf_counter())
+                ends = self._advance(timing.now())
                 if end - self._file.numbers[self._carried] < 1:
                     return self._file.numbers[self._clock]
                 seconds = self._seconds_until(end, ends)
-            time.sleep(min(max(seconds, shortest), _LONGEST_PAUSE_SECONDS))
+            timing.sleep(min(max(seconds, shortest), _LONGEST_PAUSE_SECONDS))
             shortest = _SHORTEST_PAUSE_SECONDS
 
     def leave(self) -> None:
         """Takes a copy that has failed off the link."""
         with self._file.locked():
-            self._advance(time.perf_counter())
+            self._advance(timing.now())
             self._file.numbers[self._first + self._place] = 0.0
 
     def _advance(self, now: float) -> list[float]:

@@ -8,10 +8,10 @@ more than the amount times the price.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import Problem
@@ -86,7 +86,7 @@ def sweep_bound(
         is known already, and bounds in seconds, descending: what is proven for a limit
         holds for all limits below.
     """
-    deadline = time.monotonic() + time_budget
+    deadline = timing.now() + time_budget
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     span = max(most - least, 0)
     limits = {least + span * i // max(count - 1, 1) for i in range(count)}
@@ -96,9 +96,9 @@ def sweep_bound(
         if least <= limit <= most
     }
     for limit in _easy_first(sorted(limits)):
-        began = time.monotonic()
+        began = timing.now()
         found[limit] = lower_bound(problem, limit).seconds
-        now = time.monotonic()
+        now = timing.now()
         if now + (now - began) >= deadline:
             break
     highest, curve = 0.0, []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.operation_key import OperationKey
@@ -143,12 +143,12 @@ class Iteration:
         """
         self.quiet, self.fingerprint = quiet, fingerprint
         self.started = True
-        self._start_seconds = time.perf_counter()
+        self._start_seconds = timing.now()
 
     @property
     def seconds(self) -> float:
         """Since its start."""
-        return time.perf_counter() - self._start_seconds
+        return timing.now() - self._start_seconds
 
     @property
     def is_complete(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.recording import Recorder
@@ -96,12 +96,12 @@ class Learning:
         instruments.stop_placing()
         recorder = instruments.take_recorder()
         if recorder is not None:
-            start = time.perf_counter()
+            start = timing.now()
             following.know(self._learn(iteration, recorder, guide))
             self._signatures.end_learning(
                 following.operations[0],
                 iteration.fingerprint,
-                seconds + time.perf_counter() - start,
+                seconds + timing.now() - start,
             )
         self._signatures.end(following.guide, iteration.fingerprint, iteration.position)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from chainer_hybridmem import timing
 
 Owner = TypeVar('Owner')
 Work = TypeVar('Work', bound='Timed')
@@ -29,14 +30,14 @@ class PlanningTime:
     def counted(self) -> Iterator[None]:
         """Counts what happens inside; may be nested."""
         if not self._depth:
-            self._started = time.perf_counter()
+            self._started = timing.now()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if not self._depth:
-                self._seconds += time.perf_counter() - self._started
+                self._seconds += timing.now() - self._started
 
     def add(self, seconds: float) -> None:
         """Counts seconds that were spent elsewhere."""
@@ -45,7 +46,7 @@ class PlanningTime:
     @property
     def seconds(self) -> float:
         """All seconds so far."""
-        running = time.perf_counter() - self._started if self._depth else 0.0
+        running = timing.now() - self._started if self._depth else 0.0
         return self._seconds + running
 
     def tell(self) -> float:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.session.setting.mailbox import Key, Topic, mailbox_of
 
@@ -99,7 +99,7 @@ class _HeardFirst:
     def __call__(self, *error: Any) -> None:
         self._hook(*error)
         sys.stderr.flush()
-        time.sleep(HEARD_SECONDS)
+        timing.sleep(HEARD_SECONDS)
 
 
 class Ranks:
@@ -285,15 +285,15 @@ class Ranks:
             ends_early: Whether a rank need not be waited for that has begun something
                 else on this topic.
         """
-        deadline = time.monotonic() + seconds
+        deadline = timing.now() + seconds
         while True:
             self._absent -= self._mail.collect()
             missing = [r for r in ranks if (r, key) not in self._mail.received]
-            if not missing or time.monotonic() >= deadline:
+            if not missing or timing.now() >= deadline:
                 return missing
             if ends_early and all(self._is_elsewhere(r, key) for r in missing):
                 return missing
-            time.sleep(POLL_SECONDS)
+            timing.sleep(POLL_SECONDS)
 
     def _is_elsewhere(self, rank: int, key: Key) -> bool:
         """Whether a rank has begun something else on the topic; forgets that."""
