@@ -250,24 +250,26 @@ def new_sizes(run: Run) -> None:
 
 
 # -- several backward passes a step ---------------------------------------------------
-def adversarial_training(run: Run) -> None:
-    """Virtual adversarial training: a backward finds the direction, another learns."""
+def adversarial_training(run: Run, steps: int = 24, searches: int = 1) -> None:
+    """Virtual adversarial training: backwards find the direction, another learns."""
     rng = seeded()
     model = Layers(8, 3)
     model(rng.rand(1, 3, 16, 16).astype(np.float32))
     optimizer = start(model)
     with run.training(model):
-        for _ in range(24):
+        for _ in range(steps):
             x = rng.rand(12, 3, 16, 16).astype(np.float32)
             t = rng.randint(0, 10, 12).astype(np.int32)
             y = model(x)
             fixed = F.softmax(y).array
-            push = chainer.Variable(1e-2 * rng.randn(*x.shape).astype(np.float32))
-            other = F.log_softmax(model(x + push))
-            distance = -F.mean(F.sum(fixed * other, axis=1))
-            model.cleargrads()
-            distance.backward()
-            away = push.grad / (np.abs(push.grad).max() + 1e-8)
+            away = 1e-2 * rng.randn(*x.shape).astype(np.float32)
+            for _ in range(searches):
+                push = chainer.Variable(away.astype(np.float32))
+                other = F.log_softmax(model(x + push))
+                distance = -F.mean(F.sum(fixed * other, axis=1))
+                model.cleargrads()
+                distance.backward()
+                away = push.grad / (np.abs(push.grad).max() + 1e-8)
             model.cleargrads()
             other = F.log_softmax(model(x + away.astype(np.float32)))
             loss = F.softmax_cross_entropy(y, t) - F.mean(F.sum(fixed * other, axis=1))
@@ -276,7 +278,53 @@ def adversarial_training(run: Run) -> None:
             del y, push, other, distance, loss
 
 
-def meta_learning(run: Run) -> None:
+def several_critics(run: Run, steps: int = 20, critics: int = 2) -> None:
+    """A GAN whose critic learns several times for each time its generator does."""
+    rng = seeded()
+    generator, critic = Generator(), Layers(16, 3)
+    model = chainer.Chain(generator=generator, critic=critic)
+    critic(rng.rand(1, 3, 16, 16).astype(np.float32))
+    one = start(generator, chainer.optimizers.Adam(2e-4))
+    two = start(critic, chainer.optimizers.Adam(2e-4))
+    with run.training(model):
+        for _ in range(steps):
+            for _ in range(critics):
+                real = rng.rand(16, 3, 16, 16).astype(np.float32)
+                z = rng.normal(size=(16, 16)).astype(np.float32)
+                with chainer.no_backprop_mode():
+                    fake = generator(z).array
+                loss = F.mean(F.softplus(-critic(real))) + F.mean(
+                    F.softplus(critic(fake))
+                )
+                learn(critic, two, loss)
+                run.record(model, loss=loss)
+            z = rng.normal(size=(16, 16)).astype(np.float32)
+            loss = F.mean(F.softplus(-critic(generator(z))))
+            learn(generator, one, loss)
+            run.record(model, loss=loss)
+            del fake, loss
+
+
+def accumulation(run: Run, steps: int = 20, parts: int = 3) -> None:
+    """Gradients of several backward passes are summed before each update."""
+    rng = seeded()
+    model = Layers(16, 4)
+    model(rng.rand(1, 3, 16, 16).astype(np.float32))
+    optimizer = start(model)
+    with run.training(model):
+        for _ in range(steps):
+            model.cleargrads()
+            for _ in range(parts):
+                x = rng.rand(16, 3, 16, 16).astype(np.float32)
+                t = rng.randint(0, 10, 16).astype(np.int32)
+                loss = F.softmax_cross_entropy(model(x), t) / parts
+                loss.backward()
+            optimizer.update()
+            run.record(model, loss=loss)
+            del loss
+
+
+def meta_learning(run: Run, steps: int = 12) -> None:
     """Two inner steps of gradient descent, then the outer one through them."""
     rng = seeded()
     size = 200
@@ -293,7 +341,7 @@ def meta_learning(run: Run) -> None:
         return F.matmul(x, weights[-1])
 
     with run.training(model):
-        for _ in range(12):
+        for _ in range(steps):
             total: Any = 0
             for _ in range(2):
                 x = rng.rand(size, 64).astype(np.float32)
@@ -373,6 +421,8 @@ PROGRAMS: dict[str, Callable[[Run], None]] = {
         new_sizes,
         adversarial_training,
         meta_learning,
+        several_critics,
+        accumulation,
         volumes,
         small_maps,
     )

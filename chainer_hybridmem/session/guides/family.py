@@ -9,9 +9,9 @@ Note: [what learning may cost]
     many seconds as learning has taken so far and the next try will take. Learning then
     costs at most as much as never learning has cost: the rule for renting skis, whose
     result is at most twice the best one in hindsight. A family of one is learnt at
-    once if all families together have lost as much as learning has cost them. What has
-    come several times in a row is learnt in any case: the first iteration of a
-    recurrent network often differs from all others. Where plans that are followed turn
+    once if all families together have lost as much as learning has cost them. What
+    belongs to a step that has repeated is learnt in any case: which signature comes is
+    known, so no try is in vain. Where plans that are followed turn
     out to be those of other iterations, most iterations of the family follow none.
 """
 
@@ -23,7 +23,6 @@ from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 
 MOST_FINGERPRINTS = 4096
 TRY_ITERATIONS = 4  # that a try is expected to cost, until one has cost more
-IN_A_ROW = 3  # iterations of one signature that are likely to be followed by others
 NEWEST = 16  # iterations that tell whether plans fit
 SELDOM = 8  # where they do not, one iteration in so many follows a plan
 
@@ -37,15 +36,13 @@ class Family:
     """
 
     __slots__ = (
-        '_begun', '_fitting', '_in_a_row', '_last', '_lost_seconds', '_most_seconds',
-        '_spent_seconds', '_usual_seconds', 'fingerprints', 'habits',
+        '_begun', '_fitting', '_lost_seconds', '_most_seconds', '_spent_seconds',
+        '_usual_seconds', 'fingerprints', 'habits',
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.fingerprints: dict[int, None] = {}
         self.habits = ProgramHabits()
-        self._last: int | None = None  # fingerprint
-        self._in_a_row = 0  # so many times
         self._lost_seconds = 0.0  # by passive iterations
         self._spent_seconds = 0.0  # for learning
         self._most_seconds = 0.0  # that one try has cost
@@ -75,8 +72,6 @@ class Family:
 
     def _note(self, fingerprint: int) -> bool:
         """Takes a fingerprint in; whether it is known."""
-        self._in_a_row = self._in_a_row + 1 if fingerprint == self._last else 1
-        self._last = fingerprint
         known = fingerprint in self.fingerprints
         self.fingerprints[fingerprint] = None
         if len(self.fingerprints) > MOST_FINGERPRINTS:
@@ -109,14 +104,9 @@ class Family:
         return self._spent_seconds > 0
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the newest iterations have had one signature."""
-        return self._in_a_row >= IN_A_ROW
-
-    @property
     def may_learn(self) -> bool:
         """Whether another try is paid for; see [what learning may cost]."""
-        if len(self.fingerprints) < 2 or self.is_steady:
+        if len(self.fingerprints) < 2:
             return True
         most = max(self._most_seconds, TRY_ITERATIONS * self._usual_seconds)
         return self._lost_seconds >= self._spent_seconds + most

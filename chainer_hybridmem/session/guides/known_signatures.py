@@ -13,22 +13,28 @@ Note: [when to learn]
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations.
     (3) Iterations come in an order: the two of a GAN, those of a graph that lives over
-    several, the passes of one step of meta-learning. What came after the iterations
-    before, when they came last, is expected to come again.
+    several, the passes of one step of meta-learning. An iteration begins with the guide
+    of what is expected. Once a step has repeated, each of its iterations is learnt where
+    it comes, and no other one is tried in its place; see :mod:`.iteration_order`.
     (4) As long as no plan is asked for, this is worth it only for what comes again, and
-    only as far as it pays; see :mod:`.family`. What begins in a new way is recorded
-    when something begins so once more. While an earlier draft has not come again, it is
+    only as far as it pays, or in a step that repeats; see :mod:`.family`. What begins
+    in a new way is recorded when something begins so once more. While an earlier draft has not come again, it is
     recorded only once the same signature has come twice.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.session.guides.family import Family
 from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.iteration_order import (
+    IterationOrder,
+    Kind,
+    Past,
+)
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 
 LARGEST_GUIDE_COUNT = 128
@@ -37,9 +43,6 @@ MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
-REMEMBERED = 64  # iterations whose order is known
-LONGEST_CONTEXT = 8  # iterations before one that tell what it will be
-Kind = Hashable  # of an iteration, also of one without a guide
 
 
 class KnownSignatures:
@@ -64,7 +67,7 @@ class KnownSignatures:
         self._lost_seconds = 0.0  # by passive iterations of all families
         self._spent_seconds = 0.0  # for learning, likewise
         self._outdated: list[OperationKey] = []  # families that recompute no more
-        self._order: collections.deque[Kind] = collections.deque(maxlen=REMEMBERED)
+        self._order = IterationOrder()
         self._by_kind: dict[Kind, Guide] = {}
 
     def __iter__(self) -> collections.abc.Iterator[Guide]:
@@ -79,7 +82,10 @@ class KnownSignatures:
         found = [guide for guide in self._guides if guide.signature[0] == key]
         if not found:
             return None
-        is_open, expected = self._expect()
+        past = self._order.expected
+        expected = None if past is None else self._by_kind.get(past.kind)
+        if self._order.repeats and (expected is None or expected in found):
+            return expected
         found.sort(key=lambda guide: guide is not expected)
         drafts = [guide for guide in found if guide.stage is Stage.PROFILING]
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
@@ -89,7 +95,7 @@ class KnownSignatures:
             family = self._family(key)
             if not self._may_learn(family):
                 drafts = []
-            unknown = expected is None and not is_open
+            unknown = expected is None and past is not None
             if guided and not drafts and (unknown or not family.follows_plans()):
                 known = []
         elif known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
@@ -98,32 +104,11 @@ class KnownSignatures:
             drafts = []
         return next(iter(drafts or known), None)
 
-    def _expect(self) -> tuple[bool, Guide | None]:
-        """What came last after iterations like the newest ones.
-
-        Of several, what came after the most of them in the same order.
-
-        Returns:
-            Whether that is open; the guide, None also if the signature was unknown.
-        """
-        order = list(self._order)
-        found, longest = None, 0
-        for i in range(len(order) - 1, 0, -1):
-            length = 0
-            while length < min(i, LONGEST_CONTEXT):
-                if order[i - 1 - length] != order[-1 - length]:
-                    break
-                length += 1
-            if length > longest:
-                found, longest = order[i], length
-        return not longest, self._by_kind.get(found)
-
     def _may_learn(self, family: Family) -> bool:
         """Whether a family may be learnt; see :mod:`.family`."""
         if not family.may_learn:
             return False
-        paid = self._lost_seconds >= self._spent_seconds
-        return paid or family.has_begun or family.is_steady
+        return family.has_begun or self._lost_seconds >= self._spent_seconds
 
     def _family(self, key: OperationKey) -> Family:
         return self._families.setdefault(key, Family())
@@ -162,6 +147,9 @@ class KnownSignatures:
     # -- what to learn --------------------------------------------------------
     def wants_draft(self, key: OperationKey) -> bool:
         """Whether an iteration that begins so is recorded whatever it follows."""
+        if self._order.repeats:
+            past = self._order.expected
+            return past is not None and past.missed and past.kind not in self._by_kind
         if not self._drafting[key]:
             return False
         return not self.cautious or self._may_learn(self._family(key))
@@ -225,16 +213,27 @@ class KnownSignatures:
         self._drafting[key] = max(0, self._drafting[key] - 1)
         self._guides = [guide, *(g for g in self._guides if g is not guide)]
 
-    def end(self, guide: Guide | None, fingerprint: int | None, position: int) -> None:
+    def end(
+        self,
+        guide: Guide | None,
+        fingerprint: int | None,
+        position: int,
+        missed: bool = False,
+    ) -> None:
         """An iteration has ended.
 
         Args:
             guide: Its own; None if its signature is unknown, or not looked at.
             fingerprint: Of its forward functions; None if they were not looked at.
             position: Operations that it has run.
+            missed: Whether it was worth recording and has not been.
         """
-        kind = id(guide) if fingerprint is None else (fingerprint, position)
-        self._order.append(kind)
+        kind: Kind = object()  # unlike all others
+        if fingerprint is not None:
+            kind = fingerprint, position
+        elif guide is not None:
+            kind = id(guide)
+        self._order.note(Past(kind, missed))
         if guide is not None:
             self._by_kind[kind] = guide
 

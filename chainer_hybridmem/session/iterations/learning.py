@@ -86,8 +86,9 @@ class Learning:
         self.count(iteration, seconds)
         late_differences.end_iteration(self._device, self._history.iterations)
         self._note_plan(following)
+        missed = False
         if guide is None:
-            self._miss(iteration, seconds)
+            missed = self._miss(iteration, seconds)
         else:
             self._signatures.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
@@ -103,7 +104,9 @@ class Learning:
                 iteration.fingerprint,
                 seconds + timing.now() - start,
             )
-        self._signatures.end(following.guide, iteration.fingerprint, iteration.position)
+        self._signatures.end(
+            following.guide, iteration.fingerprint, iteration.position, missed
+        )
 
     def _profile_outdated(self) -> None:
         """What may not be recomputed any more is planned anew."""
@@ -182,17 +185,23 @@ class Learning:
         return 'passive'
 
     # -- iterations without a recording ---------------------------------------
-    def _miss(self, iteration: Iteration, seconds: float) -> None:
-        """The signature is unknown: the next iterations like it may be recorded."""
+    def _miss(self, iteration: Iteration, seconds: float) -> bool:
+        """The signature is unknown: the next iterations like it may be recorded.
+
+        Returns:
+            bool: Whether it was worth recording and has not been.
+        """
         self.count_deviation(iteration)
-        if self._instruments.recorder is None and self._is_pressed(iteration):
-            following = iteration.following
-            self._signatures.miss(
-                following.operations[0],
-                iteration.fingerprint,
-                0.0 if following.deviated else seconds,
-                self._executor.counters.lost_seconds,
-            )
+        if self._instruments.recorder is not None or not self._is_pressed(iteration):
+            return False
+        following = iteration.following
+        self._signatures.miss(
+            following.operations[0],
+            iteration.fingerprint,
+            0.0 if following.deviated else seconds,
+            self._executor.counters.lost_seconds,
+        )
+        return True
 
     def _note_plan(self, following: Following) -> None:
         """Tells whether a plan that was followed from the start was the right one."""
