@@ -229,7 +229,7 @@ class Evictor:
         elif live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
-            self._movements.counters.count_eviction()
+            self._movements.counters.count_eviction(live.storage >= 0)
 
     def _may_drop(self, live: LiveMap) -> bool:
         return not self.rules.is_copied(live)
@@ -250,11 +250,18 @@ class Evictor:
         return Shortage(self._device.memory.used_bytes, busy, held, stuck)
 
     # -- older graphs ---------------------------------------------------------
-    def start_clearing(self) -> None:
-        """Begins to copy out maps of older graphs: a plan will need their memory."""
+    def start_clearing(self, missing_bytes: int) -> None:
+        """Begins to copy out maps of older graphs, whose memory a plan will need.
+
+        Args:
+            missing_bytes: The plan needs so much more than is free.
+        """
         for live in self._find_candidates():
+            if missing_bytes <= 0:
+                return
             if not live.slots.name_present():
                 self._movements.start_swap_out(live)
+                missing_bytes -= live.nbytes
 
     def clear(self) -> None:
         """Copies out what is left of older graphs, so that no recording counts it."""

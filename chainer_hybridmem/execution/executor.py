@@ -179,7 +179,9 @@ class Executor:
 
     def _clear_older(self, table: ActionTable | None) -> None:
         if table is not None and not table.passive:
-            self.evictor.start_clearing()
+            memory = self._device.memory
+            needed_bytes = memory.used_bytes + table.growth_bytes
+            self.evictor.start_clearing(needed_bytes - memory.limit_bytes)
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""

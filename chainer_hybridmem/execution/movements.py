@@ -27,6 +27,7 @@ class Counters:
         replay_seconds (float): That these took, checks included; on a GPU to issue.
         expected_seconds (float): That they take by what their recipes say.
         evictions (int): Maps evicted because memory was short.
+        planned_evictions (int): Of these, maps that a plan had a place for.
         restores (int): Maps brought back without a plan.
         lost_seconds (float): The program has waited for evictions and restores.
     """
@@ -37,7 +38,7 @@ class Counters:
         self.recomputed_bytes = 0
         self.replays = 0
         self.replay_seconds = self.expected_seconds = 0.0
-        self.evictions = 0
+        self.evictions = self.planned_evictions = 0
         self.restores = 0
         self.lost_seconds = 0.0
 
@@ -54,9 +55,10 @@ class Counters:
         self.replay_seconds += seconds
         self.expected_seconds += expected_seconds
 
-    def count_eviction(self) -> None:
-        """A map has been evicted."""
+    def count_eviction(self, planned: bool) -> None:
+        """A map has been evicted; whether a plan had a place for it."""
         self.evictions += 1
+        self.planned_evictions += planned
 
     def count_restore(self) -> None:
         """A map is brought back without a plan."""

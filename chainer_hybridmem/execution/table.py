@@ -31,6 +31,8 @@ class ActionTable:
         update (int): Number of the update.
         acting (set): Positions before which there is something to do.
         tiers (dict): Where the host copy of each swapped map lies.
+        growth_bytes (int): Most that is taken beyond what is there at the beginning, as
+            predicted; negative without a prediction.
     """
 
     swap_outs: Lists
@@ -48,6 +50,7 @@ class ActionTable:
     update: int
     acting: set[int]
     tiers: dict[int, Tier]
+    growth_bytes: int
 
     @property
     def passive(self) -> bool:
@@ -86,6 +89,7 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         update=profile.first_update,
         acting={*swap_outs, *releases, *drops, *swap_ins, *needs, *replays},
         tiers={entry.storage: entry.tier for entry in swapped},
+        growth_bytes=plan.predicted_peak_bytes - profile.initial_bytes,
     )
 
 

@@ -250,7 +250,9 @@ class Learning:
             call_uncounted(planning.move_late, guide, lateness)
         if guide.plan is followed and followed is not None and watch is None:
             self._time_stale_again(guide, followed, seconds)
-        if guide.foreign.end_iteration(bool(self._executor.counters.evictions)):
+        # What else is evicted belongs to older graphs: a plan has no room for them.
+        evicted = self._executor.counters.planned_evictions > 0
+        if guide.foreign.end_iteration(evicted):
             call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
