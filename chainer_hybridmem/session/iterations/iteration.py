@@ -75,6 +75,7 @@ class Iteration:
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
+        older_waits (bool): Whether an older graph had a backward still to come then.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
         labels (dict): Names of the model's gradients and persistent arrays when it
@@ -86,7 +87,8 @@ class Iteration:
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
         'first_serial', 'following', 'foreign_bytes', 'label', 'labels', 'last',
-        'older_bytes', 'plain_bytes', 'position', 'quiet', 'short', 'started',
+        'older_bytes', 'older_waits', 'plain_bytes', 'position', 'quiet', 'short',
+        'started',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -100,6 +102,7 @@ class Iteration:
         self.short = False
         self.foreign_bytes = 0
         self.plain_bytes = self.older_bytes = 0
+        self.older_waits = False
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
@@ -130,9 +133,16 @@ class Iteration:
         """The program holds so much more than its guide's profile knows."""
         self.foreign_bytes = nbytes
 
-    def note_older(self, used_bytes: int, older_bytes: int) -> None:
-        """What is there, and what of older graphs would be in plain Chainer."""
+    def note_older(self, used_bytes: int, older_bytes: int, waits: bool) -> None:
+        """What older graphs have when it begins.
+
+        Args:
+            used_bytes: All that is there.
+            older_bytes: What of older graphs would also be there in plain Chainer.
+            waits: Whether one of them has a backward still to come.
+        """
         self.plain_bytes, self.older_bytes = used_bytes + older_bytes, older_bytes
+        self.older_waits = waits
 
     def start(self, quiet: bool = False, fingerprint: int | None = None) -> None:
         """Its first operation is about to run.

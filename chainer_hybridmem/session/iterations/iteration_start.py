@@ -100,8 +100,8 @@ class IterationStart:
         self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._quiet.know_older()
-        away_bytes = self._executor.maps.away_bytes
-        iteration.note_older(self._device.memory.used_bytes, away_bytes)
+        maps, used_bytes = self._executor.maps, self._device.memory.used_bytes
+        iteration.note_older(used_bytes, maps.away_bytes, maps.wait_for_backward)
         self._host_share.give_to(guide)
         may_switch = not self._signatures.begins_alone(key)
         if guide is None:
