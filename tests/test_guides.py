@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.session.guides.family import (
-    IN_A_ROW,
     MOST_FINGERPRINTS,
     NEWEST,
     SELDOM,
     TRY_ITERATIONS,
 )
 from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.iteration_order import (
+    FEWEST_REPEATS,
+    LONGEST_STEP,
+    IterationOrder,
+    Past,
+)
 from chainer_hybridmem.session.guides.known_signatures import (
     FREE_TRIES,
     ITERATIONS_PER_TRY,
@@ -160,15 +165,106 @@ def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
     assert guides.begin(KEY) is not None
 
 
+def learn_first(guides: KnownSignatures, number: int) -> Guide:
+    """An iteration of this fingerprint is recorded, the second one of all."""
+    guides.miss(KEY, -1, 1.0, 0.0)  # as of a network without a state yet
+    guides.end(None, -1, 1, missed=True)
+    guides.end_learning(KEY, number, 2.0)
+    draft = kind(20)
+    guides.add(draft)
+    guides.end(draft, number, 1)
+    return draft
+
+
 def test_what_has_come_several_times_in_a_row_is_learnt():
     guides = KnownSignatures(cautious=True)
-    guides.miss(KEY, 1, 1.0, 0.0)  # as of a network without a state yet
-    guides.end_learning(KEY, 2, 2.0)
-    guides.add(kind(20))
-    for _ in range(IN_A_ROW - 1):
+    draft = learn_first(guides, 2)
+    for _ in range(FEWEST_REPEATS):
         assert guides.begin(KEY) is None
         guides.miss(KEY, 2, 1.0, 0.0)
-    assert guides.begin(KEY) is not None
+        guides.end(None, 2, 1, missed=True)
+    assert guides.begin(KEY) is draft
+
+
+@pytest.mark.parametrize('length', [2, 3, 7])
+def test_each_iteration_of_a_step_that_repeats_is_learnt_where_it_comes(length):
+    """They begin alike, and what passive iterations lose does not pay for learning."""
+    guides = KnownSignatures(cautious=True)
+    last = length - 1  # nothing has to leave in the first one
+    draft = learn_first(guides, last)
+    guides.end(None, -2, 1)  # as of an evaluation: no step has begun yet
+    for number in [*range(length), *range(length)]:
+        assert guides.begin(KEY) is None and not guides.wants_draft(KEY)
+        if number:
+            guides.miss(KEY, number, 1.0, 0.0)
+        guides.end(None, number, 1, missed=number > 0)
+    for number in range(length):
+        is_known, fits = number == last, number == 0
+        assert guides.begin(KEY) is (draft if is_known else None)
+        assert guides.wants_draft(KEY) == (not is_known and not fits)
+        guide = draft if is_known else None if fits else kind(20 + number)
+        if not (is_known or fits):
+            guides.add(guide)
+        guides.end(guide, number, 1)
+    for number in range(length):
+        guide = guides.begin(KEY)
+        assert guide is None if number == 0 else guide is not None
+        assert guide is None or len(guide.signature) == 20 + number % last
+        assert not guides.wants_draft(KEY)
+        guides.end(guide, number, 1)
+
+
+def test_a_step_that_is_left_is_not_taken_for_one_that_repeats():
+    guides = KnownSignatures(cautious=True)
+    draft = learn_first(guides, 2)
+    for number in (2, 2):
+        guides.end(None, number, 1, missed=True)
+    assert guides.begin(KEY) is draft
+    guides.end(None, 5, 1, missed=True)
+    assert guides.begin(KEY) is None and not guides.wants_draft(KEY)
+
+
+# -- the order of iterations -----------------------------------------------------
+def note(order: IterationOrder, kinds: str) -> None:
+    for letter in kinds:
+        order.note(Past(letter))
+
+
+@pytest.mark.parametrize(
+    ('kinds', 'expected', 'repeats'),
+    [
+        ('', None, False),
+        ('a', None, False),
+        ('ab', None, False),
+        ('aa', 'a', False),
+        ('aaa', 'a', True),
+        ('aba', 'b', False),
+        ('abab', 'a', True),
+        ('abcab', 'c', False),
+        ('abcabc', 'a', True),
+        ('aaaabaaaaba', 'a', True),
+        ('aaaabaaaabaaaa', 'b', True),  # four times the same is no step of its own
+        ('abcabcx', None, False),
+        ('abcabcxabcabc', 'x', False),
+        ('xyzabab', 'a', True),
+    ],
+)
+def test_what_is_expected_comes_one_step_after_the_same(kinds, expected, repeats):
+    order = IterationOrder()
+    note(order, kinds)
+    past = order.expected
+    assert (None if past is None else past.kind) == expected
+    assert order.repeats == repeats
+
+
+def test_the_longest_step_is_found_and_longer_ones_are_not():
+    for length in (LONGEST_STEP, LONGEST_STEP + 1):
+        order = IterationOrder()
+        for number in range(3 * length):
+            order.note(Past(number % length))
+        found = length == LONGEST_STEP
+        assert order.repeats == found
+        assert order.expected == (Past(0) if found else None)
 
 
 def test_learning_never_costs_more_than_passive_iterations_have():
@@ -180,9 +276,11 @@ def test_learning_never_costs_more_than_passive_iterations_have():
         if guides.begin(KEY) is not None or guides.wants_draft(KEY):
             cost = float(rng.choice([2.0, 8.0]))
             guides.end_learning(KEY, fingerprint, 1.0 + cost)
+            guides.end(None, fingerprint, 1)
             spent, most = spent + cost, max(most, cost)
             continue
         guides.miss(KEY, fingerprint, 1.0 + share, share)
+        guides.end(None, fingerprint, 1, missed=True)
         lost += share
     assert 0 < spent <= lost + 3 * most
 

@@ -14,12 +14,13 @@ Note: [when to learn]
     several times as long as others, are no more than a small share of all iterations.
     (3) Iterations come in an order: the two of a GAN, those of a graph that lives over
     several, the passes of one step of meta-learning. An iteration begins with the guide
-    of what is expected. Once a step has repeated, each of its iterations is learnt where
-    it comes, and no other one is tried in its place; see :mod:`.iteration_order`.
-    (4) As long as no plan is asked for, this is worth it only for what comes again, and
-    only as far as it pays, or in a step that repeats; see :mod:`.family`. What begins
-    in a new way is recorded when something begins so once more. While an earlier draft has not come again, it is
-    recorded only once the same signature has come twice.
+    of what is expected. Once a step has repeated, each of its iterations is learnt
+    where it comes, and none is tried in the place of another; see
+    :mod:`.iteration_order`.
+    (4) As long as no plan is asked for, this is worth it only for what comes again: in
+    a step that repeats, or as far as it pays; see :mod:`.family`. What begins in a new
+    way is recorded when something begins so once more. While an earlier draft has not
+    come again, it is recorded only once the same signature has come twice.
 """
 
 from __future__ import annotations

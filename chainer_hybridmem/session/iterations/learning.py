@@ -182,7 +182,8 @@ class Learning:
         waits = self._options.plans_anyway or not self._history.iterations
         if recorded or (waits and not len(self._signatures)):
             return Stage.WARM_UP.value
-        return 'passive'
+        passive = iteration.following.deviated or self._has_moved(iteration)
+        return 'passive' if passive else 'in-core'
 
     # -- iterations without a recording ---------------------------------------
     def _miss(self, iteration: Iteration, seconds: float) -> bool:
@@ -212,9 +213,13 @@ class Learning:
 
     def _is_pressed(self, iteration: Iteration) -> bool:
         """Whether the iteration that ends is worth recording when it comes again."""
+        return self._options.plans_anyway or self._has_moved(iteration)
+
+    def _has_moved(self, iteration: Iteration) -> bool:
+        """Whether a map has had to leave or to come back."""
         counters = self._executor.counters
         moved = counters.swapped_out_bytes or counters.replays or counters.restores
-        return iteration.short or self._options.plans_anyway or bool(moved)
+        return iteration.short or bool(moved)
 
     def _finish_guided(
         self, iteration: Iteration, guide: Guide, seconds: float
