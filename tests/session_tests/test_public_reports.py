@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
+import re
 from typing import Any
 from unittest import mock
 
@@ -32,10 +34,10 @@ def plain(program: Any) -> Run:
     return run
 
 
-def train(program: Any, share: float, planner: str | None = None) -> Any:
+def train(program: Any, share: float, planner: str | None = None, **others: Any) -> Any:
     """The session of a run in part of the memory that plain Chainer needs."""
     expected = plain(program)
-    options = {'memory_limit': int(share * expected.peak_bytes)}
+    options = {'memory_limit': int(share * expected.peak_bytes), **others}
     if planner is not None:
         options |= {'planner': planner, **QUICK.get(planner, {})}
     run = Run(options)
@@ -186,6 +188,51 @@ def test_a_rescue_that_helps_is_free_and_one_that_does_not_has_a_price(monkeypat
     assert tried.pays  # a small share of all time
     assert tried.run() and tried.vain_seconds == 0.0
     assert not tried.run() and tried.vain_seconds == pytest.approx(0.2)
+
+
+# -- steps of several backward passes -----------------------------------------------
+STEPS = 11
+LEARNT = 7  # steps, by which every iteration of a step is known
+PROGRAMS = {  # iterations in a step, and the program
+    'vat': (
+        3,
+        functools.partial(reports.adversarial_training, steps=STEPS, searches=2),
+    ),
+    'maml': (5, functools.partial(reports.meta_learning, steps=STEPS)),
+    'critics': (3, functools.partial(reports.several_critics, steps=STEPS)),
+    'accumulation': (3, functools.partial(reports.accumulation, steps=STEPS)),
+}
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+@pytest.mark.parametrize('planner', [None, 'hybrid'])
+def test_every_iteration_of_a_step_that_repeats_is_guided(name, planner):
+    """Also where they begin alike; only where nothing moves, there may be no plan."""
+    passes, program = PROGRAMS[name]
+    progress = io.StringIO()
+    session = train(program, 0.75, planner, progress=progress)
+    states = re.findall(r'iteration \d+ \(([^)]+)\)', progress.getvalue())
+    learnt = states[passes * LEARNT :]
+    assert set(learnt) <= {'guided', 'in-core'} and 'guided' in learnt
+    if planner is not None:
+        assert set(learnt) == {'guided'}
+    left = re.findall(r'iteration (\d+) left', progress.getvalue())
+    assert all(int(number) <= 3 * passes for number in left)
+    told = {kind['state']: 0 for kind in session.statistics()['kinds']}
+    for kind in session.statistics()['kinds']:
+        told[kind['state']] += kind['iterations']
+    assert told == {state: states.count(state) for state in told}
+
+
+@pytest.mark.parametrize(('name', 'share'), [('maml', 0.75), ('vat', 0.85)])
+def test_what_plans_leave_of_older_graphs_is_not_copied(name, share):
+    """All iterations of a step copy no more than what has no room beside them."""
+    passes, program = PROGRAMS[name]
+    session = train(program, share, 'hybrid')
+    expected_bytes = plain(program).peak_bytes
+    entries = session._history.entries[-passes:]
+    copied_bytes = sum(entry['swapped_bytes'] for entry in entries)
+    assert copied_bytes <= 2 * (expected_bytes - session.limit_bytes)
 
 
 # -- others --------------------------------------------------------------------------
