@@ -133,16 +133,13 @@ class Iteration:
         """The program holds so much more than its guide's profile knows."""
         self.foreign_bytes = nbytes
 
-    def note_older(self, used_bytes: int, older_bytes: int, waits: bool) -> None:
-        """What older graphs have when it begins.
-
-        Args:
-            used_bytes: All that is there.
-            older_bytes: What of older graphs would also be there in plain Chainer.
-            waits: Whether one of them has a backward still to come.
-        """
+    def note_older(self, used_bytes: int, older_bytes: int) -> None:
+        """What is there, and what of older graphs would be in plain Chainer."""
         self.plain_bytes, self.older_bytes = used_bytes + older_bytes, older_bytes
-        self.older_waits = waits
+
+    def note_waiting(self, older_waits: bool) -> None:
+        """Whether an older graph has a backward still to come."""
+        self.older_waits = older_waits
 
     def start(self, quiet: bool = False, fingerprint: int | None = None) -> None:
         """Its first operation is about to run.

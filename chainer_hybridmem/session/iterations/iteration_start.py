@@ -100,8 +100,8 @@ class IterationStart:
         self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._quiet.know_older()
-        maps, used_bytes = self._executor.maps, self._device.memory.used_bytes
-        iteration.note_older(used_bytes, maps.away_bytes, maps.wait_for_backward)
+        away_bytes = self._executor.maps.away_bytes
+        iteration.note_older(self._device.memory.used_bytes, away_bytes)
         self._host_share.give_to(guide)
         may_switch = not self._signatures.begins_alone(key)
         if guide is None:
@@ -110,6 +110,7 @@ class IterationStart:
         else:
             self._follow(guide, may_switch)
             iteration.note_foreign(self._count_foreign(guide))
+        iteration.note_waiting(self._executor.maps.wait_for_backward)
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
         planned = guide is not None and guide.table is not None

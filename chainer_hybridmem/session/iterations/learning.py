@@ -255,18 +255,11 @@ class Learning:
             call_uncounted(planning.move_late, guide, lateness)
         if guide.plan is followed and followed is not None and watch is None:
             self._time_stale_again(guide, followed, seconds)
-        if guide.foreign.end_iteration(self._plan_was_short(iteration)):
-            call_uncounted(planning.make_room, guide, iteration.foreign_bytes)
-
-    def _plan_was_short(self, iteration: Iteration) -> bool:
-        """Whether what the plan has a place for was evicted, so that another may help.
-
-        What no plan has a place for does not count: maps of older graphs, and those for
-        later iterations. Where older graphs wait for their backward, their maps come
-        and go between those of the plan, and no other plan changes that.
-        """
-        evicted = self._executor.counters.planned_evictions > 0
-        return evicted and not iteration.older_waits
+        # What no plan has a place for does not count: maps of older graphs, and those
+        # for later iterations.
+        if guide.foreign.end_iteration(self._executor.counters.planned_evictions > 0):
+            held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
+            call_uncounted(planning.make_room, guide, held_bytes, older_waits)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
         """Iterations faster than their bound: the recorded times are not theirs.

@@ -275,16 +275,19 @@ class Planning:
 
     # -- memory ---------------------------------------------------------------
     @count_time
-    def make_room(self, guide: Guide, held_bytes: int) -> None:
+    def make_room(self, guide: Guide, held_bytes: int, older_waits: bool) -> None:
         """Other plans because iterations evict again and again.
 
         The program holds more than when it was profiled: the plan leaves room for that,
         and for twice of what has been added since the last time. If that is not why,
-        the iteration is profiled once more.
+        the iteration is profiled once more. Where older graphs wait for their backward,
+        their maps come and go between those of the plan, whatever it was made from:
+        another profile would be in vain.
 
         Args:
             guide: Whose plan does not fit any more.
             held_bytes: What the program holds beyond its profile.
+            older_waits: Whether an older graph has a backward still to come.
         """
         foreign = guide.foreign
         if foreign.is_refused(held_bytes):
@@ -292,7 +295,7 @@ class Planning:
         problem, former_bytes = guide.problem, foreign.nbytes
         assert problem is not None
         if held_bytes <= former_bytes:
-            if not guide.profiled_again:
+            if not (guide.profiled_again or older_waits):
                 self._tell('more memory is used than recorded: profiled again')
                 self._executor.settle()
                 guide.profile_again()
