@@ -249,6 +249,137 @@ def new_sizes(run: Run) -> None:
             run.record(model, loss=loss)
 
 
+class EncoderLayer(chainer.Chain):
+    """Attention over all positions, then two layers for each position."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        with self.init_scope():
+            self.qkv = L.Linear(width, 3 * width)
+            self.out = L.Linear(width, width)
+            self.norm1, self.norm2 = (
+                L.LayerNormalization(width),
+                L.LayerNormalization(width),
+            )
+            self.wide, self.narrow = (
+                L.Linear(width, 2 * width),
+                L.Linear(2 * width, width),
+            )
+
+    def forward(self, x: Any, batch: int) -> Any:
+        rows, width = x.shape
+        qkv = self.qkv(x).reshape(batch, rows // batch, 3, self.heads, -1)
+        q, k, v = F.separate(F.transpose(qkv, (2, 0, 3, 1, 4)))
+        scores = F.matmul(q, k, transb=True) * (width // self.heads) ** -0.5
+        mixed = F.matmul(F.softmax(scores, axis=-1), v)
+        mixed = F.transpose(mixed, (0, 2, 1, 3)).reshape(rows, width)
+        x = self.norm1(x + F.dropout(self.out(mixed), 0.1))
+        return self.norm2(x + F.dropout(self.narrow(F.relu(self.wide(x))), 0.1))
+
+
+class Encoder(chainer.Chain):
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 3) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.embed = L.EmbedID(100, width)
+            self.layers = chainer.ChainList(
+                *(EncoderLayer(width, heads) for _ in range(layers))
+            )
+            self.last = L.Linear(width, 100)
+
+    def forward(self, words: Any) -> Any:
+        h = self.embed(words.ravel())
+        for layer in self.layers:
+            h = layer(h, len(words))
+        return self.last(h)
+
+
+def new_lengths(run: Run, iterations: int = 48, scale: int = 1) -> None:
+    """A Transformer's encoder gets sentences of another length each time."""
+    rng = seeded()
+    model = Encoder(width=64 * scale)
+    optimizer = start(model, chainer.optimizers.Adam(1e-3))
+    with run.training(model):
+        for length in 12 + rng.permutation(iterations):
+            words = rng.randint(0, 100, (16, length)).astype(np.int32)
+            target = rng.randint(0, 100, words.size).astype(np.int32)
+            loss = F.softmax_cross_entropy(model(words), target)
+            learn(model, optimizer, loss)
+            run.record(model, loss=loss)
+            del loss
+
+
+class Policy(chainer.Chain):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(16, width)
+            self.l2 = L.Linear(width, width)
+            self.actions = L.Linear(width, 4)
+            self.value = L.Linear(width, 1)
+
+    def forward(self, x: Any) -> Any:
+        h = F.tanh(self.l2(F.tanh(self.l1(x))))
+        return F.log_softmax(self.actions(h)), self.value(h)
+
+
+def episodes(run: Run, iterations: int = 48, scale: int = 1) -> None:
+    """Policy gradients of many environments, each episode as long as it lasts."""
+    rng = seeded()
+    model = Policy(64 * scale)
+    optimizer = start(model, chainer.optimizers.Adam(1e-3))
+    with run.training(model):
+        for length in 12 + rng.permutation(iterations):
+            steps = []
+            for _ in range(length):
+                x = rng.randn(64, 16).astype(np.float32)
+                log_policy, value = model(x)
+                action = rng.randint(0, 4, len(x)).astype(np.int32)
+                reward = x[np.arange(len(x)), action]
+                steps.append((F.select_item(log_policy, action), value, reward))
+            loss: Any = 0
+            total = np.zeros(64, np.float32)
+            for chosen, value, reward in reversed(steps):
+                total = reward + np.float32(0.95) * total
+                gain = total - value.reshape(len(total))
+                loss += F.mean(gain * gain) - F.mean(chosen * gain.array)
+            learn(model, optimizer, loss)
+            run.record(model, loss=loss)
+            del steps, chosen, value, gain, log_policy
+
+
+class Speech(chainer.Chain):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.lstm = L.NStepBiLSTM(1, 40, width, 0.0)
+            self.last = L.Linear(2 * width, 30)
+
+    def forward(self, sounds: Any) -> Any:
+        _, _, found = self.lstm(None, None, sounds)
+        return F.stack([self.last(h) for h in found], axis=1)
+
+
+def new_durations(run: Run, iterations: int = 32, scale: int = 1) -> None:
+    """A bidirectional LSTM with CTC hears sounds of another duration each time."""
+    rng = seeded()
+    model = Speech(64 * scale)
+    optimizer = start(model, chainer.optimizers.Adam(1e-3))
+    with run.training(model):
+        for duration in 12 + rng.permutation(iterations):
+            sounds = [rng.randn(duration, 40).astype(np.float32) for _ in range(16)]
+            target = rng.randint(1, 30, (16, 8)).astype(np.int32)
+            y = model(sounds)
+            loss = F.connectionist_temporal_classification(
+                [y[i] for i in range(duration)], target, 0
+            )
+            del y
+            learn(model, optimizer, loss)
+            run.record(model, loss=loss)
+            del loss
+
+
 # -- several backward passes a step ---------------------------------------------------
 def adversarial_training(run: Run, steps: int = 24, searches: int = 1) -> None:
     """Virtual adversarial training: backwards find the direction, another learns."""
@@ -419,6 +550,9 @@ PROGRAMS: dict[str, Callable[[Run], None]] = {
         penalty_of_convolutions,
         distillation,
         new_sizes,
+        new_lengths,
+        episodes,
+        new_durations,
         adversarial_training,
         meta_learning,
         several_critics,
