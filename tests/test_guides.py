@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.session.guides.family import (
+    LEAST_AGAIN,
     MOST_FINGERPRINTS,
     NEWEST,
     SELDOM,
@@ -144,6 +145,20 @@ def test_what_never_comes_again_is_not_recorded():
     for number in range(2, 100):
         guides.miss(KEY, number, 1.0, 0.0)
         assert not guides.wants_draft(KEY)
+
+
+def test_a_draft_is_not_tried_where_signatures_do_not_come_again():
+    guides = KnownSignatures(cautious=True)
+    guides.miss(KEY, 0, 1.0, 0.9)
+    guides.end_learning(KEY, 1, 1.0)
+    guides.add(kind(20, Stage.PROFILING))
+    for number in range(2, 100):
+        guides.miss(KEY, number, 10.0, 9.0)
+        assert guides.begin(KEY) is None and not guides.wants_draft(KEY)
+    for number in range(NEWEST // LEAST_AGAIN):
+        assert guides.begin(KEY) is None
+        guides.miss(KEY, number, 10.0, 9.0)
+    assert guides.begin(KEY) is not None
 
 
 def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():

@@ -8,11 +8,13 @@ Note: [what learning may cost]
     signatures before its passive iterations have lost, by evicting and restoring, as
     many seconds as learning has taken so far and the next try will take. Learning then
     costs at most as much as never learning has cost: the rule for renting skis, whose
-    result is at most twice the best one in hindsight. A family of one is learnt at
-    once if all families together have lost as much as learning has cost them. What
+    result is at most twice the best one in hindsight. Where signatures do not come
+    again (the lengths of episodes), no try ever pays: a family in which few of the
+    newest iterations were like an earlier one is not learnt. A family of one is learnt
+    at once if all families together have lost as much as learning has cost them. What
     belongs to a step that has repeated is learnt in any case: which signature comes is
-    known, so no try is in vain. Where plans that are followed turn
-    out to be those of other iterations, most iterations of the family follow none.
+    known, so no try is in vain. Where plans that are followed turn out to be those of
+    other iterations, most iterations of the family follow none.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 
 MOST_FINGERPRINTS = 4096
 TRY_ITERATIONS = 4  # that a try is expected to cost, until one has cost more
-NEWEST = 16  # iterations that tell whether plans fit
+NEWEST = 16  # iterations that tell whether plans fit, or signatures come again
 SELDOM = 8  # where they do not, one iteration in so many follows a plan
+LEAST_AGAIN = 4  # one in so many of the newest iterations is like an earlier one
 
 
 class Family:
@@ -36,8 +39,8 @@ class Family:
     """
 
     __slots__ = (
-        '_begun', '_fitting', '_lost_seconds', '_most_seconds', '_spent_seconds',
-        '_usual_seconds', 'fingerprints', 'habits',
+        '_again', '_begun', '_fitting', '_lost_seconds', '_most_seconds',
+        '_spent_seconds', '_usual_seconds', 'fingerprints', 'habits',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -47,6 +50,8 @@ class Family:
         self._spent_seconds = 0.0  # for learning
         self._most_seconds = 0.0  # that one try has cost
         self._usual_seconds = 0.0  # of an iteration that loses nothing
+        # Of the newest iterations, whether each was like an earlier one.
+        self._again: collections.deque[bool] = collections.deque(maxlen=NEWEST)
         self._fitting: collections.deque[bool] = collections.deque(maxlen=NEWEST)
         self._begun = 0  # iterations that could have followed a plan
 
@@ -73,6 +78,7 @@ class Family:
     def _note(self, fingerprint: int) -> bool:
         """Takes a fingerprint in; whether it is known."""
         known = fingerprint in self.fingerprints
+        self._again.append(known)
         self.fingerprints[fingerprint] = None
         if len(self.fingerprints) > MOST_FINGERPRINTS:
             del self.fingerprints[next(iter(self.fingerprints))]
@@ -108,6 +114,8 @@ class Family:
         """Whether another try is paid for; see [what learning may cost]."""
         if len(self.fingerprints) < 2:
             return True
+        if LEAST_AGAIN * sum(self._again) < len(self._again):
+            return False
         most = max(self._most_seconds, TRY_ITERATIONS * self._usual_seconds)
         return self._lost_seconds >= self._spent_seconds + most
 
