@@ -17,6 +17,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.session.guides.guide import Guide
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.iterations import (
     graph_hook,
     iteration_kinds,
@@ -247,6 +248,43 @@ def test_poisoned_memory_and_late_copies_change_nothing(hostile):
         assert session.statistics()['peak_bytes'] <= limit
 
 
+@pytest.mark.parametrize('again', [False, True])
+def test_graphs_that_are_away_leave_the_next_iteration_quiet(again, monkeypatch):
+    """Whether the program runs backward over them again or not."""
+    loud: list[int] = []
+    start = graph_hook.GraphHook._start_forward
+
+    def start_forward(hook: Any, iteration: Any, *arguments: Any) -> None:
+        loud.append(iteration.position)
+        start(hook, iteration, *arguments)
+
+    monkeypatch.setattr(graph_hook.GraphHook, '_start_forward', start_forward)
+    monkeypatch.setattr(KnownSignatures, 'wants_draft', lambda *_: False)
+
+    def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
+        before = None
+        for rows in (400, 350, 300, 380, 320):
+            loss = model(vectors(rows))
+            model.cleargrads()
+            for one in (loss, before):
+                if one is loss or (again and one is not None):
+                    one.backward()
+            losses.append(float(loss.array))
+            losses.append(model.l0.W.grad.copy())
+            before = loss
+            del loss, one
+
+    limit = int(0.7 * needed(steps))
+    expected, _ = deep_losses(steps)
+    found, session = deep_losses(steps, limit)
+    assert_equal(expected, found)
+    figures = session.statistics()
+    assert figures['peak_bytes'] <= limit and not figures['fits']
+    assert not loud
+    entries = networks.entries_of(session)
+    assert any(entry['restores'] for entry in entries) == again
+
+
 def test_a_graph_that_the_program_keeps_can_leave():
     """It was made quietly, and is evicted before the younger one."""
 
@@ -386,8 +424,10 @@ def test_noted_functions_keep_nothing_alive():
     noted.begin('next')
     del things[1:]
     noted.begin('the one after')
-    assert noted.take_older() == ([('first', 0, things[0])], things)
-    assert noted.take_older() == ([], [])
+    assert noted.older == 1
+    assert noted.take_older(0) == ([], things)
+    assert noted.take_older(1) == ([('first', 0, things[0])], things)
+    assert noted.take_older(1) == ([], []) and noted.older == 0
 
 
 def test_references_to_the_dead_are_let_go_of(monkeypatch):

@@ -71,6 +71,7 @@ class Iteration:
         depth (int): Backward functions under way.
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
+        wary (bool): Whether what a function reads may be away.
         foreign_bytes (int): What the program held when it began beyond what it held
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
@@ -88,7 +89,7 @@ class Iteration:
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
         'first_serial', 'following', 'foreign_bytes', 'label', 'labels', 'last',
         'older_bytes', 'older_waits', 'plain_bytes', 'position', 'quiet', 'short',
-        'started',
+        'started', 'wary',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Iteration:
         self.last: tuple[int, weakref.ref[Any]] | None = None
         self.depth = 0
         self.backward_seen = False
-        self.short = False
+        self.short = self.wary = False
         self.foreign_bytes = 0
         self.plain_bytes = self.older_bytes = 0
         self.older_waits = False
@@ -141,14 +142,17 @@ class Iteration:
         """Whether an older graph has a backward still to come."""
         self.older_waits = older_waits
 
-    def start(self, quiet: bool = False, fingerprint: int | None = None) -> None:
+    def start(
+        self, quiet: bool = False, fingerprint: int | None = None, wary: bool = False
+    ) -> None:
         """Its first operation is about to run.
 
         Args:
             quiet: Whether functions are noted and nothing else.
             fingerprint: Where that of its operations starts; None: there is none.
+            wary: Whether maps of older graphs are away.
         """
-        self.quiet, self.fingerprint = quiet, fingerprint
+        self.quiet, self.fingerprint, self.wary = quiet, fingerprint, wary
         self.started = True
         self._start_seconds = timing.now()
 
@@ -214,7 +218,7 @@ class Iteration:
     # -- memory is short ------------------------------------------------------
     def fall_short(self) -> None:
         """An allocation does not fit."""
-        self.short = True
+        self.short = self.wary = True
 
     def stop_quiet(self) -> None:
         """All of its functions are known from now on, and what follows, too."""

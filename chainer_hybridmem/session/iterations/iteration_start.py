@@ -84,13 +84,15 @@ class IterationStart:
         if executor.maps.knows_any or executor.idle.noted_any:
             self._arrays.protect_from(executor)
         executor.begin(None, {})
-        if not executor.maps.all_present:
-            return False
+        wary = not executor.maps.all_present
+        if wary:
+            away_bytes = executor.maps.away_bytes
+            iteration.note_older(self._device.memory.used_bytes, away_bytes)
         self._splitter.begin(None)
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
-        iteration.start(quiet=True, fingerprint=self._first_fingerprint())
+        iteration.start(True, self._first_fingerprint(), wary)
         return True
 
     def _begin_known(

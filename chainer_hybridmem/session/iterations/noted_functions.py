@@ -108,21 +108,29 @@ class NotedFunctions:
     @property
     def all_out(self) -> bool:
         """Whether everything but the last function has been handed out."""
-        return not self.ended and self._front >= len(self.functions) - 1
+        left = self._older or self.ended
+        return not left and self._front >= len(self.functions) - 1
 
-    def take_older(self) -> tuple[list[tuple[Any, int, Any]], list[Any]]:
-        """Living functions of older graphs, and which have run backward.
+    def take_older(self, count: int) -> tuple[list[tuple[Any, int, Any]], list[Any]]:
+        """Some living functions of older graphs, and which have run backward.
 
-        They are forgotten here.
+        They are forgotten here; those that have run first come first.
 
         Returns:
             Functions behind their iterations and their numbers, -1 for nested ones;
-            those whose backward has ended.
+            of all older graphs, those whose backward has ended.
         """
-        older, ended = self._older, self._older_ended
-        self._older, self._older_ended = [], []
+        older, self._older = self._older[:count], self._older[count:]
+        ended = list(_alive(self._older_ended))
+        if not self._older:
+            self._older_ended = []
         found = ((last, k, reference()) for last, k, reference in older)
-        return [one for one in found if one[2] is not None], list(_alive(ended))
+        return [one for one in found if one[2] is not None], ended
+
+    @property
+    def older(self) -> int:
+        """Functions of older graphs that have not been taken."""
+        return len(self._older)
 
     def take(self) -> tuple[list[tuple[int, Any]], list[Any], list[Any]]:
         """What the iteration under way has run; it is forgotten here.

@@ -3,14 +3,15 @@
 Note: [quiet iterations]
     An iteration of an unknown signature begins quietly: the hooks note which functions
     have run, by weak references, and nothing else. Most end so, wherever everything
-    fits. When an allocation does not fit, the executor gets to know what those
-    functions have left in the graph, as few of them as will do: first those whose
-    backward has ended, then from the first one on, for what that has left is needed
-    last. The iteration goes on quietly; a backward function finds what it reads, known
-    or not. Only then its signature is worth recording. If nothing else can go, or a
-    backward makes a graph of its own, all functions become known and the rest is
-    passive. Functions of quiet iterations stay noted as long as they live: a graph that
-    the program keeps can be evicted, too.
+    fits. If maps of older graphs are away, they also bring back what functions read.
+    When an allocation does not fit, the executor gets to know what those functions
+    have left in the graph, as few of them as will do: first those of older graphs, and
+    those whose backward has ended, then from the first one on, for what that has left
+    is needed last. The iteration goes on quietly; a backward function finds what it
+    reads, known or not. Only then its signature is worth recording. If nothing else can
+    go, or a backward makes a graph of its own, all functions become known and the rest
+    is passive. Functions of quiet iterations stay noted as long as they live: a graph
+    that the program keeps can be evicted, too.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class QuietIterations:
     def _take_nested(self, iteration: Iteration, function: Any) -> bool:
         if not graph.backward_runs():
             return False
-        if iteration.short:
+        if iteration.wary:
             self.know_all(iteration)
             return False
         self._noted.note_nested(function)
@@ -113,7 +114,7 @@ class QuietIterations:
         """A forward function is about to run."""
         if iteration.fingerprint is not None:
             iteration.add_to_fingerprint(function, in_data)
-        if iteration.short:
+        if iteration.wary:
             self._executor.pass_by(function)
         k = iteration.start_forward()
         self._noted.functions.append((k, weakref.ref(function)))
@@ -136,12 +137,14 @@ class QuietIterations:
             self.replays.start_backward()
         self._noted.running.append(weakref.ref(function))
         self._splitter.start_operation(k, '')
-        if iteration.short:
+        if iteration.wary:
             executor = self._executor
             if not executor.functions.is_known(function):
                 if not executor.maps.misses(function):
                     executor.before_unknown()
                     return
+                if iteration.first_serial < 0:
+                    self._begin_to_know(iteration)
                 self._know(k, function, iteration.first_serial + k)
             self._older.find_forward(iteration, function)
             executor.before_backward(k, function)
@@ -150,7 +153,7 @@ class QuietIterations:
         """A backward function has run."""
         depth = iteration.end_backward()
         ended = self._noted.running.pop()
-        if iteration.short and self._executor.functions.is_known(function):
+        if iteration.wary and self._executor.functions.is_known(function):
             self._executor.after_backward(iteration.position - 1, function)
         else:
             self._noted.ended.append(ended)
@@ -189,6 +192,7 @@ class QuietIterations:
         iteration.stop_quiet()
         if iteration.first_serial < 0:
             self._begin_to_know(iteration)
+        self._know_older(self._noted.older, iteration.first_serial - self._noted.older)
         label = self.label_operation()
         iteration.name_operation(label)
         functions, ended, running = self._noted.take()
@@ -199,26 +203,41 @@ class QuietIterations:
         self._executor.catch_up(ended, running)
         self._splitter.start_operation(iteration.position - 1, label)
 
-    def know_older(self) -> bool:
-        """Makes graphs of older quiet iterations known; whether any lives."""
-        functions, ended = self._noted.take_older()
-        for origin, k, function in functions:
-            self._know(k, function, self._executor.maps.serial + 1, origin)
-        self._executor.catch_up(ended, ())
-        return bool(functions)
+    def know_older(self) -> None:
+        """Makes graphs of older quiet iterations known."""
+        self._know_older(self._noted.older, self._executor.maps.serial + 1)
+
+    def _know_older(self, count: int, serial: int) -> None:
+        """So many functions of older quiet iterations become known.
+
+        Args:
+            count: Of functions.
+            serial: Of the first of them.
+        """
+        executor = self._executor
+        functions, ended = self._noted.take_older(count)
+        for i, (origin, k, function) in enumerate(functions):
+            self._know(k, function, serial + i, origin)
+        executor.catch_up(ended, ())
+        for _, _, function in functions:
+            for live in executor.maps.find(function):
+                live.begin_iteration()
 
     def _begin_to_know(self, iteration: Iteration) -> None:
         """Memory is short for the first time in a quiet iteration."""
         executor = self._executor
         categories = self._arrays.protect_from(executor)
-        if self.know_older():
-            executor.begin(None, {})  # what is known belongs to older graphs
-        iteration.note_memory(categories, executor.maps.serial + 1)
+        first_serial = executor.maps.serial + 1 + self._noted.older
+        iteration.note_memory(categories, first_serial)
         executor.open_window()
 
     def _know_more(self, iteration: Iteration, count: int) -> None:
         """So many more functions of a quiet iteration, or all, become known."""
-        serial, ended = iteration.first_serial, self._noted.next_ended(count)
+        serial, older = iteration.first_serial, self._noted.older
+        if older:
+            self._know_older(count, serial - older)
+            return
+        ended = self._noted.next_ended(count)
         for function in ended:
             self._know(iteration.position, function, serial)
         self._executor.catch_up(ended, ())
