@@ -171,7 +171,8 @@ class Recorder:
 
     def backward_starts(self, label: str, function: Any, forward: int) -> None:
         """Before a backward function runs."""
-        if not any(step.phase is Phase.BACKWARD for step in self._steps):
+        # From the end: all but the first of them are found at once.
+        if not any(step.phase is Phase.BACKWARD for step in reversed(self._steps)):
             self._end_forward()
         while self._steps and self._steps[-1].phase in AFTER_BACKWARD:
             self._steps.pop()  # that was not the end of backward

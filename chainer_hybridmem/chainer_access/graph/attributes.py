@@ -15,6 +15,9 @@ from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.chainer_access.graph.function_nodes import FRAMEWORK, target
 from chainer_hybridmem.devices.protocol import Array
 
+# Most attributes have these types; no array has, which is cheaper to see than to ask.
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+
 
 @dataclasses.dataclass(slots=True)
 class _Elements:
@@ -49,13 +52,13 @@ def attribute_arrays(
 ) -> Iterator[tuple[str, Array]]:
     """Arrays kept as attributes, also inside one list or tuple."""
     for name, value in vars(target(function)).items():
-        if name in FRAMEWORK:
+        if type(value) in _PLAIN or name in FRAMEWORK:
             continue
         if owns(value):
             yield name, value
         elif type(value) in (list, tuple):
             for index, element in enumerate(value):
-                if owns(element):
+                if type(element) not in _PLAIN and owns(element):
                     yield f'{name}.{index}', element
 
 
