@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -191,7 +192,9 @@ class Evictor:
                 for live in self._maps
                 if live.state is state and (live in stay) is last
             ]
-            for live in sorted(maps, key=lambda m: (m.sticks, find_next_use(m))):
+            maps.sort(key=find_next_use)
+            maps.sort(key=operator.attrgetter('sticks'))
+            for live in maps:
                 if live in self.busy or live in self._stuck or live.state is not state:
                     continue
                 if live in self._found_held and not live.slots.is_exclusive():

@@ -13,7 +13,8 @@ from chainer_hybridmem.execution.table import ActionTable
 
 def find_next_use(live: LiveMap) -> int:
     """When backward needs a map: the later, the smaller."""
-    return max(live.uses, default=-1)
+    uses = live.uses
+    return max(uses) if uses else -1
 
 
 class Prefetcher:
@@ -84,6 +85,8 @@ class Prefetcher:
         if self._queue is None:
             self._queue = self._find_stray(serial)
         queue, device = self._queue, self._device
+        if not queue:
+            return
         free_bytes = (
             device.memory.limit_bytes - device.memory.used_bytes - self._transient_bytes
         )

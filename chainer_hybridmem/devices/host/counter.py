@@ -22,6 +22,8 @@ from chainer_hybridmem.devices.host.native_pages import (
 from chainer_hybridmem.devices.host.reclaimer import Reclaimer
 from chainer_hybridmem.devices.ram import total_ram
 
+_USED = words.USED // 8  # place among the words
+
 
 class Counter:
     """A handler of its own, with a limit and counters.
@@ -80,8 +82,8 @@ class Counter:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use."""
-        return self._get(words.USED)
+        """Bytes in use; every operation asks for them where memory is short."""
+        return self._words[_USED]
 
     @property
     def peak_bytes(self) -> int:
