@@ -18,6 +18,9 @@ from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution import evictor, rescue
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.rescue import Rescue
+from chainer_hybridmem.session.setting.measuring_instruments import (
+    Instruments,
+)
 from chainer_hybridmem.splitting import rules
 
 QUICK: dict[Any, dict[str, Any]] = {
@@ -148,6 +151,26 @@ def _cycle(length: int) -> Any:
     return functools.partial(
         reports.cycle, length=length, steps=3, iterations=5 * length + 5
     )
+
+
+# -- iterations that are new each time ----------------------------------------------
+@pytest.mark.parametrize(
+    ('program', 'iterations'),
+    [(reports.new_lengths, 16), (reports.episodes, 10), (reports.new_durations, 6)],
+)
+def test_what_is_new_each_time_is_recorded_once_at_most(
+    program, iterations, monkeypatch
+):
+    made, record = [0], Instruments.record
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made[0] += 1
+        return record(*args, **options)
+
+    monkeypatch.setattr(Instruments, 'record', counted)
+    session = train(functools.partial(program, iterations=iterations), 0.55)
+    assert made[0] <= 1
+    assert not session.statistics()['fits']
 
 
 # -- rescues have a price ----------------------------------------------------------
