@@ -32,8 +32,8 @@ from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound, tighten
 from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
-from chainer_hybridmem.search.candidates import SWAP, Candidate, Search
-from chainer_hybridmem.search.enumeration import count_assignments, find_fastest
+from chainer_hybridmem.search.candidates import Candidate, Search
+from chainer_hybridmem.search.enumeration import count_assignments
 from chainer_hybridmem.search.planner_options import SECONDS
 from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.simulation.problem import Problem
@@ -107,19 +107,7 @@ class _Run:
     def enumerate(self) -> None:
         """Simulates all assignments."""
         for search in self.searches:
-            action = search.fill(SWAP)
-            count = find_fastest(
-                self.problem.arrays,
-                self.limit_bytes,
-                search.lead,
-                self.problem.swap_out_seconds,
-                self.problem.swap_in_seconds,
-                search.barrier,
-                search.work,
-                action,
-            )
-            search.count(count)
-            self.offer(action)
+            self.offer(search.find_fastest().action)
         self.proved = True
 
     def solve(self) -> None:

@@ -1,5 +1,7 @@
 """The default planner: keep, swap and recompute decided together.
 
+A problem of a few feature maps has all its assignments simulated. Else:
+
 1. The relaxation of :mod:`.bound` gives the proven bound and, per feature map,
    the fractions at which it is attained.
 2. Simulated annealing on simulated time (:mod:`.local_search`): hot rounds from
@@ -42,12 +44,14 @@ from chainer_hybridmem.search.annealing import (
 )
 from chainer_hybridmem.search.bound import Bound, lower_bound, warm_up
 from chainer_hybridmem.search.candidates import Candidate, Search
+from chainer_hybridmem.search.enumeration import count_assignments
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import find_start
 from chainer_hybridmem.search.rounding import even_out, round_bound
 from chainer_hybridmem.search.trimming import keep_more
 from chainer_hybridmem.simulation.problem import Problem
 
+FEW_ASSIGNMENTS = 3**6  # that are simulated in less time than annealing takes
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
 HOT_ROUNDS = 4
 REFINING_SHARE = 0.14
@@ -93,11 +97,12 @@ def hybrid(
         best = _find_start(search)
     if not best.fits:
         return search.finish('hybrid', best)  # raises, with the numbers
-    _warm_up(search)
-    budget = Budget(search, steps, time_budget)
+    few = count_assignments(problem) <= FEW_ASSIGNMENTS
+    _warm_up(search, few)
+    budget = Budget(search, 0 if few else steps, time_budget)
     annealer = Annealer(search, budget)
     explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
-    best, bound = explore(annealer, best, tolerance, seed)
+    best, bound = (_all if few else explore)(annealer, best, tolerance, seed)
     goal = bound.seconds * (1 + tolerance)
     rival = None
     if best.seconds > goal:
@@ -132,14 +137,27 @@ def _find_start(search: Search) -> Candidate:
     return min([best, *round_bound(search, bound)], key=lambda c: c.seconds)
 
 
-def _warm_up(search: Search) -> None:
-    """On a fresh installation the annealing compiles, which is not planning."""
+def _warm_up(search: Search, few: bool) -> None:
+    """On a fresh installation the search compiles, which is not planning."""
     with search.uncounted():
+        warm_up()
+        if few:
+            search.find_fastest()
+            return
         annealer = Annealer(search, Budget(search, 0, None))
         annealer.warm_up()
         if len(search.problem.maps) > SPREAD_MAPS:
             annealer.warm_up(group_alike(search.problem))
-        warm_up()
+
+
+def _all(
+    annealer: Annealer, out: Candidate, tolerance: float, seed: int
+) -> tuple[Candidate, Bound]:
+    """Every assignment of a small problem."""
+    search = annealer.search
+    found = search.find_fastest()
+    bound = lower_bound(search.problem, search.limit_bytes)
+    return min(out, found, key=lambda c: c.seconds), bound
 
 
 def _many_starts(

@@ -14,6 +14,7 @@ from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.enumeration import find_fastest
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.obedience import NUMBERS, keeps_everything, obeyed
@@ -184,6 +185,21 @@ class Search:
             )
             entries = Outcome(*result).entries
         return work
+
+    def find_fastest(self) -> Candidate:
+        """The first of the fastest assignments, after all have been simulated."""
+        action = self.fill(SWAP)
+        self.simulations += find_fastest(
+            self.problem.arrays,
+            self.limit_bytes,
+            self.lead,
+            self.problem.swap_out_seconds,
+            self.problem.swap_in_seconds,
+            self.barrier,
+            self.work,
+            action,
+        )
+        return self.evaluate(action)
 
     def in_core_fits(self) -> bool:
         """Whether all fits with every map kept, and the rules allow it.

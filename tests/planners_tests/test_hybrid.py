@@ -13,9 +13,11 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.search.candidates import Search, least_memory
+from chainer_hybridmem.search.enumeration import count_assignments
 from chainer_hybridmem.simulation import Problem, make_problem
 
+hybrid = importlib.import_module('chainer_hybridmem.planners.hybrid')
 STEPS = 4000
 SEEDS = range(20, 44)
 SLOW_SEEDS = (22, 35)  # where rivals take all the time that they want
@@ -71,9 +73,8 @@ def test_the_way_of_large_networks_plans_as_validly(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One start and evenly spread changes, on small ones; twice the same plan."""
-    module = importlib.import_module('chainer_hybridmem.planners.hybrid')
-    monkeypatch.setattr(module, 'MANY_MAPS', 1)
-    monkeypatch.setattr(module, 'SPREAD_MAPS', 1)
+    monkeypatch.setattr(hybrid, 'MANY_MAPS', 1)
+    monkeypatch.setattr(hybrid, 'SPREAD_MAPS', 1)
     problem = random_problem(seed)
     for limit in ladder(problem, 3):
         plans = [
@@ -83,6 +84,23 @@ def test_the_way_of_large_networks_plans_as_validly(
         assert plans[0].predicted_seconds >= plans[0].lower_bound_seconds * (1 - 1e-9)
         out = make_plan(problem, limit, 'swap-all').predicted_seconds
         assert plans[0].predicted_seconds <= out * (1 + 1e-9)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_a_few_maps_have_every_assignment_tried(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is no slower than what annealing finds, after far fewer simulations."""
+    problem = make_problem(toys.random_network(seed, 5))
+    assert count_assignments(problem) <= hybrid.FEW_ASSIGNMENTS
+    limit = (least_memory(problem)[0] + problem.in_core_peak_bytes) // 2
+    plan = make_plan(problem, limit)
+    search = Search(problem, limit, barrier=False)
+    assert plan.predicted_seconds <= search.find_fastest().seconds
+    monkeypatch.setattr(hybrid, 'FEW_ASSIGNMENTS', 0)
+    annealed = make_plan(problem, limit)
+    assert plan.predicted_seconds <= annealed.predicted_seconds
+    assert plan.simulations < hybrid.FEW_ASSIGNMENTS + 1000
 
 
 def test_it_stops_at_the_tolerance() -> None:
