@@ -7,7 +7,8 @@ Note: [lazy owners]
     time and never contents. ``cleargrads`` asks between forward and backward whether
     there is an array; this question is answered without it. Every backward function
     reads the node of a parameter before the hooks run: it says None, and the hook
-    restores what the function reads.
+    restores what the function reads. The package itself looks at what is there and
+    brings nothing back: it may look while memory is short, because one is on its way.
 
 Note: [shared placeholders]
     ``Link.copy`` makes parameters that share the list with the array, and one of them
@@ -28,7 +29,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
@@ -79,10 +80,10 @@ class Owner:
         """Fills or empties the container."""
         raise NotImplementedError
 
-    def watch(self, bring_back: Callable[[], None]) -> None:
-        """Calls ``bring_back`` before the array is read."""
+    def watch(self, bring_back: Callable[[], None], nbytes: int) -> None:
+        """Calls ``bring_back`` before the array, of so many bytes, is read."""
         away = self._holder.__dict__.setdefault(_AWAY, {})
-        away[self.label] = bring_back
+        away[self.label] = _Away(self, bring_back, nbytes)
         if len(away) == 1:
             self._holder.__class__ = _away_class(self._holder.__class__, self._field)
 
@@ -99,6 +100,14 @@ class Owner:
         if _AWAY in vars(kind):
             self._holder.__class__ = kind.__bases__[0]
         self._holder.__dict__.pop(_AWAY, None)
+
+
+class _Away(NamedTuple):
+    """An array that is leaving or away."""
+
+    owner: Owner
+    bring_back: Callable[[], None]
+    nbytes: int
 
 
 class ParameterOwner(Owner):
@@ -207,7 +216,7 @@ def owners_of(model: chainer.Link) -> Iterator[Owner]:
         seen.add(id(parameter))
         yield ParameterOwner(path, parameter)
         rule = parameter.update_rule
-        for name, value in (rule.state or {}).items() if rule is not None else ():
+        for name, value in _states_of(rule).items():
             if isinstance(value, kinds):
                 yield StateOwner(f'{path}:{name}', rule, name)
 
@@ -245,21 +254,19 @@ def move_in(model: chainer.Link, device: Device) -> None:
 
 
 def model_arrays(model: chainer.Link) -> list[Any]:
-    """What stays from iteration to iteration, as arrays."""
+    """What stays from iteration to iteration and is there, as arrays."""
     return [array for _, array in permanent_arrays(model)]
 
 
 def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
-    """Parameters, gradients, optimizer state and persistent arrays."""
+    """Parameters, gradients, optimizer states and persistent arrays that are there."""
     arrays: list[tuple[Category, Any]] = []
     for _, parameter in parameters_of(model):
-        arrays.append((Category.PARAMETER, parameter.array))
+        arrays.append((Category.PARAMETER, held_array(parameter)))
         # The public property raises where there is none.
         arrays.append((Category.GRADIENT, parameter._grad))
-        rule = parameter.update_rule
-        if rule is not None and rule.state:
-            states = rule.state.values()
-            arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
+        states = _states_of(parameter.update_rule).values()
+        arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
     for link in model.links():
         persistent = (link.__dict__.get(name) for name in link._persistent)
         arrays.extend((Category.PARAMETER, value) for value in persistent)
@@ -290,8 +297,7 @@ def arrays_by_link(model: chainer.Link) -> Iterator[tuple[str, Category, Any]]:
         link = path.rpartition('/')[0]
         yield link, Category.PARAMETER, held_array(parameter)
         yield link, Category.GRADIENT, parameter._grad
-        rule = parameter.update_rule
-        for value in (rule.state or {}).values() if rule is not None else ():
+        for value in _states_of(parameter.update_rule).values():
             yield link, Category.OPTIMIZER_STATE, value
     for owner in persistents_of(model):
         yield owner.label.rpartition('/')[0], Category.PARAMETER, owner.get()
@@ -301,6 +307,25 @@ def held_array(variable: chainer.Variable) -> Array | None:
     """The array of a variable; None if it is away, which it stays."""
     array: Array | None = (vars(variable).get('_data') or [None])[0]
     return array
+
+
+def away_bytes(model: chainer.Link) -> int:
+    """Bytes of parameters and optimizer states that are away."""
+    holders = {}
+    for _, parameter in parameters_of(model):
+        for holder in (parameter, parameter.update_rule):
+            holders[id(holder)] = holder
+    return sum(
+        away.nbytes
+        for holder in holders.values()
+        for away in getattr(holder, '__dict__', {}).get(_AWAY, {}).values()
+        if away.owner.get() is None
+    )
+
+
+def _states_of(rule: Any) -> dict[str, Any]:
+    """The states of an update rule by name; None for those that are away."""
+    return {} if rule is None else vars(rule)['_state'] or {}
 
 
 def fresh_rule(rule: Any) -> Any:
@@ -352,8 +377,8 @@ def is_parameter(node: Any) -> bool:
 
 
 def _come_home(holder: Any) -> None:
-    for bring_back in list(holder.__dict__.get(_AWAY, {}).values()):
-        bring_back()
+    for away in list(holder.__dict__.get(_AWAY, {}).values()):
+        away.bring_back()
 
 
 @functools.cache

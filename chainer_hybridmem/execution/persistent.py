@@ -55,7 +55,7 @@ class PersistentMap(LiveMap):
             return 0
         nbytes = super().start_swap_out()
         if nbytes:
-            self._owner.watch(functools.partial(self._recall, self))
+            self._owner.watch(functools.partial(self._recall, self), self.nbytes)
         return nbytes
 
     def release(self) -> None:

@@ -494,6 +494,7 @@ def surroundings(case: Case) -> Iterator[None]:
             enter(mock.patch.object(copy_costs, 'WORTH_MEASURING', 0.0))
             enter(mock.patch.object(replay_trials, 'PROBATION', 1))
         yield
+        assert not machine.faults, machine.faults[0]
 
 
 def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.Session:

@@ -144,7 +144,7 @@ class Overrun:
             return
         self._beyond_bytes += short_bytes
         if self._refusal is None:
-            self._model_bytes = call_uncounted(lambda: self._arrays.distinct_bytes)
+            self._model_bytes = call_uncounted(lambda: self._arrays.kept_bytes)
             moment = self._explainer.find_moment(_callers(), describe())
             self._refusal = call_uncounted(
                 self._explainer.describe,
@@ -206,7 +206,7 @@ class Overrun:
         if found is None:
             grown = 0
             if self._iterations < 2:  # the next one begins with all that updates make
-                grown = max(0, self._arrays.distinct_bytes - self._model_bytes)
+                grown = max(0, self._arrays.kept_bytes - self._model_bytes)
             return Needs(seen + grown)
         if not self._options.plans_anyway:  # what no plan fits runs without one
             enough = max(seen, found.plan_bytes or 0)

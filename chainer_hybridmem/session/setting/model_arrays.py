@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from chainer_hybridmem.chainer_access.owners import (
     Owner,
     StateOwner,
+    away_bytes,
     model_arrays,
     named_arrays,
     owners_of,
@@ -74,8 +75,13 @@ class ModelArrays:
 
     @property
     def distinct_bytes(self) -> int:
-        """What all of them take; shared memory counts once."""
+        """What those that are there take; shared memory counts once."""
         return self._device.arrays.distinct_bytes(model_arrays(self._model))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of them take, also those that are away."""
+        return self.distinct_bytes + away_bytes(self._model)
 
     def begin_counting_updates(self) -> None:
         """Updates from here on count."""
