@@ -147,6 +147,7 @@ class Regime(chainer.FunctionHook):
             lists(), lists(), lists(), lists(), lists(), lists(),
             replayed=_All({-1}), busy=_All({-1}), swapped=set(), storage_of=_Numbers(),
             recipes={}, crossing={}, update=-1, acting=_All({-1}), tiers={},
+            growth_bytes=1 << 60,  # nothing of older graphs stays
         )  # fmt: skip
 
     # -- hooks, as in a session -----------------------------------------------
