@@ -161,6 +161,19 @@ def test_a_draft_is_not_tried_where_signatures_do_not_come_again():
     assert guides.begin(KEY) is not None
 
 
+def test_drafts_are_not_tried_while_none_comes_again():
+    """Also where a planner is named, so that every kind is recorded."""
+    guides = KnownSignatures()
+    tried = []
+    for number in range(20, 60):
+        tried.append(guides.begin(KEY) is not None)
+        guides.add(kind(number, Stage.PROFILING))
+    assert tried == [False] + [True] * FREE_TRIES + [False] * (39 - FREE_TRIES)
+    again = next(iter(guides))
+    guides.meet(again, tried=False)
+    assert guides.begin(KEY) is again
+
+
 def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
     guides = KnownSignatures(cautious=True)
     guides.miss(KEY, 1, 2.0, 1.0)

@@ -11,7 +11,8 @@ Note: [when to learn]
     come again (a random path through the network) make this rarer.
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
-    several times as long as others, are no more than a small share of all iterations.
+    several times as long as others, are no more than a small share of all iterations,
+    and no draft is tried while one after the other does not come again.
     (3) Iterations come in an order: the two of a GAN, those of a graph that lives over
     several, the passes of one step of meta-learning. An iteration begins with the guide
     of what is expected. Once a step has repeated, each of its iterations is learnt
@@ -40,7 +41,7 @@ from chainer_hybridmem.session.guides.operation_key import OperationKey
 
 LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after an unknown one
-MOST_UNUSED_DRAFTS = 64  # in a row; then only now and then
+MOST_UNUSED_DRAFTS = 24  # in a row; then only now and then
 SELDOM = 16
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
@@ -99,8 +100,11 @@ class KnownSignatures:
             unknown = expected is None and past is not None
             if guided and not drafts and (unknown or not family.follows_plans()):
                 known = []
-        elif known and self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
-            drafts = []
+        elif known:
+            if self._vain >= FREE_TRIES + self._met // ITERATIONS_PER_TRY:
+                drafts = []
+        elif len(drafts) > 1 and self._unused >= FREE_TRIES:
+            drafts = []  # what has come so far does not come again
         if expected in known:
             drafts = []
         return next(iter(drafts or known), None)
