@@ -253,6 +253,18 @@ def move_in(model: chainer.Link, device: Device) -> None:
             owner.put(copied)
 
 
+def bring_home(model: chainer.Link) -> None:
+    """Everything of a model that is leaving or away comes back.
+
+    Raises:
+        SwapStoreError: If values are lost.
+    """
+    for _, parameter in parameters_of(model):
+        for holder in (parameter, parameter.update_rule):
+            if holder is not None:
+                _come_home(holder)
+
+
 def model_arrays(model: chainer.Link) -> list[Any]:
     """What stays from iteration to iteration and is there, as arrays."""
     return [array for _, array in permanent_arrays(model)]

@@ -48,6 +48,7 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         if any(parameter.array is None for parameter in model.params()):
             model(*args, **kwargs)
+        owners.bring_home(model)
         device = open_device(_device_of(model), _NO_LIMIT_BYTES)
         try:
             parameters = [

@@ -20,7 +20,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.chainer_access.owners import permanent_arrays
+from chainer_hybridmem.chainer_access.owners import bring_home, permanent_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
@@ -114,6 +114,7 @@ class InferenceSession:
         if self._ended:
             raise SessionError('An inference session cannot be entered again.')
         memory = self.device.memory
+        bring_home(self._model)
         memory.adopt(array for _, array in permanent_arrays(self._model))
         memory.install(lambda missing_bytes: None)
         try:

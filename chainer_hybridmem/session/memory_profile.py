@@ -71,5 +71,7 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
         from chainer_hybridmem.devices.cuda.gpu import import_cupy
 
         return CupyPool(import_cupy())
-    arrays = [] if model is None else owners.model_arrays(model)
-    return NumpyPool(arrays)
+    if model is None:
+        return NumpyPool([])
+    owners.bring_home(model)
+    return NumpyPool(owners.model_arrays(model))

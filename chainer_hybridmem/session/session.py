@@ -9,7 +9,11 @@ import types
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model, one_model
-from chainer_hybridmem.chainer_access.owners import move_in, permanent_arrays
+from chainer_hybridmem.chainer_access.owners import (
+    bring_home,
+    move_in,
+    permanent_arrays,
+)
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
 from chainer_hybridmem.execution.verifier import Followed, Verdict
@@ -162,6 +166,7 @@ class Session:
         device = self.device
         self._thread.enter()
         self._arrays.begin_counting_updates()
+        bring_home(self.model)  # another session may have ended with an error
         device.memory.adopt(array for _, array in permanent_arrays(self.model))
         device.memory.install(self._hook.reclaim)
         try:

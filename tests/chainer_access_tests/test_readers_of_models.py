@@ -49,6 +49,8 @@ def test_what_is_away_stays_there(name: str, model: chainer.Link) -> None:
     READERS[name](model)
     assert not asked
     assert owners.away_bytes(model) == expected['/W'] + expected['/b:v']
+    owners.bring_home(model)
+    assert sorted(asked) == ['/W', '/b:v']
     for owner, array in zip(away, arrays, strict=True):
         owner.put(array)
         owner.unwatch()
