@@ -94,8 +94,8 @@ class Machine:
         conditions: What it is like.
 
     Attributes:
-        faults (list of str): What was done to memory while a copy used it.
-        copies (Counter): Copies begun, ended and failed.
+        faults (list of str): What was written into memory that a copy fills.
+        copies (Counter): Copies begun, ended, failed, and written into.
     """
 
     def __init__(self, conditions: Conditions = Conditions()) -> None:
@@ -269,10 +269,13 @@ class _Copy:
         del self.root, self._bytes
 
     def _look(self) -> None:
-        if zlib.crc32(self._bytes) != self._before:
-            way = 'out' if self.outward else 'in'
+        """Nobody has what comes in; into what leaves, the program may write."""
+        if zlib.crc32(self._bytes) == self._before:
+            return
+        self._machine.copies['written'] += 1
+        if not self.outward:
             self._machine.faults.append(
-                f'{self.nbytes} bytes were written while they were copied {way}'
+                f'{self.nbytes} bytes were written while they were copied in'
             )
 
 
