@@ -259,10 +259,8 @@ def bring_home(model: chainer.Link) -> None:
     Raises:
         SwapStoreError: If values are lost.
     """
-    for _, parameter in parameters_of(model):
-        for holder in (parameter, parameter.update_rule):
-            if holder is not None:
-                _come_home(holder)
+    for holder in _holders_of(model):
+        _come_home(holder)
 
 
 def model_arrays(model: chainer.Link) -> list[Any]:
@@ -323,16 +321,22 @@ def held_array(variable: chainer.Variable) -> Array | None:
 
 def away_bytes(model: chainer.Link) -> int:
     """Bytes of parameters and optimizer states that are away."""
-    holders = {}
-    for _, parameter in parameters_of(model):
-        for holder in (parameter, parameter.update_rule):
-            holders[id(holder)] = holder
     return sum(
         away.nbytes
-        for holder in holders.values()
-        for away in getattr(holder, '__dict__', {}).get(_AWAY, {}).values()
+        for holder in _holders_of(model)
+        for away in vars(holder).get(_AWAY, {}).values()
         if away.owner.get() is None
     )
+
+
+def _holders_of(model: chainer.Link) -> list[Any]:
+    """Each parameter and update rule once, also of shared parameters."""
+    found: dict[int, Any] = {}
+    for _, parameter in parameters_of(model):
+        for holder in (parameter, parameter.update_rule):
+            if holder is not None:
+                found[id(holder)] = holder
+    return list(found.values())
 
 
 def _states_of(rule: Any) -> dict[str, Any]:

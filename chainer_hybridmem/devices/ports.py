@@ -16,8 +16,8 @@ Note: [stream order]
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chainer_hybridmem.devices.values import (
@@ -32,6 +32,22 @@ from chainer_hybridmem.devices.values import (
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
+
+
+class _Attempt:
+    """What :meth:`Memory.attempt` enters; cheap: even small sums are tried."""
+
+    __slots__ = ('_former', '_memory')
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._former = memory.trying
+
+    def __enter__(self) -> None:
+        self._former, self._memory.trying = self._memory.trying, True
+
+    def __exit__(self, *error: object) -> None:
+        self._memory.trying = self._former
 
 
 class Memory(abc.ABC):
@@ -87,14 +103,9 @@ class Memory(abc.ABC):
     def without_reclaim(self) -> AbstractContextManager[None]:
         """Refuses at once what does not fit: for work of the device's own."""
 
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def attempt(self) -> AbstractContextManager[None]:
         """Says that what does not fit inside is given up for something else."""
-        former, self.trying = self.trying, True
-        try:
-            yield
-        finally:
-            self.trying = former
+        return _Attempt(self)
 
     @abc.abstractmethod
     def adopt(self, arrays: Iterable[Array]) -> None:

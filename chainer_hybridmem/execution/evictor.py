@@ -192,6 +192,7 @@ class Evictor:
                 for live in self._maps
                 if live.state is state and (live in stay) is last
             ]
+            # By both, and cheaper than a tuple for each of many maps.
             maps.sort(key=find_next_use)
             maps.sort(key=operator.attrgetter('sticks'))
             for live in maps:

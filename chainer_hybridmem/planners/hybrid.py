@@ -101,8 +101,12 @@ def hybrid(
     _warm_up(search, few)
     budget = Budget(search, 0 if few else steps, time_budget)
     annealer = Annealer(search, budget)
-    explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
-    best, bound = (_all if few else explore)(annealer, best, tolerance, seed)
+    if few:
+        best = search.find_fastest()
+        bound = lower_bound(search.problem, search.limit_bytes)
+    else:
+        explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
+        best, bound = explore(annealer, best, tolerance, seed)
     goal = bound.seconds * (1 + tolerance)
     rival = None
     if best.seconds > goal:
@@ -141,23 +145,11 @@ def _warm_up(search: Search, few: bool) -> None:
     """On a fresh installation the search compiles, which is not planning."""
     with search.uncounted():
         warm_up()
-        if few:
-            search.find_fastest()
-            return
-        annealer = Annealer(search, Budget(search, 0, None))
-        annealer.warm_up()
-        if len(search.problem.maps) > SPREAD_MAPS:
-            annealer.warm_up(group_alike(search.problem))
-
-
-def _all(
-    annealer: Annealer, out: Candidate, tolerance: float, seed: int
-) -> tuple[Candidate, Bound]:
-    """Every assignment of a small problem."""
-    search = annealer.search
-    found = search.find_fastest()
-    bound = lower_bound(search.problem, search.limit_bytes)
-    return min(out, found, key=lambda c: c.seconds), bound
+        if not few:
+            annealer = Annealer(search, Budget(search, 0, None))
+            annealer.warm_up()
+            if len(search.problem.maps) > SPREAD_MAPS:
+                annealer.warm_up(group_alike(search.problem))
 
 
 def _many_starts(

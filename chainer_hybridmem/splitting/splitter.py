@@ -231,7 +231,8 @@ class Splitter:
         if not in_place:
             return sums_of_gradients.chainers(gradients)
         try:
-            return self._try_sum(gradients)
+            with self._device.memory.attempt():
+                return sums_of_gradients.chainers(gradients)
         except MemoryError as error:
             failure = error.with_traceback(None)  # its frames hold the gradients
         if self._device.memory.reclaim_error is not None:
@@ -240,19 +241,6 @@ class Splitter:
             return sums_of_gradients.chainers(gradients)  # in earnest
         self._remember(place, IN_PLACE, new=True)
         return gradients[0]
-
-    def _try_sum(self, gradients: list[Any]) -> Any:
-        """Chainer's sum, given up where it does not fit.
-
-        Most variables of a recurrent network have one: a context manager would take as
-        long as the sum of small gradients.
-        """
-        memory = self._device.memory
-        former, memory.trying = memory.trying, True
-        try:
-            return sums_of_gradients.chainers(gradients)
-        finally:
-            memory.trying = former
 
     def _run(
         self,

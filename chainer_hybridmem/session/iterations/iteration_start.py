@@ -92,7 +92,7 @@ class IterationStart:
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
-        iteration.start(True, self._first_fingerprint(), wary)
+        iteration.start(quiet=True, fingerprint=self._first_fingerprint(), wary=wary)
         return True
 
     def _begin_known(
