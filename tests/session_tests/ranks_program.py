@@ -20,6 +20,7 @@ import chainer
 import chainermn
 import numpy as np
 
+from chainer_hybridmem.devices import link as link_module
 from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.setting import ranks
 
@@ -33,6 +34,16 @@ HELD = {'hold-0': 2**20, 'hold-all': 3 * 2**20}  # for the latter there is no pl
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf  # as in conftest
 SLOW = '70MB/s'  # a copy takes about as long as what is measured
 held = []  # by the program, beyond what it has trained with so far
+others = []  # for each link that is measured, the processes that copy beside this one
+_seconds_among = link_module.seconds_among
+
+
+def _note_others(own: object, runs: list[object]) -> object:
+    others.append(len(runs))
+    return _seconds_among(own, runs)
+
+
+link_module.seconds_among = _note_others
 
 
 class Lines:
@@ -70,6 +81,7 @@ def disturb(way: str, rank: int, i: int) -> None:
 def train(way: str, communicator: object, folder: str) -> dict[str, object]:
     """Trains; returns what the test looks at."""
     rank, lines, began = communicator.rank, Lines(), time.monotonic()
+    others.clear()
     np.random.seed(0)
     model = networks.Everything()
     optimizer = chainermn.create_multi_node_optimizer(
@@ -112,6 +124,7 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
         'parameters': digest.hexdigest(),
         'lines': lines.lines,
         'seconds': time.monotonic() - began,
+        'others': others,
         'threads': threading.active_count(),
     }
     if opened is not None:

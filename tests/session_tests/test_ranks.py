@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
@@ -27,11 +26,10 @@ LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
 def start(ways, folder, count=COUNT):
-    """Runs all ranks; returns the process that has ended and the seconds it took."""
+    """Runs all ranks; returns the process that has ended, or fails if it does not."""
     path = os.pathsep.join(p for p in sys.path if p)
     program = os.path.join(FOLDER, 'ranks_program.py')
-    began = time.monotonic()
-    result = subprocess.run(
+    return subprocess.run(
         [find_mpiexec(), '-n', str(count), sys.executable, program, ways, str(folder)],
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
         capture_output=True,
@@ -39,7 +37,6 @@ def start(ways, folder, count=COUNT):
         timeout=900,
         check=False,
     )
-    return result, time.monotonic() - began
 
 
 def said_by_all(result, folder):
@@ -50,7 +47,7 @@ def said_by_all(result, folder):
 
 def found_in(ways, folder, count=COUNT):
     """What the ranks have found in each way, once they have ended well."""
-    result, _ = start(ways, folder, count)
+    result = start(ways, folder, count)
     assert result.returncode == 0, said_by_all(result, folder)
     return {
         way: [
@@ -99,11 +96,10 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
 @pytest.mark.parametrize('way', ['together', 'slow', 'after', 'stop'])
 @pytest.mark.parametrize('rank', range(COUNT))
 def test_they_measure_the_link_together(rank, way, found):
-    """Neither has it for itself, though one may be late on a busy machine."""
-    link = found[way][rank]['link']
-    rate = 70e6 if way == 'slow' else 400e6
-    for direction in ('d2h', 'h2d'):
-        assert 0.3 * rate < link[f'{direction}_bytes_per_second'] < 0.6 * rate
+    """What that says of its rate: see ``test_link_users.py``."""
+    one = found[way][rank]
+    assert one['link']['ranks'] == COUNT
+    assert one['others'] == [COUNT - 1]
 
 
 def test_one_session_after_the_other(found, plain):
@@ -176,11 +172,10 @@ def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(found, plain):
     ],
 )
 def test_a_rank_that_fails_ends_all(way, said, tmp_path):
-    result, seconds = start(way, tmp_path)
+    result = start(way, tmp_path)
     told = said_by_all(result, tmp_path)
     assert result.returncode != 0
     assert said in told, f'exit status {result.returncode}: {told}'
-    assert seconds < 60
     assert not list(tmp_path.glob('*.json'))
 
 
