@@ -18,7 +18,7 @@ from unittest import mock
 
 import chainer_hybridmem as hybridmem
 from benchmarks import common
-from chainer_hybridmem.execution import holders
+from chainer_hybridmem.execution import graph_slots
 
 PLANNERS = {'hybrid': 0.65, 'superneurons': 0.65, 'checkpoint-speed': 1.0}
 WARM_UP = 3  # iterations before the first plan
@@ -28,7 +28,7 @@ class Fingerprints:
     """Counts fingerprints, and the time that they take."""
 
     def __init__(self) -> None:
-        self._original = holders.fingerprint
+        self._original = graph_slots.fingerprint
         self.seconds, self.nbytes = 0.0, 0
 
     def take(self, array: Any) -> int:
@@ -43,7 +43,7 @@ def measure(planner: str, limit_bytes: int, options: Any) -> dict[str, Any]:
     training = common.Training('resnet50', options.batchsize, options.insize)
     counted = Fingerprints()
     rows = []
-    patch = mock.patch.object(holders, 'fingerprint', counted.take)
+    patch = mock.patch.object(graph_slots, 'fingerprint', counted.take)
     with patch, hybridmem.optimize(training.model, limit_bytes, planner) as session:
         for i in range(options.iterations):
             counted.seconds, counted.nbytes = 0.0, 0

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import deep
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.guides.plan_pace import TIMING_RUNS
+from chainer_hybridmem.session.guides.guide import TIMING_RUNS
 from chainer_hybridmem.session.setting import link_measurement
 
 WARM = 20  # iterations until the plan of a session stands, or a second one does

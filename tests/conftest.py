@@ -15,7 +15,7 @@ from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.guides import plan_pace
+from chainer_hybridmem.session.guides import guide as guides
 from chainer_hybridmem.session.planning import plan_maker
 from chainer_hybridmem.session.setting import link_measurement
 
@@ -24,7 +24,7 @@ compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cach
 # Nor what a plan is like to how busy the machine is.
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf
 # A session times again by itself where the machine was busier before.
-plan_pace.STALE_SHARE = 0.0
+guides.STALE_SHARE = 0.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

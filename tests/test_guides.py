@@ -5,24 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session.guides.family import (
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import (
+    FEWEST_REPEATS,
+    FREE_TRIES,
+    ITERATIONS_PER_TRY,
     LEAST_AGAIN,
+    LONGEST_STEP,
     MOST_FINGERPRINTS,
     NEWEST,
     SELDOM,
     TRY_ITERATIONS,
-)
-from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.iteration_order import (
-    FEWEST_REPEATS,
-    LONGEST_STEP,
     IterationOrder,
-    Past,
-)
-from chainer_hybridmem.session.guides.known_signatures import (
-    FREE_TRIES,
-    ITERATIONS_PER_TRY,
     KnownSignatures,
+    Past,
 )
 
 

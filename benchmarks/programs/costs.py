@@ -26,24 +26,22 @@ from typing import Any
 import chainer_hybridmem as hybridmem
 from benchmarks import common, saving
 from benchmarks.programs import programs
-from chainer_hybridmem.execution.evictor import Evictor
+from chainer_hybridmem.execution.evictor import Evictor, Prefetcher
 from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.execution.prefetcher import Prefetcher
-from chainer_hybridmem.execution.restorer import Restorer
-from chainer_hybridmem.session.iterations.graph_hook import GraphHook
-from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
+from chainer_hybridmem.execution.replayer import Restorer
+from chainer_hybridmem.session.iterations.loop import Loop
 
 DEFAULT = ('ptb', 'seq2seq', 'sentiment')
 LIMITS = ('200 %', '75 %', '60 %')
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     'hooks': (
-        (GraphHook, 'forward_preprocess'),
-        (GraphHook, 'forward_postprocess'),
-        (GraphHook, 'backward_preprocess'),
-        (GraphHook, 'backward_postprocess'),
+        (Loop, 'forward_preprocess'),
+        (Loop, 'forward_postprocess'),
+        (Loop, 'backward_preprocess'),
+        (Loop, 'backward_postprocess'),
     ),
     'decisions': (
-        (QuietIterations, 'reclaim'),
+        (Loop, '_reclaim_quietly'),
         (Evictor, 'reclaim'),
         (Prefetcher, 'prefetch'),
         (Restorer, 'bring_back'),

@@ -24,7 +24,7 @@ from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
-from chainer_hybridmem.execution.restorer import Restorer
+from chainer_hybridmem.execution.replayer import Restorer
 
 MostSeconds = Callable[[int], float]  # that replays may take for so many bytes
 LARGEST_SHARE = 1 / 4  # of the limit that one chain of replays may take

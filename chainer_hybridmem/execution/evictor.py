@@ -6,17 +6,25 @@ Note: [passive mode]
     graphs come before those of younger ones. What a live Variable holds cannot go, and
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
-    as memory is free (prefetcher), and is the first to go again. What costs less to
+    as memory is free, and is the first to go again. What costs less to
     make again than to copy is dropped (cheap_replays). Rules are obeyed as far as
-    memory allows (passive_rules).
+    memory allows: maps that are to be kept, or not to be swapped, leave when nothing
+    else is left; maps that are not to be recomputed are copied.
 
 Note: [garbage]
     Reference cycles keep arrays alive until Python collects them: those of the
     program, or frames that an error inside a library has held on to. A plan leaves no
     room for them. So before an allocation is refused, they are collected, once in each
     operation. That takes a tenth of a second, so nothing is collected on the way there,
-    and where a function can run in parts instead, only as often as pays (rescue,
-    [price]).
+    and where a function can run in parts instead, only as often as pays, see
+    [price].
+
+Note: [price]
+    A rescue that helps is worth what it costs: without it, training would end. One that
+    has not helped has taken time for nothing, and where the program can go on without
+    it, as a function that runs in parts can, it comes again in every operation. So the
+    time that it may take in vain is a small share of all time. Where an error would
+    follow, it is tried whatever it costs.
 """
 
 from __future__ import annotations
@@ -26,19 +34,244 @@ import dataclasses
 import gc
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
 
+from chainer_hybridmem import timing
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.movements import Movements
-from chainer_hybridmem.execution.passive_rules import PassiveRules
-from chainer_hybridmem.execution.prefetcher import Prefetcher, find_next_use
-from chainer_hybridmem.execution.rescue import Rescue
-from chainer_hybridmem.execution.restorer import Restorer
+from chainer_hybridmem.execution.replayer import Restorer
+from chainer_hybridmem.execution.table import ActionTable
+from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.rules import Rules
+
+MOST_REMEMBERED = 10_000  # names of functions
+
+
+class _Wish(NamedTuple):
+    """What rules say about the maps of one function.
+
+    Attributes:
+        stays (bool): Whether they leave last.
+        copied (bool): Whether they are never dropped to be made again.
+    """
+
+    stays: bool
+    copied: bool
+
+
+_NOTHING = _Wish(False, False)
+
+
+class PassiveRules:
+    """Knows what rules say about the functions of the running graph.
+
+    Args:
+        rules (tuple of Rule): What the user says.
+
+    Attributes:
+        active (bool): Whether there are rules to be noted.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = tuple(rule for rule in rules if rule.most_bytes is None)
+        self._by_name: dict[tuple[str, int], _Wish] = {}
+        self._by_function: graph.ByOwner[_Wish] = graph.ByOwner()
+        self.active = bool(self._rules)
+
+    def note(self, function: Any, label: str, operation: int) -> None:
+        """A forward function is about to run; without rules nothing is noted.
+
+        Args:
+            function: The function.
+            label: Its path and name.
+            operation: Its number in the iteration.
+        """
+        if not self.active:
+            return
+        name = label, operation
+        wish = self._by_name.get(name)
+        if wish is None:
+            if len(self._by_name) >= MOST_REMEMBERED:
+                self._by_name.clear()
+            wish = self._by_name[name] = self._find_wish(label, operation)
+        if wish != _NOTHING:
+            self._by_function[function] = wish
+
+    def _find_wish(self, label: str, operation: int) -> _Wish:
+        named = [rule for rule in self._rules if rule.names(label, operation)]
+        return _Wish(
+            any(
+                Action.SWAP not in r.actions and Action.KEEP in r.actions for r in named
+            ),
+            any(Action.RECOMPUTE not in rule.actions for rule in named),
+        )
+
+    def _wishes_for(self, live: LiveMap) -> list[_Wish]:
+        """What is said about the functions that have made a map."""
+        if not self.active:
+            return []
+        found = []
+        for reference in live.slots:
+            node = reference.node
+            maker = reference.function if node is None else node.creator_node
+            wish = None if maker is None else self._by_function.get(maker)
+            if wish is not None:
+                found.append(wish)
+        return found
+
+    def stays(self, live: LiveMap) -> bool:
+        """Whether a map leaves only if nothing else can."""
+        return any(wish.stays for wish in self._wishes_for(live))
+
+    def is_copied(self, live: LiveMap) -> bool:
+        """Whether a map that leaves is copied, not made again."""
+        return any(wish.copied for wish in self._wishes_for(live))
+
+
+SHARE = 0.02  # of all time, that may be spent in vain
+
+
+class Rescue:
+    """Something that may free memory; see [price].
+
+    Args:
+        act (callable): Tries to free memory.
+        measure (callable): Tells the bytes in use.
+
+    Attributes:
+        vain_seconds (float): What tries have cost since one has freed memory.
+    """
+
+    def __init__(self, act: Callable[[], object], measure: Callable[[], int]) -> None:
+        self._act = act
+        self._measure = measure
+        self._start = timing.now()
+        self.vain_seconds = 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether another try is not too dear, should it be in vain."""
+        return self.vain_seconds <= SHARE * (timing.now() - self._start)
+
+    def run(self) -> bool:
+        """Tries it; returns whether it has freed memory."""
+        start, before = timing.now(), self._measure()
+        self._act()
+        helped = self._measure() < before
+        seconds = timing.now() - start
+        self.vain_seconds = 0.0 if helped else self.vain_seconds + seconds
+        return helped
+
+
+def find_next_use(live: LiveMap) -> int:
+    """When backward needs a map: the later, the smaller."""
+    uses = live.uses
+    return max(uses) if uses else -1
+
+
+class Prefetcher:
+    """Starts swap-ins of stray maps as far as memory is free; see evictor.
+
+    A stray map is away although no plan brings it back.
+
+    Args:
+        device (Device): Has the memory.
+        maps (LiveMaps): All feature maps.
+        movements (Movements): Starts the copies.
+
+    Attributes:
+        active (bool): Whether maps may be stray.
+    """
+
+    def __init__(self, device: Device, maps: LiveMaps, movements: Movements) -> None:
+        self._device = device
+        self._maps = maps
+        self._movements = movements
+        self._scheduled: Collection[int] = ()  # storages that a plan brings back
+        self._queue: list[LiveMap] | None = None  # the next one last; None: not made
+        self._load_before = 0  # of the operation under way
+        self._transient_bytes = 0  # that a backward function takes at most
+        self.active = False
+
+    def begin(self, table: ActionTable | None) -> None:
+        """Starts an iteration, with a plan or without."""
+        self.active = table is None
+        self._queue = None
+        self.follow(table)
+
+    def follow(self, table: ActionTable | None) -> None:
+        """Maps are stray unless this plan brings them back."""
+        self._scheduled = () if table is None else table.swapped
+
+    def switch(self, table: ActionTable | None) -> None:
+        """The iteration goes on with another plan, or with none."""
+        self.active = True
+        self._queue = None
+        self.follow(table)
+
+    def open_window(self) -> None:
+        """What is taken from here on, the function under way takes."""
+        self._device.memory.reset_window()
+        self._load_before = self._device.memory.used_bytes
+
+    def count_evicted(self, nbytes: int) -> None:
+        """The function under way has taken the place of so much, which has left."""
+        self._load_before -= nbytes
+
+    def close_window(self) -> None:
+        """The backward function under way has ended."""
+        taken = self._device.memory.window_peak_bytes - self._load_before
+        self._transient_bytes = max(self._transient_bytes, taken)
+
+    def put_off(self, live: LiveMap) -> None:
+        """A map that was on its way back leaves again: it comes back first."""
+        if self._queue is not None:
+            self._queue.append(live)
+
+    def prefetch(self, serial: int) -> None:
+        """Brings back what backward needs after a function, as far as memory is free.
+
+        Args:
+            serial: Of the function; what came later is not on the way.
+        """
+        if self._queue is None:
+            self._queue = self._find_stray(serial)
+        queue, device = self._queue, self._device
+        if not queue:
+            return
+        free_bytes = (
+            device.memory.limit_bytes - device.memory.used_bytes - self._transient_bytes
+        )
+        while queue:
+            live = queue[-1]
+            if live.state is State.AWAY and live.slots.are_alive():
+                if live.nbytes > free_bytes:
+                    return
+                try:
+                    with device.memory.without_reclaim():
+                        self._movements.start_swap_in(live)
+                except MemoryError:  # not in one piece
+                    return
+                free_bytes -= live.nbytes
+            queue.pop()
+
+    def _find_stray(self, serial: int) -> list[LiveMap]:
+        scheduled = self._scheduled
+        stray = [
+            live
+            for live in self._maps
+            if live.state is State.AWAY
+            and live.storage not in scheduled
+            and -1 < find_next_use(live) <= serial
+        ]
+        stray.sort(key=find_next_use)
+        return stray
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,38 +2,94 @@
 
 It tells each part what the hooks of a session see, and follows the plan: a table of
 actions by operation. What the plan does not cover is passive mode: evict when an
-allocation does not fit, bring back before backward needs it (evictor, prefetcher).
+allocation does not fit, bring back before backward needs it (evictor).
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device, HostCopy
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.crossing import Crossing
-from chainer_hybridmem.execution.evictor import Evictor
-from chainer_hybridmem.execution.idle_functions import IdleFunctions
-from chainer_hybridmem.execution.live_map import State
-from chainer_hybridmem.execution.live_maps import LiveMaps
+from chainer_hybridmem.execution.evictor import Evictor, PassiveRules, Prefetcher
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.live_maps import LiveMaps, PlannedMaps
 from chainer_hybridmem.execution.movements import Counters, Look, Movements
-from chainer_hybridmem.execution.passive_rules import PassiveRules
-from chainer_hybridmem.execution.plan_actions import PlanActions
-from chainer_hybridmem.execution.prefetcher import Prefetcher
-from chainer_hybridmem.execution.recipes import Recipes
-from chainer_hybridmem.execution.restorer import Asked, Restorer
+from chainer_hybridmem.execution.replayer import Asked, Recipes, Restorer
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Recipe, Slot
 from chainer_hybridmem.records.rules import Rules
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.execution.observer import Observer
+    from chainer_hybridmem.execution.movements import Observer
     from chainer_hybridmem.execution.verifier import Verifier
+
+
+class PlanActions:
+    """Carries out the actions of a plan.
+
+    Args:
+        planned (PlannedMaps): Finds the maps of a plan.
+        movements (Movements): Moves them.
+        restorer (Restorer): Makes them again.
+    """
+
+    def __init__(
+        self, planned: PlannedMaps, movements: Movements, restorer: Restorer
+    ) -> None:
+        self._planned = planned
+        self._movements = movements
+        self._restorer = restorer
+
+    def act(self, k: int, table: ActionTable) -> None:
+        """Does what the plan has before operation k."""
+        movements = self._movements
+        if k not in table.acting and movements.observer is None:
+            return
+        for live in self._find_all(table.swap_outs.get(k, ())):
+            movements.start_swap_out(live)
+        for live in self._find_all(table.releases.get(k, ())):
+            movements.release(live)
+            movements.vacate(live)
+        self.drop(table.drops.get(k, ()))
+        if movements.observer is not None:
+            movements.observer.released()
+        for live in self._find_all(table.swap_ins.get(k, ())):
+            movements.start_swap_in(live)
+        for live in self._find_all(table.needs.get(k, ())):
+            movements.finish_swap_in(live)
+        replays = table.replays.get(k)
+        if replays:
+            self._restorer.replay_all(replays, table.recipes)
+
+    def drop(self, storages: Iterable[int]) -> None:
+        """Drops maps for good, or to be recomputed."""
+        for live in self._find_all(storages):
+            self._movements.drop_planned(live)
+
+    def catch_up(self, table: ActionTable, k: int) -> None:
+        """Does what a plan does to maps that leave before operation k."""
+        for actions, act in (
+            (table.swap_outs, self._movements.start_swap_out),
+            (table.releases, self._movements.release),
+            (table.drops, self._movements.drop_planned),
+        ):
+            for position in sorted(p for p in actions if p < k):
+                for live in self._find_all(actions[position]):
+                    act(live)
+
+    def _find_all(self, storages: Iterable[int]) -> Iterator[LiveMap]:
+        """The maps of storages, as far as the iteration has made them."""
+        for storage in storages:
+            live = self._planned.find(storage)
+            if live is not None:
+                yield live
 
 
 class Executor:
@@ -48,11 +104,11 @@ class Executor:
 
     Attributes:
         maps (LiveMaps): Every feature map of the running graph.
-        functions (LiveFunctions): What is known of its functions.
+        ledger (Ledger): Its functions.
+        functions (LiveFunctions): Those of them that are known.
         crossing (Crossing): Parameters and optimizer states that leave.
         cheap (CheapReplays): Tells what is recomputed without a plan.
         evictor (Evictor): Makes room without a plan.
-        idle (IdleFunctions): Those whose maps the plan leaves alone.
         verifier (Verifier or None): Compares what backward reads.
     """
 
@@ -64,6 +120,7 @@ class Executor:
         rules: Rules = (),
     ) -> None:
         maps = self.maps = LiveMaps(device, minimum_map_bytes)
+        self.ledger = maps.ledger
         self.functions = maps.functions
         self._device = device
         self._planned = maps.planned
@@ -84,8 +141,9 @@ class Executor:
             PassiveRules(rules),
         )
         self.verifier: Verifier | None = None
-        self.idle = IdleFunctions(self.complete, self.catch_up)
         self._table: ActionTable | None = None
+        self._busy: Collection[int] | None = None  # operations; None: all
+        self._found: Callable[[Any], None] = lambda function: None
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
 
     # -- listeners ------------------------------------------------------------
@@ -105,6 +163,10 @@ class Executor:
             asked: Gets a function and the slots of its maps.
         """
         self._restorer.tell_asked(asked)
+
+    def tell_found(self, found: Callable[[Any], None]) -> None:
+        """Calls this with each function that is known to have left maps."""
+        self._found = found
 
     def watch_leaving(self, look: Look | None) -> None:
         """Shows maps whose memory is about to go; None ends that."""
@@ -139,7 +201,7 @@ class Executor:
         """
         self.settle()
         self._table = table
-        self.idle.begin(table)
+        self._busy = None if table is None else table.busy
         self._movements.begin_iteration()
         self.maps.begin_iteration(outliving, watched)
         self._planned.begin(table, copies)
@@ -166,7 +228,7 @@ class Executor:
             outliving: As for :meth:`begin`.
             watched: As for :meth:`begin`.
         """
-        self.idle.know_all()
+        self.know_all()
         self._table = table
         self._planned.switch(table, copies)
         self._prefetcher.switch(table)
@@ -185,7 +247,7 @@ class Executor:
 
     def leave_plan(self) -> None:
         """Ends guidance for the rest of the iteration: passive from here on."""
-        self.idle.know_all()
+        self.know_all()
         self._follow_nothing()
         self._prefetcher.switch(None)
         self.maps.watch_all()
@@ -210,7 +272,6 @@ class Executor:
     def settle(self) -> None:
         """Like :meth:`forget_dead`; living graphs keep what they need."""
         self.forget_dead()
-        self.idle.know_all(older=True)
         self.maps.end_iteration()
 
     def close(self, whole: bool = False) -> None:
@@ -247,7 +308,7 @@ class Executor:
     def graph_is_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""
         self.evictor.spare.clear()  # it holds nodes
-        return self._recipes.all_dead
+        return self.ledger.all_dead and self._recipes.all_dead
 
     # -- what the hooks call --------------------------------------------------
     def before_forward(self, k: int, function: Any) -> None:
@@ -285,7 +346,7 @@ class Executor:
         known = self.functions.know(function)
         if k >= 0:
             self._recipes.note_run(k, known)
-        self.maps.number(known, function, serial)
+        self.ledger.number(known, function, serial)
         if known.recipe is not None:
             self._recipes.keep_leaves(k, function)
         maps = self.maps.find_left(k, function, known.serial)
@@ -300,6 +361,8 @@ class Executor:
             for live in maps:
                 live.outlive()
         known.note_maps(maps)
+        if maps:
+            self._found(function)
         if self.verifier is not None:
             self.verifier.made(maps)
 
@@ -314,8 +377,8 @@ class Executor:
         self.crossing.recall_read_by(function)
         known = self.functions.find(function)
         maps = () if known is None else known.maps
-        if known is not None and known.serial < 0:
-            self.idle.start_backward(known)
+        if known is None or known.serial < 0:
+            self.ledger.start_backward(function)
         evictor.hold(maps)
         for live in maps:
             if live.vacated:
@@ -338,9 +401,9 @@ class Executor:
         maps = () if known is None else known.maps
         if self.verifier is not None:
             self.verifier.has_read(k, function, maps)
-        if known is not None and known.serial < 0:
-            self.idle.end_backward(known)
-        elif known is not None:
+        if known is None or known.serial < 0:
+            self.ledger.end_backward(function)
+        else:
             for live in maps:
                 live.slots.forget_replaced()
                 live.uses.discard(known.serial)
@@ -359,20 +422,101 @@ class Executor:
         """A function that is applied once more finds its attributes."""
         self._restorer.bring_back_read_by(function)
 
-    # -- functions that become known late -------------------------------------
-    def pass_idle(self, k: int, function: Any) -> bool:
-        """Takes note of a function that has run, if it is idle; whether it is."""
-        if (
-            not self.idle.leaves_alone(k)
-            or self.verifier is not None
-            or self._recipes.may_replay(k)
-        ):
-            return False
+    # -- noted functions: see the ledger --------------------------------------
+    def is_idle(self, k: int) -> bool:
+        """Whether nothing is done to what operation k leaves in the graph."""
+        busy = self._busy
+        return (
+            busy is not None
+            and k not in busy
+            and self.verifier is None
+            and not self._recipes.may_replay(k)
+        )
+
+    def may_note(self, k: int) -> bool:
+        """Whether operation k may be noted before it has run: no replay asks for it."""
+        return not self._recipes.prepares and self.is_idle(k)
+
+    def note_idle(self, k: int, function: Any) -> None:
+        """Notes an idle function that has run, and that a replay may ask for."""
         known = self.functions.know(function)
         known.note_parameters(function)
         self._recipes.note_run(k, known)
-        self.idle.note(k, self.maps.take_serial(), known)
-        return True
+        self.ledger.note(k, function)
+
+    def know_all(self) -> tuple[int, Any] | None:
+        """All that is noted of this iteration becomes known; nothing is idle any more.
+
+        Returns:
+            tuple: Operation and function that was noted last, whose forward may still
+            run; None if none was noted.
+        """
+        self._busy = None
+        origin, (noted, ended, running) = self.ledger.origin, self.ledger.take()
+        for k, serial, function in noted:
+            self._know(k, function, serial, origin)
+        self._catch_up(ended, running)
+        return (noted[-1][0], noted[-1][2]) if noted else None
+
+    def know_older(self, count: int) -> None:
+        """So many functions of older graphs become known.
+
+        To be called while no plan is followed: it would take their maps for its own.
+        """
+        functions, ended = self.ledger.take_older(count)
+        for origin, k, serial, function in functions:
+            self._know(k, function, serial, origin)
+        self._catch_up(ended, ())
+        for _, _, _, function in functions:
+            for live in self.maps.find(function):
+                live.begin_iteration()
+
+    def know_more(self, k: int, count: int) -> None:
+        """So many more noted functions become known: what is needed last comes first.
+
+        Args:
+            k: The operation under way.
+            count: Of functions.
+        """
+        ledger = self.ledger
+        if ledger.older:
+            self.know_older(count)
+            return
+        ended = ledger.take_ended(count)
+        for function in ended:
+            self._know(k, function, 0)
+        self._catch_up(ended, ())
+        if not ended:
+            for number, serial, function in ledger.take_next(count):
+                self._know(number, function, serial, ledger.origin)
+
+    def know_running(self, k: int) -> None:
+        """What backward functions under way read must not go; see know_more()."""
+        running = self.ledger.find_running()
+        for function in running:
+            self._know(k, function)
+        self._catch_up((), running)
+
+    def know_read(self, k: int, function: Any) -> None:
+        """A noted function becomes known whose backward is about to run."""
+        self._know(k, function)
+
+    def _know(
+        self, k: int, function: Any, serial: int = -1, origin: Any = None
+    ) -> None:
+        """What a function has left in the graph is known from now on.
+
+        Args:
+            k: Its operation; -1 for a nested one.
+            function: The function.
+            serial: Its place in the order of functions; -1 if it comes last.
+            origin: The iteration that has run it, if the operation is its forward.
+        """
+        if graph.is_unfinished(function) or self.functions.is_known(function):
+            return
+        if origin is not None and k >= 0:
+            self.functions.know(function).belong_to(origin, k)
+        self.complete(k, function, serial)
 
     def pass_by(self, function: Any) -> None:
         """Before a forward function of which nothing is to be known."""
@@ -382,14 +526,14 @@ class Executor:
     def before_unknown(self) -> None:
         """Before a backward function that is not known and misses nothing."""
         self.evictor.begin_operation()
-        self._prefetcher.prefetch(self.maps.serial)
+        self._prefetcher.prefetch(self.ledger.serial)
         self._prefetcher.open_window()
 
     def open_window(self) -> None:
         """What is taken from here on, the function under way takes."""
         self._prefetcher.open_window()
 
-    def catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
+    def _catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
         """Takes note of backward functions that have run before their maps were known.
 
         Args:

@@ -17,8 +17,11 @@ Note: [late digests]
 from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device, Digest, Root, View
-from chainer_hybridmem.execution.graph_slots import GraphSlots, Prints
-from chainer_hybridmem.execution.holders import compute_uncounted_fingerprint
+from chainer_hybridmem.execution.graph_slots import (
+    GraphSlots,
+    Prints,
+    compute_uncounted_fingerprint,
+)
 
 _WRITTEN = (
     'The program has written into a feature map of {} bytes and let go of it, which it '

@@ -31,13 +31,154 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.graph import SlotRef
-from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root
-from chainer_hybridmem.errors import OutOfMemoryError, SwapStoreError
-from chainer_hybridmem.execution import holders
+from chainer_hybridmem.devices.protocol import Array, Device, HostCopy, Root, Transfer
+from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreError
 from chainer_hybridmem.execution.fingerprints import Fingerprints
-from chainer_hybridmem.execution.graph_slots import GraphSlots
-from chainer_hybridmem.execution.host_side import HostSide
+from chainer_hybridmem.execution.graph_slots import (
+    GraphSlots,
+    copy_memory,
+    find_nothing,
+    track_memory,
+)
 from chainer_hybridmem.records.plan import Tier
+
+
+class HostSide:
+    """Moves the contents of one map between the device and the host.
+
+    Args:
+        device (Device): Starts copies and waits for them.
+        nbytes (int): Size of the map.
+
+    Attributes:
+        copy (HostCopy or None): Space on the host.
+        tier (Tier or None): Where the space should lie; None where there is room.
+        valid (bool): Whether the host copy has the contents.
+        memory (Root or None): Device memory of the copy under way.
+        transfer (Transfer or None): The copy under way.
+    """
+
+    __slots__ = (
+        '_device', '_lost', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
+    )  # fmt: skip
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device = device
+        self._nbytes = nbytes
+        self._lost: SwapStoreError | None = None  # why the contents are nowhere
+        self.copy: HostCopy | None = None
+        self.tier: Tier | None = None
+        self.valid = False
+        self.memory: Root | None = None
+        self.transfer: Transfer | None = None
+
+    # -- space ----------------------------------------------------------------
+    def prefer(self, tier: Tier | None) -> None:
+        """Says where new space should lie."""
+        self.tier = tier
+
+    def reuse(self, copy: HostCopy | None) -> None:
+        """Takes the space of an earlier iteration if the map has none."""
+        if self.copy is None:
+            self.copy = copy
+
+    def close(self) -> None:
+        """Gives the space back."""
+        if self.copy is not None:
+            self.copy.close()
+            self.copy = None
+
+    def let_go(self, close: bool) -> None:
+        """Has no copy from here on.
+
+        Args:
+            close: Whether the space is given back; else a plan owns it.
+        """
+        if close:
+            self.close()
+        self.copy, self.valid = None, False
+
+    def take_space(self) -> bool:
+        """Makes sure that there is space; False if the host has no room."""
+        if self.copy is None:
+            try:
+                self.copy = self._device.copies.host_copy(self._nbytes, self.tier)
+            except HostFullError:
+                return False
+        return True
+
+    # -- contents -------------------------------------------------------------
+    def set_valid(self, valid: bool) -> None:
+        """Says whether the host copy has the contents."""
+        self.valid = valid
+
+    def differs_from(self, root: Root | None) -> bool:
+        """Whether device memory has other contents, where the host can look at it."""
+        if root is None or self.copy is None or self._device.clock.asynchronous:
+            return False
+        return not self._device.copies.same_contents(self.copy, root)
+
+    def save(self, memory: Root) -> None:
+        """Writes device memory into the host copy at once.
+
+        Raises:
+            SwapStoreError: If it cannot be written.
+        """
+        self.let_finish()
+        self.end_copy()
+        if self.copy is None:
+            self.copy = self._device.copies.host_copy(self._nbytes, self.tier)
+        self._device.copies.fill(self.copy, memory)
+        self.valid = True
+
+    def lose(self, error: BaseException) -> None:
+        """Notes that what the program has written could not be kept."""
+        self._lost = SwapStoreError(
+            f'{self._nbytes} bytes of a feature map that the program has changed '
+            f'could not be kept ({type(error).__name__}: {error}). Run the '
+            f'iteration again, or change a copy instead.'
+        )
+        self.valid = False
+
+    def refuse_lost(self) -> None:
+        """Does nothing as long as the contents are somewhere, or can be made again.
+
+        Raises:
+            SwapStoreError: If they could not be kept when the program had changed them.
+        """
+        if self._lost is not None:
+            raise SwapStoreError(str(self._lost))
+
+    # -- copies ---------------------------------------------------------------
+    def start_copy_out(self, root: Root) -> None:
+        """Starts a copy of device memory to the host."""
+        self.copy, self.transfer = self._device.copies.swap_out(root, self.copy)
+        self.memory = root
+
+    def start_copy_in(self, root: Root) -> None:
+        """Starts a copy of the contents to device memory."""
+        assert self.copy is not None
+        self.transfer = self._device.copies.swap_in(self.copy, root)
+        self.memory = root
+
+    def wait(self) -> None:
+        """Waits for the copy under way.
+
+        Raises:
+            SwapStoreError: If it has failed.
+        """
+        assert self.transfer is not None
+        self._device.copies.wait(self.transfer)
+
+    def let_finish(self) -> None:
+        """Waits for a copy whose result is not needed."""
+        if self.transfer is not None:
+            with contextlib.suppress(SwapStoreError):
+                self._device.copies.wait(self.transfer)
+
+    def end_copy(self) -> None:
+        """Lets go of the copy and of its device memory."""
+        self.memory = self.transfer = None
 
 
 class State(enum.Enum):
@@ -79,9 +220,7 @@ class LiveMap:
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
-        self._held: Callable[[], Root | None] = (
-            holders.find_nothing
-        )  # see [held arrays]
+        self._held: Callable[[], Root | None] = find_nothing  # see [held arrays]
         self._look: object = None  # see Device.last_look
         self.allocation = allocation
         self.nbytes = nbytes
@@ -171,7 +310,7 @@ class LiveMap:
     def _start_copy(self) -> None:
         self.prints.take_before_copy()
         array = self._find_array()
-        self._held = holders.track_memory(self._device, array)
+        self._held = track_memory(self._device, array)
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.clear()
@@ -318,9 +457,9 @@ class LiveMap:
                 target = self._device.memory.allocate(self.nbytes)
             except OutOfMemoryError:
                 return  # no room here either
-        holders.copy_memory(self._device, target, root, self.nbytes)
+        copy_memory(self._device, target, root, self.nbytes)
         final = self.prints.find_before_move()
-        self._held = holders.track_memory(self._device, self._find_array())
+        self._held = track_memory(self._device, self._find_array())
         self._arrived(target)
         self.vacated = True
         self.prints.expect(final)
@@ -331,7 +470,7 @@ class LiveMap:
         """Undoes :meth:`vacate`: others may have the array, and have changed it."""
         written, root = self.look_for_writes(), self._held()
         if root is not None and written:  # through the graph; in plain Chainer, to both
-            holders.copy_memory(self._device, root, self.slots.find_root(), self.nbytes)
+            copy_memory(self._device, root, self.slots.find_root(), self.nbytes)
         self.vacated, self._look = False, None
         self.prints.expect({})
         if root is not None:
@@ -359,7 +498,7 @@ class LiveMap:
 
     def _leave(self, state: State) -> None:
         if self.state is State.RESIDENT:
-            self._held = holders.track_memory(self._device, self._find_array())
+            self._held = track_memory(self._device, self._find_array())
             self.state = state if self.slots else State.RESIDENT
             self.slots.clear()
         else:
@@ -406,4 +545,4 @@ class LiveMap:
             self.state = State.AWAY
             return
         root = self.slots.find_root()
-        holders.copy_memory(self._device, root, memory, self.nbytes)
+        copy_memory(self._device, root, memory, self.nbytes)

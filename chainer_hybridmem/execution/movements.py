@@ -6,12 +6,34 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem import timing
+from chainer_hybridmem.devices.protocol import Span
 from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.planned_maps import PlannedMaps
+from chainer_hybridmem.execution.live_maps import PlannedMaps
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.execution.observer import Observer
     from chainer_hybridmem.execution.verifier import Verifier
+
+
+class Observer:
+    """Listens to the executor; what it does not override goes by."""
+
+    def copy(self, kind: str, storage: int, span: Span) -> None:
+        """A copy has been started; its kind is ``'swap-out'`` or ``'swap-in'``."""
+
+    def released(self) -> None:
+        """What leaves before an operation has left."""
+
+    def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
+        """Does something that may wait for a copy."""
+        action()
+
+    def use(self, storage: int) -> None:
+        """The next operation uses what has been swapped in."""
+
+    def replay(self, operation: int, action: Callable[[], None]) -> None:
+        """Runs one replay."""
+        action()
+
 
 Look = Callable[[LiveMap], None]
 
@@ -150,7 +172,7 @@ class Movements:
 
     def drop_planned(self, live: LiveMap) -> None:
         """Drops a map as the plan says; what a later backward will ask for is kept."""
-        if live.outlives:  # recipes, [later iterations]
+        if live.outlives:  # replayer, [later iterations]
             self.put_away(live)
         elif self.observer is not None and _waits(live):
             kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'

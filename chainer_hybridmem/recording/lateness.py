@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import Device, Mark, Span
-from chainer_hybridmem.execution.observer import Observer
+from chainer_hybridmem.execution.movements import Observer
 
 
 class Lateness(Observer):

@@ -8,7 +8,7 @@ from typing import Any
 
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Device, View
-from chainer_hybridmem.execution.holders import find_nothing, track_memory
+from chainer_hybridmem.execution.graph_slots import find_nothing, track_memory
 from chainer_hybridmem.recording.running_maps import RunningMaps
 from chainer_hybridmem.recording.steps import Step
 

@@ -24,9 +24,9 @@ from chainer_hybridmem.chainer_access.owners import bring_home, permanent_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.session.setting.device_choice import open_device_of
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.runtime import open_device_of
 from chainer_hybridmem.units import format_bytes
 
 MOST_KINDS = 64  # of which the logs and arenas are kept

@@ -9,8 +9,8 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
-from chainer_hybridmem.session.iterations.graph_hook import GraphHook
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
+from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.session_statistics import collect_statistics
 from chainer_hybridmem.session.setting.options import Options
@@ -25,7 +25,7 @@ class Results:
 
     Args:
         options (Options): What plans are made for.
-        hook (GraphHook): Knows the iteration under way.
+        loop (Loop): Knows the iteration under way.
         signatures (KnownSignatures): Have the guides.
         history (IterationHistory): Has figures of iterations.
         observation (Observation): Tells when iterations are recorded.
@@ -34,20 +34,20 @@ class Results:
     def __init__(
         self,
         options: Options,
-        hook: GraphHook,
+        loop: Loop,
         signatures: KnownSignatures,
         history: IterationHistory,
         observation: Observation,
     ) -> None:
         self._options = options
-        self._hook = hook
+        self._loop = loop
         self._signatures = signatures
         self._history = history
         self._observation = observation
 
     def find_planned(self) -> Guide | None:
         """The guide of the iteration if it has a plan, else one that has."""
-        guide = self._hook.iteration.following.guide
+        guide = self._loop.iteration.following.guide
         if guide is not None and guide.plan is not None:
             return guide
         return self._signatures.find_planned()
@@ -120,7 +120,7 @@ class Results:
             cached: Guides that earlier runs have made.
         """
         unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._signatures)
-        state = self._hook.name_state()
+        state = self._loop.name_state()
         return {
             **collect_statistics(
                 self._options, state, self._history, self.find_planned()

@@ -24,32 +24,29 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.cache.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
-from chainer_hybridmem.session.iterations import late_differences
 from chainer_hybridmem.session.iterations.all_reduce import AllReduce
-from chainer_hybridmem.session.iterations.graph_hook import GraphHook
-from chainer_hybridmem.session.iterations.guide_switching import GuideSwitching
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
-from chainer_hybridmem.session.iterations.iteration_start import IterationStart
-from chainer_hybridmem.session.iterations.learning import Learning
-from chainer_hybridmem.session.iterations.link_path import LinkPath
+from chainer_hybridmem.session.iterations.learning import (
+    Learning,
+    end_late_checks,
+    refuse_differences,
+)
+from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Detail, Observation
-from chainer_hybridmem.session.iterations.older_graphs import OlderGraphs
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.overrun import Overrun
-from chainer_hybridmem.session.iterations.quiet_iterations import QuietIterations
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.page import make_cell, title_of, write_page
-from chainer_hybridmem.session.planning.host_share import HostShare
-from chainer_hybridmem.session.planning.planning import Planning
+from chainer_hybridmem.session.planning.planning import HostShare, Planning
 from chainer_hybridmem.session.progress_lines import ProgressLines
 from chainer_hybridmem.session.report import session_report
 from chainer_hybridmem.session.results import Results
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import call_uncounted
 from chainer_hybridmem.session.setting.runtime import open_runtime
 from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.units import format_bytes, format_count
 
@@ -108,34 +105,33 @@ class Session:
             model, runtime, options, arrays, observation
         )
         self._overrun = Overrun(runtime, options, arrays, observation, self._explainer)
-        self._hook = self._make_hook(observation)
+        self._loop = self._make_loop(observation)
         self._all_reduce = AllReduce(
-            options.communicator, runtime.instruments, lambda: self._hook.iteration
+            options.communicator, runtime.instruments, lambda: self._loop.iteration
         )
-        self._results = Results(options, self._hook, signatures, history, observation)
+        self._results = Results(options, self._loop, signatures, history, observation)
 
-    def _make_hook(self, observation: Observation) -> GraphHook:
+    def _make_loop(self, observation: Observation) -> Loop:
         runtime, options, arrays = self._runtime, self.options, self._arrays
         planning, signatures, history = self._planning, self._signatures, self._history
-        path, guard = LinkPath(self.model), ThreadGuard(self._thread)
         links = LinkMeasurement(runtime)
-        trials = ReplayTrials(runtime, options, arrays, links)
-        older = OlderGraphs(runtime.executor, signatures)
-        quiet = QuietIterations(runtime, arrays, trials, path, guard, older)
-        share = HostShare(runtime.executor, options, signatures, links, planning)
-        start = IterationStart(
-            *(runtime, options, arrays, quiet, signatures, share, observation),
-            self._overrun,
-        )
-        switching = GuideSwitching(runtime, signatures)
         learning = Learning(
             runtime, options, arrays, planning, signatures, history, links
         )
         if not self.detail.timed:
             learning.plan_after(1)
-        overrun = self._overrun
-        return GraphHook(
-            *(runtime, quiet, start, switching, learning, overrun, path, guard, older)
+        return Loop(
+            self.model,
+            runtime,
+            options,
+            arrays,
+            signatures,
+            HostShare(runtime.executor, options, signatures, links, planning),
+            observation,
+            learning,
+            self._overrun,
+            ReplayTrials(runtime, options, arrays, links),
+            ThreadGuard(self._thread),
         )
 
     def __repr__(self) -> str:
@@ -168,11 +164,11 @@ class Session:
         self._arrays.begin_counting_updates()
         bring_home(self.model)  # another session may have ended with an error
         device.memory.adopt(array for _, array in permanent_arrays(self.model))
-        device.memory.install(self._hook.reclaim)
+        device.memory.install(self._loop.reclaim)
         try:
             if device.memory.other_bytes:
                 move_in(self.model, device)
-            self._hook.enter(None if self._cache is None else self._cache.meet)
+            self._loop.enter(None if self._cache is None else self._cache.meet)
         except BaseException:
             device.memory.uninstall()
             raise
@@ -190,7 +186,7 @@ class Session:
         guides = cache.load()
         self._planning.node.begin_with(guides)
         self._signatures.take_in(guides)
-        self._hook.iteration.following.know(next(iter(guides), None))
+        self._loop.iteration.following.know(next(iter(guides), None))
 
     def _keep(self, guide: Guide) -> None:
         """A guide has another plan, or other times."""
@@ -223,20 +219,20 @@ class Session:
                 clear_frames(error)
                 executor.evictor.drop_graphs()
             if error is None:
-                self._hook.count_last()
+                self._loop.count_last()
                 if not self.options.keep_graph:
                     executor.close()
         finally:
             device.memory.uninstall()
         try:
             if error is None:
-                if not (self.iterations or self._hook.iteration.started):
+                if not (self.iterations or self._loop.iteration.started):
                     updates = self._arrays.count_updates()
                     self._thread.warn_if_unseen(updates, self._runtime.tell)
                 if self.options.keep_graph:
                     executor.close(whole=True)
-                last = self.iterations + self._hook.iteration.started
-                late_differences.end_iteration(device, last)
+                last = self.iterations + self._loop.iteration.started
+                end_late_checks(device, last)
         finally:
             try:
                 executor.abandon()
@@ -245,7 +241,7 @@ class Session:
         if message is not None:
             raise message from error
         if error is None:
-            late_differences.refuse(device, wait=True)
+            refuse_differences(device, wait=True)
 
     def _explain(self, error: BaseException | None) -> BaseException | None:
         """The error to raise in place of one that ends the session, or of none."""
@@ -253,8 +249,8 @@ class Session:
             return self._overrun.take_error()
         if not isinstance(error, MemoryError):
             return None
-        progress = self._hook.describe_progress(self.iterations + 1)
-        iteration, needs = self._hook.iteration, self._overrun.needs
+        progress = self._loop.describe_progress(self.iterations + 1)
+        iteration, needs = self._loop.iteration, self._overrun.needs
         return self._explainer.explain(error, iteration, progress, needs)
 
     def _forget(self) -> None:
@@ -263,7 +259,7 @@ class Session:
         _active.session = None
         self._progress.close()
         self._all_reduce.leave()
-        self._hook.leave()
+        self._loop.leave()
 
     # -- what a program may ask for -------------------------------------------
     def replan(self, planner: str, **options: Any) -> Plan:
@@ -285,7 +281,7 @@ class Session:
         guide = self._results.find_planned()
         if guide is None or guide.problem is None:
             raise self._results.make_error('profile')
-        if self._hook.iteration.is_incomplete:
+        if self._loop.iteration.is_incomplete:
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_planning()
         self.finish_iteration()
@@ -318,7 +314,7 @@ class Session:
         To be called after the update, when something else than the next
         iteration follows: its time is then not counted as the iteration's.
         """
-        self._hook.finish_iteration()
+        self._loop.finish_iteration()
 
     def observe_problem(self, problem: Problem) -> None:
         """Called with every finished profile, before it is planned."""
@@ -336,7 +332,7 @@ class Session:
         In-core is an iteration in which nothing has had to leave and of which nothing
         is found out.
         """
-        return self._hook.name_state()
+        return self._loop.name_state()
 
     @property
     def settled(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chainer_hybridmem.chainer_access.graph import ByOwner
-from chainer_hybridmem.execution.functions import LiveFunctions
+from chainer_hybridmem.execution.ledger import LiveFunctions
 
 
 class Owner:

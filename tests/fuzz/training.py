@@ -26,8 +26,8 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
 from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.session.guides import plan_pace
-from chainer_hybridmem.session.iterations import copy_costs, replay_trials
+from chainer_hybridmem.session.guides import guide as guides
+from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.setting import link_measurement
 from chainer_hybridmem.simulation import Problem
 
@@ -483,15 +483,15 @@ def surroundings(case: Case) -> Iterator[None]:
                 link_measurement, 'measure_link', lambda device, **_: link
             )
         )
-        enter(mock.patch.object(plan_pace, 'TIMING_RUNS', options['timing_runs']))
+        enter(mock.patch.object(guides, 'TIMING_RUNS', options['timing_runs']))
         enter(mock.patch.object(trials, 'TIMED_RUNS', 1))
         enter(mock.patch.object(trials, 'WALKED_BYTES', 0))
         least = options['minimum_bytes']
         enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
         enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
         if options.get('recomputes_at_once'):
-            enter(mock.patch.object(copy_costs, 'LEAST_SECONDS', 0.0))
-            enter(mock.patch.object(copy_costs, 'WORTH_MEASURING', 0.0))
+            enter(mock.patch.object(replay_trials, 'LEAST_SECONDS', 0.0))
+            enter(mock.patch.object(replay_trials, 'WORTH_MEASURING', 0.0))
             enter(mock.patch.object(replay_trials, 'PROBATION', 1))
         yield
         assert not machine.faults, machine.faults[0]

@@ -8,7 +8,7 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.session.planning import arena_planning
+from chainer_hybridmem.session.planning import plan_maker
 
 ITERATIONS = 12
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
@@ -136,7 +136,7 @@ def test_what_comes_unexpectedly_lies_beside(data, in_core):
 def test_a_plan_whose_arena_is_too_large_is_made_again(
     data, in_core, capsys, monkeypatch
 ):
-    monkeypatch.setattr(arena_planning, 'relaxed', lambda problem, plan: plan)
+    monkeypatch.setattr(plan_maker, 'relaxed', lambda problem, plan: plan)
     result, session = run(data, memory_limit=4_000_000, progress=True, planner='hybrid')
     networks.assert_same(in_core, result)
     assert 'so that the arena fits' in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_a_plan_whose_arena_is_too_large_is_made_again(
 
 def test_an_arena_that_costs_time_is_not_used(data, in_core, capsys, monkeypatch):
     """On the host the limit is kept without one, too."""
-    monkeypatch.setattr(arena_planning, 'MOST_SLOWDOWN', -1.0)
+    monkeypatch.setattr(plan_maker, 'MOST_SLOWDOWN', -1.0)
     result, session = run(data, progress=True)
     networks.assert_same(in_core, result)
     assert 'no arena: none fits' in capsys.readouterr().err

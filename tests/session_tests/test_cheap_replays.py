@@ -22,12 +22,16 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.movements import Counters
-from chainer_hybridmem.execution.restorer import Restorer
+from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.recording.trials import TrialResult
-from chainer_hybridmem.session.iterations import copy_costs, replay_trials
-from chainer_hybridmem.session.iterations.copy_costs import CopyCosts, Experience
-from chainer_hybridmem.session.iterations.graph_hook import GraphHook
-from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials, Worth
+from chainer_hybridmem.session.iterations import replay_trials
+from chainer_hybridmem.session.iterations.loop import Loop
+from chainer_hybridmem.session.iterations.replay_trials import (
+    CopyCosts,
+    Experience,
+    ReplayTrials,
+    Worth,
+)
 
 COUNT = 14
 LIMIT = 4_000_000  # bytes
@@ -119,7 +123,7 @@ def count_recomputed(figures: Any) -> int:
 @pytest.fixture(autouse=True)
 def measured_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is measured after a few iterations."""
-    monkeypatch.setattr(copy_costs, 'WORTH_MEASURING', 0.1)
+    monkeypatch.setattr(replay_trials, 'WORTH_MEASURING', 0.1)
 
 
 # -- what it is for --------------------------------------------------------------
@@ -161,7 +165,7 @@ def test_waiting_for_room_is_not_time_of_a_replay(monkeypatch):
     inside: list[bool] = []  # of a replay
     waits = iter(range(2))
     replay, time_replay = graph.replay, Counters.time_replay
-    make_room = GraphHook._make_room
+    make_room = Loop._make_room
 
     def replayed(*args: Any) -> Any:
         inside.append(True)
@@ -181,7 +185,7 @@ def test_waiting_for_room_is_not_time_of_a_replay(monkeypatch):
 
     monkeypatch.setattr(graph, 'replay', replayed)
     monkeypatch.setattr(Counters, 'time_replay', noted)
-    monkeypatch.setattr(GraphHook, '_make_room', slowly)
+    monkeypatch.setattr(Loop, '_make_room', slowly)
     assert count_recomputed(limited()[2]) > LIMIT
     assert next(waits, None) is None  # it has waited
     assert max(taken) < 1
@@ -393,7 +397,7 @@ def test_update_rules_have_no_hook_after_the_session():
 
 
 def test_small_functions_are_looked_at_for_a_few_iterations_only(monkeypatch):
-    monkeypatch.setattr(copy_costs, 'LEAST_SECONDS', 1.0)
+    monkeypatch.setattr(replay_trials, 'LEAST_SECONDS', 1.0)
     monkeypatch.setattr(replay_trials, 'BARREN', 3)
     active: list[bool] = []
     begin = ReplayTrials.begin

@@ -19,11 +19,11 @@ import chainer.links as L
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.execution.holders import track_memory
+from chainer_hybridmem.execution.crossing import PersistentMap
+from chainer_hybridmem.execution.graph_slots import track_memory
 from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.movements import Movements
-from chainer_hybridmem.execution.persistent import PersistentMap
-from chainer_hybridmem.execution.restorer import Restorer
+from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.records.plan import Action

@@ -586,7 +586,7 @@ def graph_of(variable):
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
 def test_a_graph_that_outlives_an_exception_says_what_is_missing(planner, data):
     def ends():
-        evict = active_session()._hook.reclaim
+        evict = active_session()._loop.reclaim
         evict(2**30)
         raise KeyError
 

@@ -49,7 +49,7 @@ def train(way, count=9, evict=False, **options):
                 F.sum(y).backward(enable_double_backprop=True)
                 gx = x.grad_var
             if evict:
-                active_session()._hook.reclaim(2**30)
+                active_session()._loop.reclaim(2**30)
             loss = F.mean((F.sqrt(F.sum(gx**2, axis=(1, 2, 3))) - 1) ** 2) + F.mean(y)
             critic.cleargrads()
             loss.backward()

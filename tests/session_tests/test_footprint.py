@@ -16,7 +16,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session.planning import arena_planning
+from chainer_hybridmem.session.planning import plan_maker
 
 LIMIT = 240_000_000
 LIBRARIES = 64_000_000  # bytes: BLAS, the planner, Python, what times replays
@@ -50,9 +50,7 @@ def resident(name):
 
 def child(limit, folder):
     """Trains; prints how much more was resident than before at most."""
-    arena_planning.MOST_SLOWDOWN = (
-        math.inf
-    )  # else times decide whether there is an arena
+    plan_maker.MOST_SLOWDOWN = math.inf  # else times decide whether there is an arena
     networks.train(Deep, batches(8, 100), memory_limit='1GB')
     count = 12 if int(limit) else 3  # the arena stands after 10 at the latest
     data = batches(count, 16_000)

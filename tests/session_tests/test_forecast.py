@@ -16,7 +16,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session.guides import forecast as forecasting
-from chainer_hybridmem.session.guides.first_update import coming
+from chainer_hybridmem.session.guides.forecast import coming
 from chainer_hybridmem.session.iterations.learning import Learning
 from chainer_hybridmem.session.session import active_session
 

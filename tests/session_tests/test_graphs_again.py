@@ -101,7 +101,7 @@ def test_parameters_made_in_a_session_are_no_feature_maps():
     with hybridmem.optimize(model, '4MB') as session:
         for _ in range(2):
             loss = model(x)
-            session._hook.reclaim(1 << 40)  # everything that may leave leaves
+            session._loop.reclaim(1 << 40)  # everything that may leave leaves
             model.cleargrads()
             loss.backward()
             del loss

@@ -15,7 +15,7 @@ from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
 from chainer_hybridmem.execution.movements import Counters
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.session.guides.plan_arena import PlanArena
+from chainer_hybridmem.session.guides.guide import PlanArena
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.session_statistics import collect_statistics
 from chainer_hybridmem.session.setting.planning_time import PlanningTime

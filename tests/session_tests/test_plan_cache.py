@@ -30,7 +30,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan_file import serialise_plan
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.session.cache import plan_cache, recorded_signature, source_files
+from chainer_hybridmem.session.cache import plan_cache
 from chainer_hybridmem.session.cache.plan_cache import PlanCache
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.session import Session
@@ -324,9 +324,9 @@ def test_another_configuration_of_chainer(folder):
     'module', [Net.__module__, 'chainer.functions.activation.sigmoid', '__main__']
 )
 def test_other_code(module, folder):
-    stamp = source_files._stamp
+    stamp = plan_cache._stamp
     with mock.patch.object(
-        source_files, '_stamp', lambda name: 'new' if name == module else stamp(name)
+        plan_cache, '_stamp', lambda name: 'new' if name == module else stamp(name)
     ):
         cached, log = begin(folder)
     assert cached == 0
@@ -335,9 +335,9 @@ def test_other_code(module, folder):
 
 
 def test_code_without_a_file_is_never_kept(data, tmp_path):
-    stamp = source_files._stamp
+    stamp = plan_cache._stamp
     with mock.patch.object(
-        source_files,
+        plan_cache,
         '_stamp',
         lambda name: None if name == Net.__module__ else stamp(name),
     ):
@@ -478,7 +478,7 @@ def renamed(folder: Path, change: Any) -> None:
     path = only_file(folder)
     rewrite(path, change)
     body = json.loads(gzip.decompress(path.read_bytes()))
-    keys = [recorded_signature.read_key(row) for row in body['keys']]
+    keys = [plan_cache.read_key(row) for row in body['keys']]
     circumstances = json.dumps(body['circumstances'], sort_keys=True)
     kind = plan_cache._digest(circumstances + json.dumps(keys))
     path.rename(folder / f'{plan_cache._digest(circumstances)}-{kind}.guide.gz')

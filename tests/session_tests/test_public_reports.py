@@ -15,9 +15,9 @@ from support.scenarios import Run
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.execution import evictor, rescue
+from chainer_hybridmem.execution import evictor
+from chainer_hybridmem.execution.evictor import Rescue
 from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.rescue import Rescue
 from chainer_hybridmem.session.setting.measuring_instruments import (
     Instruments,
 )
@@ -181,7 +181,7 @@ def test_garbage_is_not_collected_again_and_again_in_vain(program, share, monkey
     """Functions run in parts in every iteration: that is another way."""
     collector = mock.Mock(wraps=gc)
     monkeypatch.setattr(evictor, 'gc', collector)
-    monkeypatch.setattr(rescue, 'SHARE', 0.0)  # however fast the machine is
+    monkeypatch.setattr(evictor, 'SHARE', 0.0)  # however fast the machine is
     in_parts, run = [0], rules.run
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -207,7 +207,7 @@ def test_a_rescue_that_helps_is_free_and_one_that_does_not_has_a_price(monkeypat
     assert tried.pays
     assert tried.run() and tried.pays
     assert not tried.run() and not tried.pays
-    now[0] = 1.0 / rescue.SHARE + 1
+    now[0] = 1.0 / evictor.SHARE + 1
     assert tried.pays  # a small share of all time
     assert tried.run() and tried.vain_seconds == 0.0
     assert not tried.run() and tried.vain_seconds == pytest.approx(0.2)

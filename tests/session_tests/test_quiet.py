@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 import chainer
@@ -15,15 +14,14 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
+from chainer_hybridmem.execution import ledger
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.iterations import (
-    graph_hook,
-    iteration_kinds,
-    noted_functions,
+    iteration_history,
+    loop,
 )
-from chainer_hybridmem.session.iterations.noted_functions import NotedFunctions
 
 ROOMY = '1GB'
 TIGHT = 3_800_000  # bytes; Everything needs 5.2 MB in-core
@@ -119,7 +117,7 @@ def test_a_backward_in_another_thread_is_refused():
     with hybridmem.optimize(model, ROOMY) as session:
         networks.iterate(model, chainer.optimizers.SGD().setup(model), *DATA[0])
         loss = model(*DATA[0])
-        assert session._hook.iteration.quiet
+        assert session._loop.iteration.quiet
         thread = threading.Thread(target=backward, args=(loss,))
         thread.start()
         thread.join()
@@ -140,11 +138,11 @@ def test_hooks_note_and_nothing_else(monkeypatch):
         networks.iterate(model, optimizer, *DATA[0])
         for name in ('complete', 'before_forward', 'before_backward', 'after_backward'):
             monkeypatch.setattr(session._runtime.executor, name, never)
-        monkeypatch.setattr(graph_hook.graph, 'find_slots', never)
+        monkeypatch.setattr(loop.graph, 'find_slots', never)
         keys = []
-        key_of = graph_hook.make_forward_key
+        key_of = loop.make_forward_key
         monkeypatch.setattr(
-            graph_hook, 'make_forward_key', lambda *a: keys.append(a) or key_of(*a)
+            loop, 'make_forward_key', lambda *a: keys.append(a) or key_of(*a)
         )
         for batch in DATA[1:4]:
             networks.iterate(model, optimizer, *batch)
@@ -252,13 +250,13 @@ def test_poisoned_memory_and_late_copies_change_nothing(hostile):
 def test_graphs_that_are_away_leave_the_next_iteration_quiet(again, monkeypatch):
     """Whether the program runs backward over them again or not."""
     loud: list[int] = []
-    start = graph_hook.GraphHook._start_forward
+    start = loop.Loop._start_forward
 
     def start_forward(hook: Any, iteration: Any, *arguments: Any) -> None:
         loud.append(iteration.position)
         start(hook, iteration, *arguments)
 
-    monkeypatch.setattr(graph_hook.GraphHook, '_start_forward', start_forward)
+    monkeypatch.setattr(loop.Loop, '_start_forward', start_forward)
     monkeypatch.setattr(KnownSignatures, 'wants_draft', lambda *_: False)
 
     def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
@@ -406,55 +404,93 @@ class Thing:
     """Something to refer to."""
 
 
-def test_noted_functions_keep_nothing_alive():
-    noted = NotedFunctions()
+def noting(things):
+    """A ledger of an iteration that has run these."""
+    noted = ledger.Ledger()
     noted.begin('first')
-    things = [Thing() for _ in range(4)]
-    noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
-    noted.functions[2] = -1, noted.functions[2][1]
-    noted.ended = [weakref.ref(things[3])]
-    del things[0]
-    numbered, ended, running = noted.take()
-    assert numbered == [(1, things[0]), (-1, things[1]), (3, things[2])]
-    assert ended == [things[2]] and not running
-    assert noted.take() == ([], [], [])
-    del numbered, ended
-    noted.functions = [(k, weakref.ref(thing)) for k, thing in enumerate(things)]
-    noted.ended = [weakref.ref(things[0])]
+    for k, thing in enumerate(things):
+        noted.note(k, thing)
+    return noted
+
+
+def test_noted_functions_keep_nothing_alive():
+    things = [Thing() for _ in range(3)]
+    noted = noting(things)
+    noted.note_nested(nested := Thing())
+    for thing in (things[2], things[1]):
+        noted.start_backward(thing)
+    noted.end_backward(things[2])  # it is not the inner one
+    assert noted.find_running() == [things[2], things[1]]
+    noted.end_backward(things[1])
+    assert noted.nested and noted.find_current() is things[2]
+    del thing, things[0]
+    entries, ended, running = noted.take()
+    assert entries == [(1, 2, things[0]), (2, 3, things[1]), (-1, 4, nested)]
+    assert (ended, running) == ([things[0]], [things[1]])
+    assert noted.take() == ([], [], []) and noted.serial == 4
+
+
+def test_what_is_noted_belongs_to_older_graphs_later():
+    things = [Thing() for _ in range(3)]
+    noted = noting(things)
+    noted.start_backward(things[0])
+    noted.end_backward(things[0])
     noted.begin('next')
+    assert noted.all_dead and noted.older == 3  # none of this iteration's is noted
     del things[1:]
     noted.begin('the one after')
     assert noted.older == 1
     assert noted.take_older(0) == ([], things)
-    assert noted.take_older(1) == ([('first', 0, things[0])], things)
+    assert noted.take_older(1) == ([('first', 0, 1, things[0])], things)
     assert noted.take_older(1) == ([], []) and noted.older == 0
 
 
 def test_references_to_the_dead_are_let_go_of(monkeypatch):
-    monkeypatch.setattr(noted_functions, 'PURGED', 10)
-    noted = NotedFunctions()
-    noted.begin('first')
+    monkeypatch.setattr(ledger, 'PURGED', 10)
+    noted = noting([])
     living = [Thing() for _ in range(6)]
     for k in range(30):
         thing = living[k // 5] if not k % 5 else Thing()
-        noted.functions.append((k, weakref.ref(thing)))
+        noted.note(k, thing)
         del thing
         if k == 8:
-            assert [k for k, _ in noted.next_functions(6)] == [0, 5]
+            assert [k for k, *_ in noted.take_next(6)] == [0, 5]
         noted.forget_dead()
-        assert len(noted.functions) <= 20
-    assert [k for k, _ in noted.next_functions(100)] == [10, 15, 20, 25]
-    assert [k for k, _ in noted.take()[0]] == [0, 5, 10, 15, 20, 25]
+        assert len(noted.noted) <= 20
+    assert [k for k, *_ in noted.take_next(100)] == [10, 15, 20, 25]
+    assert [k for k, *_ in noted.take()[0]] == [0, 5, 10, 15, 20, 25]
 
 
 def test_a_program_without_backward_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(noted_functions, 'PURGED', 400)
+    monkeypatch.setattr(ledger, 'PURGED', 400)
     model = networks.Everything()
     with hybridmem.optimize(model, ROOMY) as session:
-        noted = session._hook._quiet._noted
+        noted = session._runtime.executor.ledger
         for _ in range(150):
             model(*DATA[0])
-        assert len(noted.functions) < noted_functions.PURGED + 100
+        assert len(noted.noted) < ledger.PURGED + 100
+
+
+def test_memory_that_is_short_between_two_functions_breaks_nothing_off(monkeypatch):
+    """The last function has come to its end, and the next one is not the first."""
+    broken = []
+    monkeypatch.setattr(loop.Loop, '_break_off', lambda *of: broken.append(of))
+    model = networks.Everything()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with hybridmem.optimize(model, ROOMY) as session:
+        for i, (x, t) in enumerate(DATA[:3]):
+            features = model.block1(F.relu(model.first(x)))
+            if i == 1:
+                assert session._loop.iteration.quiet
+                session._loop.reclaim(1 << 40)
+                assert not session._loop.iteration.quiet
+            loss = F.softmax_cross_entropy(model.last(model.block2(features)), t)
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+        session.finish_iteration()
+        assert session.statistics()['iterations'] == 3
+    assert not broken
 
 
 # -- kinds of iterations -------------------------------------------------------
@@ -480,8 +516,8 @@ def test_a_report_of_one_kind_has_no_table_of_kinds():
 
 
 def test_very_many_kinds_are_counted_together(monkeypatch):
-    monkeypatch.setattr(iteration_kinds, 'MOST', 3)
-    kinds = iteration_kinds.IterationKinds()
+    monkeypatch.setattr(iteration_history, 'MOST', 3)
+    kinds = iteration_history.IterationKinds()
     entry = dict.fromkeys(
         ('peak_bytes', 'swapped_bytes', 'recomputed_bytes', 'evictions', 'restores'), 7
     )

@@ -40,7 +40,7 @@ def evict_everything():
     """As if memory were short now."""
     session = active_session()
     if session is not None:
-        session._hook.reclaim(2**30)
+        session._loop.reclaim(2**30)
 
 
 def train(network=Unpooling, backwards=1, **options):

@@ -7,8 +7,8 @@ import io
 import pytest
 from support import networks
 
-from chainer_hybridmem.session.guides import plan_pace
-from chainer_hybridmem.session.guides.plan_pace import (
+from chainer_hybridmem.session.guides import guide as guides
+from chainer_hybridmem.session.guides.guide import (
     STALE_RUNS,
     TIMING_RUNS,
     PlanPace,
@@ -21,7 +21,7 @@ LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 @pytest.fixture(autouse=True)
 def judged(monkeypatch):
     """Other tests do not judge how busy the machine was: see conftest."""
-    monkeypatch.setattr(plan_pace, 'STALE_SHARE', 0.97)
+    monkeypatch.setattr(guides, 'STALE_SHARE', 0.97)
 
 
 def timed_pace():

@@ -13,15 +13,13 @@ from support.virtual import Machine
 from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.session.guides.plan_pace import (
+from chainer_hybridmem.session.guides.guide import (
     LONGEST_REST,
     LONGEST_WAIT,
     TIMING_RUNS,
     PlanPace,
 )
 from chainer_hybridmem.session.planning import (
-    arena_planning,
-    background_search,
     plan_maker,
     planning,
 )
@@ -36,7 +34,7 @@ LAYING = 2  # iterations without an arena after a change
 @pytest.fixture
 def any_arena(monkeypatch):
     """An arena may slow a plan down: times do not decide whether there is one."""
-    monkeypatch.setattr(arena_planning, 'MOST_SLOWDOWN', math.inf)
+    monkeypatch.setattr(plan_maker, 'MOST_SLOWDOWN', math.inf)
 
 
 class Watched:
@@ -139,7 +137,7 @@ class Restless:
 def test_a_search_that_finds_better_plans_for_ever(
     any_arena, data, in_core, monkeypatch
 ):
-    monkeypatch.setattr(background_search, 'Improvement', Restless)
+    monkeypatch.setattr(planning, 'Improvement', Restless)
     with Machine().running():
         watched = Watched(data, improve=True)
     networks.assert_same(in_core, watched.outcome)
@@ -149,10 +147,10 @@ def test_a_search_that_finds_better_plans_for_ever(
 
 def test_a_search_for_times_of_the_past_ends(any_arena, data, monkeypatch):
     """Else no other search would begin."""
-    monkeypatch.setattr(background_search, 'Improvement', Restless)
+    monkeypatch.setattr(planning, 'Improvement', Restless)
     watched = Watched(data[:20], improve=True)
     guide, planning_ = (
-        watched.session._hook.iteration.following.guide,
+        watched.session._loop.iteration.following.guide,
         watched.session._planning,
     )
     former = guide.problem

@@ -16,7 +16,7 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.session.setting.user_warnings import warn_user
+from chainer_hybridmem.session.setting.session_thread import warn_user
 
 ITERATIONS = 9
 LIMIT = 3_000_000

@@ -46,7 +46,7 @@ def while_guided(action):
         if (
             not done
             and session.state == 'guided'
-            and session._hook.iteration.backward_seen
+            and session._loop.iteration.backward_seen
         ):
             done.append(action(*args))
 
@@ -83,7 +83,7 @@ def test_only_so_many_are_verified_and_none_of_them_is_timed(data):
     verified = [bool(entry['verified']) for entry in entries]
     assert verified == [False] * RECORDED + [True] * 2 + [False] * 2
     assert (
-        len(session._hook.iteration.following.guide.pace.timings) == 1
+        len(session._loop.iteration.following.guide.pace.timings) == 1
     )  # nobody has ended the last one
     seconds = [entry['seconds'] for entry in entries[RECORDED + 2 :]]
     assert session.iteration_times() == seconds

@@ -54,7 +54,7 @@ def evict_everything():
     """As if memory were short now."""
     session = active_session()
     if session is not None:
-        session._hook.reclaim(2**30)
+        session._loop.reclaim(2**30)
 
 
 def train(scaled, model=Pooling, between=lambda: None, **options):
@@ -122,7 +122,7 @@ def test_a_function_that_is_applied_once_more_has_its_mask(backprop):
         dropout = F.noise.dropout.Dropout(0.5)
         (first,) = dropout.apply((x,))
         kept = F.relu(first)  # at its hook the maps of dropout get known
-        session._hook.reclaim(2**30)
+        session._loop.reclaim(2**30)
         assert 'mask' not in vars(dropout)
         with chainer.using_config('enable_backprop', backprop):
             (second,) = dropout.apply((x,))

@@ -22,7 +22,10 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import chainer
 import numpy as np
@@ -32,30 +35,164 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Slot
+from chainer_hybridmem.records.profile import Operation, Phase, Profile, Slot, SlotKind
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.session.cache.recorded_signature import (
-    check_profile,
-    check_slot,
-    read_key,
+from chainer_hybridmem.session.guides.guide import (
+    ForeignMemory,
+    Guide,
+    PlanArena,
+    ProgramHabits,
 )
-from chainer_hybridmem.session.cache.source_files import SourceFiles
-from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
-from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.known_signatures import LARGEST_GUIDE_COUNT
 from chainer_hybridmem.session.guides.operation_key import OperationKey
-from chainer_hybridmem.session.guides.plan_arena import PlanArena
-from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.cache_folder import read_private, replace_private
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.session_rules import SessionRules
+from chainer_hybridmem.session.setting.runtime import Runtime, SessionRules
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.units import format_count
 from chainer_hybridmem.version import __version__
+
+_ATTRIBUTE = re.compile(r'(?!__)[^\W\d]\w*(\.\d{1,6})?')
+
+
+def check_profile(signature: list[OperationKey], profile: Profile) -> None:
+    """The profile is one of these operations, and names nothing but arrays.
+
+    Raises:
+        FormatError: With the operation, recipe or slot.
+    """
+    operations = profile.operations
+    if (
+        profile.first_update != len(signature)
+        or operations[-1].phase is not Phase.UPDATE
+    ):
+        raise files.broken(
+            'guide',
+            f'{profile.first_update} operations are recorded for {len(signature)} keys',
+        )
+    for op, key in zip(operations, signature, strict=False):
+        if not _is_recording(op, key):
+            raise files.broken('guide', f'operation {op.index} ({op.label}) is {key}')
+    for recipe in profile.recipes:
+        if len(recipe.sources) != len(recipe.products):
+            raise files.broken('guide', f'recipe {recipe} makes something else')
+    for slot in _list_slots(profile):
+        check_slot(slot, len(signature))
+
+
+def _is_recording(op: Operation, key: OperationKey) -> bool:
+    """Whether an operation of a profile looks like this."""
+    if _is_backward(key):
+        forward = key[1] if isinstance(key[1], int) else -1
+        return op.phase is Phase.BACKWARD and op.forward == forward
+    specs = tuple(
+        f'{np.dtype(char).name}[{",".join(map(str, shape))}]'
+        for shape, char in _inputs(key)
+    )
+    return op.phase is Phase.FORWARD and op.specs == specs
+
+
+def _list_slots(profile: Profile) -> Iterator[Slot]:
+    """All slots of a profile, and the attributes that its recipes read."""
+    for recipe in profile.recipes:
+        yield from recipe.sources
+        for name in recipe.attributes:
+            yield Slot(recipe.operation, SlotKind.ATTRIBUTE, name)
+    for storage in profile.storages:
+        yield from storage.slots
+
+
+def check_slot(slot: Slot, n_operations: int) -> None:
+    """An array of a function has an index, or a name that is none of Python's own."""
+    if slot.kind is SlotKind.ATTRIBUTE:
+        fits = isinstance(slot.key, str) and _ATTRIBUTE.fullmatch(slot.key) is not None
+    else:
+        fits = type(slot.key) is int and slot.key >= 0
+    if not (fits and 0 <= slot.operation < n_operations):
+        raise files.broken('guide', f'{slot} is no place for an array')
+
+
+def _is_backward(key: OperationKey) -> bool:
+    return len(key) == 2 and isinstance(key[1], int | str)
+
+
+def read_key(row: Any) -> OperationKey:
+    """An operation as a session knows it, from its JSON form."""
+    name, *rest = row
+    if not isinstance(name, str):
+        raise TypeError(f'the name of a function was expected, got {name!r}')
+    if _is_backward(tuple(row)) and name == 'backward':
+        return name, rest[0]
+    given = [part for part in rest if isinstance(part, str)]
+    inputs = rest[: len(rest) - len(given)]  # they come first
+    for shape, char in inputs:
+        sizes = isinstance(shape, list) and all(type(n) is int for n in shape)
+        if not (sizes and isinstance(char, str)):
+            raise TypeError(f'shape and type were expected, got {shape!r}, {char!r}')
+    return name, *((tuple(shape), char) for shape, char in inputs), *given
+
+
+def _inputs(key: OperationKey) -> list[tuple[Any, str]]:
+    """Shape and type of each input of a forward operation."""
+    return [part for part in key[1:] if not isinstance(part, str)]
+
+
+MAIN = '__main__'
+
+
+class SourceFiles:
+    """Hashes of the files that a model and its functions come from.
+
+    Attributes:
+        stamps (dict): By module, as it was when first met; None if it has no file
+            that can be read.
+    """
+
+    def __init__(self) -> None:
+        self._met: set[type] = set()
+        self.stamps: dict[str, str | None] = {}
+        if (stamp := _stamp(MAIN)) is not None:
+            self.stamps[MAIN] = stamp
+
+    def meet(self, kind: type) -> None:
+        """Notes the source files of a link's or a function's class."""
+        if kind in self._met:
+            return
+        self._met.add(kind)
+        for base in kind.__mro__:
+            module = base.__module__
+            if module not in (*self.stamps, 'builtins'):
+                self.stamps[module] = _stamp(module)
+
+    def find_unknown(self) -> str | None:
+        """A module without a file that could be compared; None if there is none."""
+        return next((m for m, stamp in self.stamps.items() if stamp is None), None)
+
+    def check(self, recorded: Any) -> None:
+        """Nothing may have been edited, neither of the plan's nor of the model's."""
+        if not isinstance(recorded, dict):
+            raise TypeError(f'a dict was expected, got {recorded!r}')
+        for module in sorted({*recorded, *self.stamps}):
+            now = self.stamps[module] if module in self.stamps else _stamp(module)
+            if module not in recorded or now is None or now != recorded[module]:
+                raise files.broken('guide', f'the code of module {module!r} is another')
+
+
+def _stamp(module: str) -> str | None:
+    """Hash of a loaded module's file; None if it has none that can be read."""
+    loaded = sys.modules.get(module)
+    path = None if loaded is None else vars(loaded).get('__file__')
+    if not isinstance(path, str):
+        return None
+    try:
+        with open(path, 'rb') as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
 
 FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1

@@ -4,24 +4,31 @@ An iteration is a sequence of forward and backward functions with their shapes: 
 signature. Each signature goes through the same stages: one passive iteration gives a
 draft, profiling iterations swap every feature map of the draft, then a plan is made
 and followed.
+
+Note: [habits of a family]
+    Which signature an iteration has, only its end tells. Until then it follows the plan
+    of one that begins in the same way. So all signatures that begin alike share what is
+    learnt about any of them: what later iterations ask of one may be asked of each.
 """
 
 from __future__ import annotations
 
 import enum
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
+from chainer_hybridmem.pools.arena import Arena, IterationLog
+from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.rules import Rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.search.feedback import Feedback
 from chainer_hybridmem.session.guides.forecast import Forecast
-from chainer_hybridmem.session.guides.foreign_memory import ForeignMemory
 from chainer_hybridmem.session.guides.operation_key import OperationKey
-from chainer_hybridmem.session.guides.plan_arena import PlanArena
-from chainer_hybridmem.session.guides.plan_pace import PlanPace
 from chainer_hybridmem.session.guides.profiling_plan import (
     make_undisturbed_problem,
     makes_states,
@@ -29,7 +36,6 @@ from chainer_hybridmem.session.guides.profiling_plan import (
     swap_everything,
     with_median_times,
 )
-from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.simulation.problem import (
@@ -40,6 +46,332 @@ from chainer_hybridmem.simulation.problem import (
 )
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.splitting.splitter import Place
+
+LOGGED_ITERATIONS = 2  # in a row, from which an arena is laid out
+
+
+class PlanArena:
+    """Whether a plan's iterations get an arena, which one, and what it waits for.
+
+    Args:
+        wanted (bool): Whether plans are made so that their arena fits.
+        spare_bytes (int): What plans must leave of the limit, because an iteration
+            has needed more than its plan's trace tells.
+
+    Attributes:
+        laid_out (Arena or None): Offsets for what the plan's iterations allocate.
+        logs (list of IterationLog): Guided iterations in a row, as long as there is no
+            arena.
+        missing_bytes (int): What an arena has not found beside the pool's blocks.
+        refusal (str): Why there is none for good; empty if an earlier run knows.
+    """
+
+    def __init__(self, wanted: bool = True, spare_bytes: int = 0) -> None:
+        self.wanted = wanted
+        self.spare_bytes = spare_bytes
+        self.refusal = ''
+        self.laid_out: Arena | None = None
+        self.missing_bytes = 0
+        self.logs: list[IterationLog] = []
+
+    def begin_anew(self) -> None:
+        """Forgets what is known about arenas of other plans; the arena stays."""
+        self.spare_bytes = 0
+        self.wanted, self.refusal = True, ''
+
+    def lose_plan(self) -> None:
+        """The plan changes, and its arena is no use any more."""
+        self.logs.clear()
+        self.laid_out = None
+        self.missing_bytes = 0
+
+    # -- iterations -----------------------------------------------------------
+    def note_log(self, log: IterationLog | None) -> None:
+        """An iteration has ended; without a log, the next ones count from one again."""
+        if log is None:
+            self.logs.clear()
+        else:
+            self.logs.append(log)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether enough iterations are logged to lay out an arena."""
+        return len(self.logs) == LOGGED_ITERATIONS
+
+    def take_logs(self) -> tuple[IterationLog, IterationLog]:
+        """Hands the logs out; they are forgotten here."""
+        first, second = self.logs
+        self.logs.clear()
+        return first, second
+
+    # -- what becomes of it ---------------------------------------------------
+    def lay_out(self, arena: Arena) -> None:
+        """The next iterations allocate in this arena."""
+        self.laid_out = arena
+
+    def find_no_place(self, missing_bytes: int) -> None:
+        """The device has no memory for the arena: the pool keeps too much of it."""
+        self.laid_out = None
+        self.missing_bytes = missing_bytes
+
+    def exceed(self, spare_bytes: int) -> None:
+        """The arena exceeds the limit: the next plan leaves so much more.
+
+        A second time, there is no arena for good.
+        """
+        self.missing_bytes = 0
+        if self.spare_bytes:
+            self.refuse('its allocations have exceeded the limit twice')
+        self.spare_bytes += spare_bytes
+
+    def refuse(self, why: str) -> None:
+        """There is no arena from now on, for this reason."""
+        self.laid_out = None
+        self.reject(why)
+
+    def reject(self, why: str) -> None:
+        """No plan is made for an arena from now on, for this reason."""
+        self.wanted, self.refusal = False, why
+
+    def reconsider(self, why: str) -> tuple[bool, str]:
+        """Wants an arena again if this reason alone has spoken against it.
+
+        Returns:
+            tuple: What was wanted before; see :meth:`restore`.
+        """
+        before = self.wanted, self.refusal
+        self.wanted = self.wanted or self.refusal == why
+        return before
+
+    def restore(self, before: tuple[bool, str]) -> None:
+        """Wants what was wanted before :meth:`reconsider`."""
+        self.wanted, self.refusal = before
+
+    def explain_absence(self, planned: bool) -> str | None:
+        """What an arena waits for, or why there is none; None if it stands.
+
+        Args:
+            planned: Whether iterations follow a plan.
+        """
+        if self.laid_out is not None:
+            return None
+        if not self.wanted:
+            return f'none: {self.refusal or "found out in an earlier run"}'
+        if not planned:
+            return 'waits for a plan'
+        return (
+            f'waits for two iterations in a row that follow the plan; '
+            f'{len(self.logs)} logged'
+        )
+
+
+TIMING_RUNS = 3  # iterations whose times replace those of profiling
+LONGEST_WAIT = 4  # iterations, at most, for an arena before a plan is timed
+LONGEST_REST = 64  # iterations, at most, between changes for the sake of time
+STALE_RUNS = 8  # iterations, at least, that are faster than the bound for their times
+STALE_SHARE = 0.97  # of the bound, below which they are
+
+
+class PlanPace:
+    """Times of a plan's iterations, and how often the plan has changed for them.
+
+    A plan's first iterations are slow: their memory is new, an arena is laid out after
+    them, and other processes may still plan. So a plan is timed after one iteration at
+    its offsets, or two where other ranks follow it late. Times are noisy, and each
+    change costs the arena: the next one takes two iterations to be laid out. So an
+    arena is used for a while before each change, twice as long as before the last one.
+
+    Attributes:
+        timings (list): Times of the operations, per timed guided iteration.
+        timed_again (bool): The plan has changed after it was timed.
+        feedback (Feedback): Late swap-ins of the plan.
+        iterations (int): Those that have followed this plan or another one.
+    """
+
+    def __init__(self) -> None:
+        self.timings: list[list[Times]] = []
+        self.timed_again = False
+        self.feedback = Feedback()
+        self.iterations = 0
+        self._followed = 0  # iterations of the plan
+        self._rested = 0  # those of them at their offsets, if it has any
+        self._changes = 0  # of the planner's plan, for the sake of time
+        self._seconds: list[float] = []  # of iterations since it was timed
+        self._stale = 0  # how often times were found to be stale
+        self._lag = 0  # iterations by which other ranks change plans later
+
+    # -- times ----------------------------------------------------------------
+    @property
+    def wants_times(self) -> bool:
+        """Whether the plan's next iteration is to be timed."""
+        lag = self._lag
+        waited = self._rested > lag or self._followed >= LONGEST_WAIT + lag
+        return waited and not self.timed
+
+    @property
+    def timed(self) -> bool:
+        """Whether enough iterations have been timed."""
+        return len(self.timings) >= TIMING_RUNS
+
+    def note_times(self, times: list[Times]) -> None:
+        """A guided iteration has been timed."""
+        self.timings.append(times)
+
+    def assume(self, times: list[Times]) -> None:
+        """Earlier runs have timed enough iterations, with these times."""
+        self.timings = [times] * TIMING_RUNS
+
+    def forget_times(self) -> None:
+        """The times are those of another plan."""
+        self.timings.clear()
+
+    def change_timed_plan(self) -> None:
+        """Another plan suits the times better; its own times tell more."""
+        self.timed_again = True
+        self.timings.clear()
+
+    def time_again(self) -> None:
+        """Times of another day count, and another plan may follow from them."""
+        self.timings.clear()
+        self.timed_again = False
+
+    def are_stale(self, seconds: float, bound_seconds: float) -> bool:
+        """Whether iterations are faster than any can be with the recorded times.
+
+        The times are those of a slower machine then, or of one that was busy. If timing
+        does not help, it is tried less and less often.
+
+        Args:
+            seconds: Of the iteration that has ended, which has followed the plan.
+            bound_seconds: The lower bound for the recorded times.
+        """
+        if not self.timed:
+            self._seconds.clear()
+            return False
+        self._seconds.append(seconds)
+        if len(self._seconds) < STALE_RUNS << self._stale:
+            return False
+        median = statistics.median(self._seconds)
+        self._seconds.clear()
+        if median >= STALE_SHARE * bound_seconds:
+            return False
+        self._stale += 1
+        return True
+
+    def wait_for_ranks(self) -> None:
+        """Other ranks take this plan's changes over an iteration later.
+
+        Until their arenas stand, this rank waits for them in all-reduce operations.
+        """
+        self._lag = 1
+
+    # -- changes --------------------------------------------------------------
+    def begin_anew(self) -> None:
+        """A plan is made without regard to former ones."""
+        self._changes = 0
+
+    def rest(self, at_offsets: bool) -> None:
+        """An iteration has followed the plan, with its arena if there is to be any."""
+        self.iterations += 1
+        self._followed += 1
+        self._rested += at_offsets
+
+    def change_plan(self) -> None:
+        """Another plan is followed from now on."""
+        self._followed = self._rested = 0
+        self._seconds.clear()
+        self.feedback = Feedback()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether there may be another plan for the sake of time now."""
+        return self._rested >= min(1 << self._changes, LONGEST_REST)
+
+    def count_change(self) -> None:
+        """The plan changes for the sake of time, or cannot."""
+        self._changes += 1
+        self._rested = 0
+
+
+EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
+
+
+class ForeignMemory:
+    """Memory that a guide's plans leave free for the program.
+
+    Args:
+        nbytes (int): What plans leave free.
+
+    Attributes:
+        refused_bytes (int or None): Held so much, no plan fits beside it.
+    """
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
+        self.refused_bytes: int | None = None
+        self._evicting = 0  # iterations in a row that have evicted
+
+    def end_iteration(self, evicted: bool) -> bool:
+        """A guided iteration has ended.
+
+        Returns:
+            bool: Whether so many in a row have evicted that there must be another plan.
+        """
+        self._evicting = self._evicting + 1 if evicted else 0
+        if self._evicting < EVICTING_ITERATIONS:
+            return False
+        self._evicting = 0
+        return True
+
+    def is_refused(self, held_bytes: int) -> bool:
+        """Whether it is known that no plan fits beside so much."""
+        return self.refused_bytes is not None and held_bytes >= self.refused_bytes
+
+    def leave_free(self, nbytes: int) -> None:
+        """Plans leave so much free from now on."""
+        self.nbytes = nbytes
+
+    def refuse(self, held_bytes: int, former_bytes: int) -> None:
+        """No plan fits beside what is held: plans leave free what they did."""
+        self.nbytes, self.refused_bytes = former_bytes, held_bytes
+
+
+class ProgramHabits:
+    """What iterations that begin alike have been seen to do with their maps.
+
+    Args:
+        outliving (set of Slot): Of maps that later iterations have asked for.
+        written (set of Slot): Of maps that the program writes into.
+        recomputes (bool): No later backward comes over its graph after an update.
+    """
+
+    def __init__(
+        self,
+        outliving: Iterable[Slot] = (),
+        written: Iterable[Slot] = (),
+        recomputes: bool = True,
+    ) -> None:
+        self.outliving = set(outliving)
+        self.written = set(written)
+        self.recomputes = recomputes
+
+    def outlive(self, slots: Iterable[Slot]) -> None:
+        """A later iteration has asked for maps with these slots."""
+        self.outliving.update(slots)
+
+    def write(self, slots: Iterable[Slot]) -> None:
+        """The program has written into maps with these slots."""
+        self.written |= set(slots)
+
+    def stop_recomputing(self) -> None:
+        """A later backward comes over the graph after an update."""
+        self.recomputes = False
+
+    def add(self, other: ProgramHabits) -> None:
+        """All that others have been seen to do."""
+        self.outlive(other.outliving)
+        self.write(other.written)
+        self.recomputes = self.recomputes and other.recomputes
 
 
 class Stage(enum.Enum):

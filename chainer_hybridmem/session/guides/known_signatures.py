@@ -22,22 +22,204 @@ Note: [when to learn]
     a step that repeats, or as far as it pays; see :mod:`.family`. What begins in a new
     way is recorded when something begins so once more. While an earlier draft has not
     come again, it is recorded only once the same signature has come twice.
+
+Note: [the step that repeats]
+    A session sees an iteration for each backward pass. A step of a program may hold
+    several of them: the passes of virtual adversarial training or meta-learning, those
+    of the networks of a GAN. What repeats then is the step, not the iteration. A step
+    of n iterations has repeated when the newest n have each been of the kind that came
+    n before; a step of one iteration must have come three times, because two alike tell
+    too little. The next iteration is expected to be of the kind that came n before it.
+    Where several n fit, the one that has fitted for longest counts: a pass that comes
+    four times in a row inside of a step of five is no step.
+
+Note: [what learning may cost]
+    To learn a signature takes a recording, two iterations that swap everything, and a
+    plan. That is worth it for what comes again. Which signature an iteration has, only
+    its end tells, so in a family of many (lengths of a sequence) most tries meet
+    another one than they wait for. So nothing is learnt in a family of several
+    signatures before its passive iterations have lost, by evicting and restoring, as
+    many seconds as learning has taken so far and the next try will take. Learning then
+    costs at most as much as never learning has cost: the rule for renting skis, whose
+    result is at most twice the best one in hindsight. Where signatures do not come
+    again (the lengths of episodes), no try ever pays: a family in which few of the
+    newest iterations were like an earlier one is not learnt. A family of one is learnt
+    at once if all families together have lost as much as learning has cost them. What
+    belongs to a step that has repeated is learnt in any case: which signature comes is
+    known, so no try is in vain. Where plans that are followed turn out to be those of
+    other iterations, most iterations of the family follow none.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from chainer_hybridmem.records.profile import Slot
-from chainer_hybridmem.session.guides.family import Family
-from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.iteration_order import (
-    IterationOrder,
-    Kind,
-    Past,
-)
+from chainer_hybridmem.session.guides.guide import Guide, ProgramHabits, Stage
 from chainer_hybridmem.session.guides.operation_key import OperationKey
+
+LONGEST_STEP = 64  # iterations
+FEWEST_REPEATS = 2  # iterations in a row that were as expected, before a step counts
+
+Kind = Hashable  # of an iteration, also of one without a guide
+
+
+class Past(NamedTuple):
+    """An iteration that has ended.
+
+    Attributes:
+        kind (Kind): It is equal for iterations that do the same.
+        missed (bool): Whether it was worth recording and has not been.
+    """
+
+    kind: Kind
+    missed: bool = False
+
+
+class IterationOrder:
+    """Finds out what the next iteration will be; see [the step that repeats]."""
+
+    def __init__(self) -> None:
+        self._newest: collections.deque[Past] = collections.deque(maxlen=LONGEST_STEP)
+        # For each length of a step, so many of the newest iterations have been what
+        # came one step before.
+        self._as_before = [0] * (LONGEST_STEP + 1)
+
+    def note(self, past: Past) -> None:
+        """An iteration has ended."""
+        as_before = self._as_before
+        for length, before in enumerate(reversed(self._newest), 1):
+            as_before[length] = as_before[length] + 1 if before.kind == past.kind else 0
+        self._newest.append(past)
+
+    @property
+    def _length(self) -> int:
+        """Length of the step that has fitted for longest; the shortest one of several.
+
+        It is 0 if none fits.
+        """
+        longest = max(self._as_before)
+        return self._as_before.index(longest) if longest else 0
+
+    @property
+    def expected(self) -> Past | None:
+        """What the next iteration is expected to be like; None if that is open."""
+        length = self._length
+        return self._newest[-length] if length else None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a step has repeated, so that what is expected is likely to come."""
+        length = self._length
+        return bool(length) and self._as_before[length] >= max(length, FEWEST_REPEATS)
+
+
+MOST_FINGERPRINTS = 4096
+TRY_ITERATIONS = 4  # that a try is expected to cost, until one has cost more
+NEWEST = 16  # iterations that tell whether plans fit, or signatures come again
+SELDOM_FITTING = 8  # where they do not, one iteration in so many follows a plan
+LEAST_AGAIN = 4  # one in so many of the newest iterations is like an earlier one
+
+
+class Family:
+    """What is known of iterations whose first operation is the same.
+
+    Attributes:
+        fingerprints (dict): Of iterations without a plan, in order.
+        habits (ProgramHabits): What the program does with maps in all of them.
+    """
+
+    __slots__ = (
+        '_again', '_begun', '_fitting', '_lost_seconds', '_most_seconds',
+        '_spent_seconds', '_usual_seconds', 'fingerprints', 'habits',
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.fingerprints: dict[int, None] = {}
+        self.habits = ProgramHabits()
+        self._lost_seconds = 0.0  # by passive iterations
+        self._spent_seconds = 0.0  # for learning
+        self._most_seconds = 0.0  # that one try has cost
+        self._usual_seconds = 0.0  # of an iteration that loses nothing
+        # Of the newest iterations, whether each was like an earlier one.
+        self._again: collections.deque[bool] = collections.deque(maxlen=NEWEST)
+        self._fitting: collections.deque[bool] = collections.deque(maxlen=NEWEST)
+        self._begun = 0  # iterations that could have followed a plan
+
+    def note_passive(
+        self, fingerprint: int, seconds: float, lost_seconds: float
+    ) -> bool:
+        """An iteration without a plan has ended.
+
+        Args:
+            fingerprint: Of its operations.
+            seconds: It took; 0 if it has left a plan.
+            lost_seconds: Of these, for evicting and restoring.
+
+        Returns:
+            bool: Whether one like it is known.
+        """
+        own = max(seconds - lost_seconds, 0.0)
+        usual = self._usual_seconds
+        if seconds:
+            self._usual_seconds = (usual + own) / 2 if usual else own
+        self._lost_seconds += lost_seconds
+        return self._note(fingerprint)
+
+    def _note(self, fingerprint: int) -> bool:
+        """Takes a fingerprint in; whether it is known."""
+        known = fingerprint in self.fingerprints
+        self._again.append(known)
+        self.fingerprints[fingerprint] = None
+        if len(self.fingerprints) > MOST_FINGERPRINTS:
+            del self.fingerprints[next(iter(self.fingerprints))]
+        return known
+
+    def note_learning(self, fingerprint: int, seconds: float) -> float:
+        """An iteration has been recorded.
+
+        Args:
+            fingerprint: Of its operations.
+            seconds: It took, with planning.
+
+        Returns:
+            float: Of these, what learning has cost.
+        """
+        self._note(fingerprint)
+        cost = max(seconds - self._usual_seconds, 0.0)
+        self._spent_seconds += cost
+        self._most_seconds = max(self._most_seconds, cost)
+        return cost
+
+    def note_plan(self, fits: bool) -> None:
+        """An iteration has begun with a plan; whether it was its own."""
+        self._fitting.append(fits)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has been spent for learning."""
+        return self._spent_seconds > 0
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether another try is paid for; see [what learning may cost]."""
+        if len(self.fingerprints) < 2:
+            return True
+        if LEAST_AGAIN * sum(self._again) < len(self._again):
+            return False
+        most = max(self._most_seconds, TRY_ITERATIONS * self._usual_seconds)
+        return self._lost_seconds >= self._spent_seconds + most
+
+    def follows_plans(self) -> bool:
+        """Whether the iteration that begins is to follow a plan."""
+        fitting = self._fitting
+        if len(fitting) < NEWEST or 2 * sum(fitting) >= NEWEST:
+            return True
+        self._begun += 1
+        return self._begun % SELDOM_FITTING == 0
+
 
 LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after an unknown one

@@ -11,6 +11,10 @@ from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 
+# In place of the number of a forward operation that is to complete.
+NESTED = -1  # a backward function has called it
+NOTED = -2  # nothing is left to be done
+
 
 class Following:
     """Which guide an iteration follows, as its operations come.
@@ -82,12 +86,13 @@ class Iteration:
         labels (dict): Names of the model's gradients and persistent arrays when it
             began, by allocation id; only of an iteration that is recorded.
         fingerprint (int or None): Of its forward functions, if they are looked at.
-        first_serial (int): Of its functions, once a quiet one knows some; else -1.
+        knows (bool): Whether its functions become known: a quiet one notes them, until
+            memory is short.
     """
 
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
-        'first_serial', 'following', 'foreign_bytes', 'label', 'labels', 'last',
+        'following', 'foreign_bytes', 'knows', 'label', 'labels', 'last',
         'older_bytes', 'older_waits', 'plain_bytes', 'position', 'quiet', 'short',
         'started', 'wary',
     )  # fmt: skip
@@ -107,7 +112,7 @@ class Iteration:
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
-        self.first_serial = -1
+        self.knows = False
         self._start_seconds = 0.0
 
     # -- beginning and end ----------------------------------------------------
@@ -115,16 +120,9 @@ class Iteration:
         """It begins like a guide's iterations; None: it begins like none."""
         self.following = Following(guide)
 
-    def note_memory(
-        self, categories: Mapping[int, Category], first_serial: int = -1
-    ) -> None:
-        """What the model holds now.
-
-        Args:
-            categories: By allocation id.
-            first_serial: Of its functions, if some of a quiet iteration are known.
-        """
-        self.categories, self.first_serial = categories, first_serial
+    def note_memory(self, categories: Mapping[int, Category]) -> None:
+        """What the model holds now, by allocation id: functions become known."""
+        self.categories, self.knows = categories, True
 
     def note_labels(self, labels: Mapping[int, str]) -> None:
         """Names of gradients and persistent arrays, by allocation id."""
@@ -208,7 +206,7 @@ class Iteration:
         self.label = label
 
     def wait_for(self, k: int, function: Any) -> None:
-        """Forward operation k, or -1 for a nested one, completes at the next hook."""
+        """Forward operation k, or NESTED, completes at the next hook; NOTED has."""
         self.last = k, weakref.ref(function)
 
     def forget_last(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.errors import FormatError, SessionError
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.plan import Plan
@@ -14,16 +14,14 @@ from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.session.guides.forecast import Forecast, forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
-from chainer_hybridmem.session.iterations import late_differences
 from chainer_hybridmem.session.iterations.iteration import Following, Iteration
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement, Links
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import PlanningTime
+from chainer_hybridmem.session.setting.planning_time import PlanningTime, call_uncounted
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -84,7 +82,7 @@ class Learning:
         guide = following.guide
         self._planning.maker.begin_pause()
         self.count(iteration, seconds)
-        late_differences.end_iteration(self._device, self._history.iterations)
+        end_late_checks(self._device, self._history.iterations)
         self._note_plan(following)
         missed = False
         if guide is None:
@@ -376,3 +374,24 @@ def _is_new(recorder: Recorder, guide: Guide | None) -> bool:
         and not recorder.draft
         and (recorder.trial or not guide.trial)
     )
+
+
+def end_late_checks(device: Device, iteration: int) -> None:
+    """What a GPU has been asked to compare so far belongs to this iteration."""
+    if device.late_checks is not None:
+        device.late_checks.end_iteration(iteration)
+
+
+def refuse_differences(device: Device, wait: bool) -> None:
+    """Tells what a GPU has found out about replays of earlier iterations.
+
+    Args:
+        device: Compares what replays make.
+        wait: Whether comparisons under way are waited for.
+
+    Raises:
+        SessionError: If one of them has not made what it should.
+    """
+    checks = device.late_checks
+    for iteration, what in () if checks is None else checks.differences(wait):
+        raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')

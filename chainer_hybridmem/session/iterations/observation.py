@@ -9,7 +9,7 @@ from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.iterations.iteration import Following
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
-from chainer_hybridmem.session.planning.background_search import BackgroundSearch
+from chainer_hybridmem.session.planning.planning import BackgroundSearch
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime

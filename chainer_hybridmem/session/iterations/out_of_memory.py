@@ -1,32 +1,129 @@
-"""The error for an allocation that did not fit: its numbers, and what helps."""
+"""The error for an allocation that did not fit: its numbers, and what helps.
+
+The hooks know operations alone. What else was under way stands in the traceback.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import types
+from typing import Any
 
 import chainer
 
+from chainer_hybridmem.chainer_access.graph import BACKWARD_LOOP
 from chainer_hybridmem.chainer_access.owners import StateOwner, owners_of
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Link
-from chainer_hybridmem.session.guides.first_update import coming
-from chainer_hybridmem.session.guides.forecast import enough_for_update
-from chainer_hybridmem.session.iterations.failure_moment import (
-    Moment,
-    Progress,
-    frames_of,
-    moment_of,
-)
+from chainer_hybridmem.session.guides.forecast import coming, enough_for_update
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import call_uncounted
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes
+
+_FUNCTION = chainer.FunctionNode.apply.__code__
+_UPDATES = (
+    chainer.Optimizer.update.__code__,
+    chainer.GradientMethod.update.__code__,
+)
+_LINK = chainer.Link.__call__.__code__
+_RULE = chainer.UpdateRule.update.__code__
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far an iteration has come, as the hooks know it.
+
+    Attributes:
+        iteration (int): The one under way or, if none is, the next one; from 1.
+        started (bool): Whether it is under way.
+        position (int): Operations that have begun.
+        label (str): Of the last one.
+        depth (int): Backward functions under way.
+        backward_seen (bool): Whether one has begun.
+    """
+
+    iteration: int
+    started: bool
+    position: int
+    label: str
+    depth: int
+    backward_seen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """When something happened.
+
+    Attributes:
+        text (str): In words.
+        in_operation (bool): Whether an operation was under way, or one and the next.
+        in_update (bool): Whether parameters were being updated.
+    """
+
+    text: str
+    in_operation: bool
+    in_update: bool = False
+
+
+def moment_of(
+    frames: list[types.FrameType], progress: Progress, model: chainer.Link
+) -> Moment:
+    """When something happened.
+
+    Args:
+        frames: That were under way, the outermost one first; see :func:`frames_of`.
+        progress: Of the iteration.
+        model: Whose parameters are updated.
+    """
+    n = progress.iteration
+    codes = [frame.f_code for frame in frames]
+    known = (BACKWARD_LOOP, _FUNCTION, *_UPDATES)
+    inner = [i for i, code in enumerate(codes) if code in known]
+    if inner and codes[inner[-1]] in _UPDATES and not _in_loss(frames[inner[-1] :]):
+        return Moment(f'in the update of {_updated(frames, model)}', False, True)
+    if not progress.started or not progress.position:
+        return Moment(f'before the first operation of iteration {n}', False)
+    if progress.backward_seen and not progress.depth and BACKWARD_LOOP not in codes:
+        return Moment(
+            f'after the backward pass of iteration {n}, before the first operation of '
+            f'iteration {n + 1}',
+            False,
+        )
+    return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
+
+
+def frames_of(error: BaseException) -> list[types.FrameType]:
+    """The frames an error has passed, the outermost one first."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace.tb_frame)
+        trace = trace.tb_next
+    return found
+
+
+def _in_loss(frames: list[types.FrameType]) -> bool:
+    """Whether ``update(lossfun, ...)`` has called that function."""
+    if len(frames) < 2 or frames[0].f_locals.get('lossfun') is None:
+        return False
+    module = frames[1].f_globals.get('__name__', '')
+    return frames[1].f_code is _LINK or not module.startswith('chainer.')
+
+
+def _updated(frames: list[types.FrameType], model: chainer.Link) -> str:
+    """What the update was about to change."""
+    given: Any = None
+    for frame in frames:
+        if frame.f_code is _RULE:
+            given = frame.f_locals.get('param')
+    paths = (path for path, p in model.namedparams() if p is given)
+    return next(paths, 'the parameters')
+
 
 NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 

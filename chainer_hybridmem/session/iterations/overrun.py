@@ -27,17 +27,17 @@ from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.iterations.failure_moment import Progress
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import Observation
 from chainer_hybridmem.session.iterations.out_of_memory import (
     OutOfMemoryExplainer,
+    Progress,
     Refusal,
 )
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.planning_time import call_uncounted
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
 from chainer_hybridmem.units import format_bytes
 
 UNPLANNED_ITERATIONS = 2  # beyond the limit: without optimizer states, and with them

@@ -7,26 +7,97 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import PlanError
+from chainer_hybridmem.errors import InfeasibleError, PlanError
 from chainer_hybridmem.planners import DEFAULT, find_planner, make_plan, options_of
 from chainer_hybridmem.pools import planned_trace
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out, logs_of
+from chainer_hybridmem.pools.fitting import fit
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.annealing import count_steps
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.search.needless_drops import without_needless_drops
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.planning.arena_planning import (
-    MOST_SLOWDOWN,
-    plan_with_arena,
-)
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes
+
+Place = Callable[[tuple[IterationLog, IterationLog]], Arena]
+MOST_SLOWDOWN = 0.05  # that an arena may cost where there is a choice; it saves faults
+
+
+class _NoTime(Exception):
+    """Ends the search for an arena that the limit does not need."""
+
+
+def plan_with_arena(
+    problem: Problem,
+    make_plan_for: Callable[[int], Plan],
+    place: Place,
+    limit_bytes: int,
+    spare_bytes: int,
+    optional: bool,
+    deadline: Deadline | None = None,
+) -> tuple[Plan, bool]:
+    """Plans until the arena fits, as far as a plan's trace tells.
+
+    Args:
+        problem: What is planned.
+        make_plan_for: Makes a plan for a limit in bytes.
+        place: Lays out two logged iterations.
+        limit_bytes: What arena and all beside it must fit.
+        spare_bytes: What they must leave of it.
+        optional: Whether the limit is kept without an arena, too: then a plan is not
+            made slower for it than :data:`MOST_SLOWDOWN`.
+        deadline: After it, no more plans and arenas are tried.
+
+    Returns:
+        tuple: The plan, and whether its arena fits.
+
+    Raises:
+        InfeasibleError: If there is no plan for the limit.
+    """
+    deadline = deadline or Deadline()
+    room_bytes = limit_bytes - spare_bytes
+    made: list[Plan] = []  # as the planner makes them
+    arenas: list[Arena] = []  # of those, or of what is relaxed
+
+    def arena_of(plan: Plan) -> Arena:
+        return place(logs_of(planned_trace(problem.profile, plan)))
+
+    def make(planned_bytes: int) -> Plan:
+        plan = make_plan_for(planned_bytes)
+        made.append(plan)
+        if optional and deadline.is_over:
+            raise _NoTime
+        arena = arena_of(plan)
+        if arena.footprint_bytes > room_bytes and not deadline.is_over:
+            # Only now: copies that may begin early forgive a slow link the most.
+            plan = relaxed(problem, plan)
+            arena = arena_of(plan)
+        arenas.append(arena)
+        return plan
+
+    try:
+        fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
+    except _NoTime:
+        return made[0], False
+    except InfeasibleError:
+        if not spare_bytes:
+            raise
+        return make_plan_for(limit_bytes), False
+    plan, first = fitted.plan, made[0]
+    if optional and (
+        not fitted.fits
+        or plan.predicted_seconds > first.predicted_seconds * (1 + MOST_SLOWDOWN)
+    ):
+        return first, False
+    return plan, fitted.fits
+
 
 ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
 OTHERS_PLAN = 'the plan of this node leaves none that fits here'
@@ -158,14 +229,18 @@ class PlanMaker:
         return plan
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
-        """Without needless drops, as far as the arena allows it."""
+        """Without needless drops, as far as the arena allows it.
+
+        One try is worth its time also after the deadline: it makes every iteration of
+        a program of small functions faster.
+        """
         deadline = self.find_deadline(problem)
         for room in ROOMS:
-            if deadline.is_over:
-                break
             left = without_needless_drops(problem, plan, room)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
+            if deadline.is_over:
+                break
         return plan
 
     def room_bytes(self, guide: Guide) -> int:

@@ -13,25 +13,29 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.planners import DEFAULT, find_planner
+from chainer_hybridmem.planners.rule_costs import price_rules
 from chainer_hybridmem.recording.lateness import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (
     moved_earlier,
     noticeable,
     with_measured_link,
 )
+from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.planning.background_search import BackgroundSearch
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
 from chainer_hybridmem.session.planning.node_plans import NodePlans
 from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
-from chainer_hybridmem.session.planning.rule_prices import RulePrices
+from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import count_time
+from chainer_hybridmem.session.setting.planning_time import call_uncounted, count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.session.setting.user_warnings import warn_user
+from chainer_hybridmem.session.setting.session_thread import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
 from chainer_hybridmem.units import (
     format_bound,
@@ -39,6 +43,119 @@ from chainer_hybridmem.units import (
     format_count,
     format_seconds,
 )
+
+
+class BackgroundSearch:
+    """The searches of a session; one runs at a time.
+
+    Attributes:
+        improvements (list of Improvement): Those that have begun.
+    """
+
+    def __init__(self) -> None:
+        self.improvements: list[Improvement] = []
+
+    def find(self, problem: Problem) -> Improvement | None:
+        """The search for a problem; None if it has not begun."""
+        return next((i for i in self.improvements if i.problem is problem), None)
+
+    def start(self, problem: Problem, plan: Plan) -> None:
+        """Begins to search for a better plan, unless another search runs."""
+        if not any(other.running for other in self.improvements):
+            found = Improvement(problem, plan.memory_limit_bytes, plan)
+            self.improvements.append(found)
+            found.start()
+
+    def stop(self) -> None:
+        """Ends all searches."""
+        for improvement in self.improvements:
+            improvement.close()
+        self.improvements.clear()
+
+    def forget(self, problem: Problem | None) -> None:
+        """Ends the search for a problem that is no guide's any more."""
+        for improvement in [i for i in self.improvements if i.problem is problem]:
+            improvement.close()
+            self.improvements.remove(improvement)
+
+
+class RulePrices:
+    """Searches them once for each plan.
+
+    Args:
+        options (Options): What is wanted.
+        maker (PlanMaker): Knows what the limit leaves.
+    """
+
+    def __init__(self, options: Options, maker: PlanMaker) -> None:
+        self._options = options
+        self._maker = maker
+        self._found: tuple[Plan | None, tuple[RuleCost, ...]] = (None, ())
+
+    def find(self, guide: Guide | None) -> tuple[RuleCost, ...]:
+        """What each rule costs that a guide's plan obeys."""
+        if guide is None or guide.plan is None or guide.problem is None:
+            return ()
+        plan, costs = self._found
+        if plan is not guide.plan:
+            costs = call_uncounted(self._search, guide, guide.problem, guide.plan)
+            self._found = (guide.plan, costs)
+        return costs
+
+    def _search(
+        self, guide: Guide, problem: Problem, plan: Plan
+    ) -> tuple[RuleCost, ...]:
+        options, room_bytes = self._options, self._maker.room_bytes(guide)
+        own = options.planner_options
+        try:
+            return price_rules(problem, room_bytes, options.planner, **own)
+        except (InfeasibleError, OptionError):  # a plan of former times or planners
+            seconds = plan.predicted_seconds
+            return price_rules(problem, room_bytes, options.planner, seconds, **own)
+
+
+class HostShare:
+    """Under a host limit, one signature has all host memory while it runs.
+
+    Args:
+        executor (Executor): Uses host copies.
+        options (Options): Has the host limit.
+        signatures (KnownSignatures): Their guides have host copies.
+        links (LinkMeasurement): Need host memory to be measured.
+        planning (Planning): Knows what a plan needs.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        options: Options,
+        signatures: KnownSignatures,
+        links: LinkMeasurement,
+        planning: Planning,
+    ) -> None:
+        self._limit_bytes = options.host_limit_bytes
+        self._executor = executor
+        self._signatures = signatures
+        self._links = links
+        self._planning = planning
+        self._user: Guide | None = None  # whose copies the host holds
+
+    def give_to(self, guide: Guide | None) -> None:
+        """An iteration begins that follows this guide."""
+        if self._limit_bytes is None:
+            return
+        if self._limit_bytes > 0:
+            self._links.measure_once()  # while there is room
+        if guide is self._user:
+            return
+        self._executor.settle()
+        for other in self._signatures:
+            if other is not guide:
+                other.forget_copies()
+        self._user = guide
+        if guide is not None:
+            self._planning.reserve(guide)
+
 
 FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 LONG_SECONDS = 3.0  # that a program waits without being told why

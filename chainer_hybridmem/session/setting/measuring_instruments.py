@@ -14,7 +14,7 @@ from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.setting.uncounted import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import call_uncounted
 
 
 class Instruments:

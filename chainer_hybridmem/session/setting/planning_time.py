@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from chainer_hybridmem import timing
 
+Arguments = ParamSpec('Arguments')
+Result = TypeVar('Result')
+
+
+def call_uncounted(
+    function: Callable[Arguments, Result],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Calls a function whose NumPy arrays do not count.
+
+    The host device counts the allocations of a context; a fresh one has
+    NumPy's own handler.
+    """
+    return contextvars.Context().run(lambda: function(*args, **kwargs))
+
+
 Owner = TypeVar('Owner')
 Work = TypeVar('Work', bound='Timed')
 Rest = ParamSpec('Rest')
-Result = TypeVar('Result')
 
 
 class PlanningTime:

@@ -3,21 +3,116 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable
 
 import chainer
 
+from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
 from chainer_hybridmem.planners import find_planner
-from chainer_hybridmem.records.rules import check_rules
-from chainer_hybridmem.session.setting.device_choice import open_device_of
+from chainer_hybridmem.records.profile import Phase, Profile
+from chainer_hybridmem.records.rules import Rules, check_names, check_rules, names_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.ranks import Ranks, open_ranks
-from chainer_hybridmem.session.setting.session_rules import SessionRules
 from chainer_hybridmem.splitting import Splitter
+
+
+def open_device_of(model: chainer.Link, options: Options) -> Device:
+    """Opens the device that the model is on.
+
+    Args:
+        model: Is trained there.
+        options: Say which device is meant, and with which limits.
+
+    Raises:
+        OptionError: If the model is on another one.
+        UnknownNameError: If there is no such device.
+    """
+    return open_device(
+        _name_device(model, options.device),
+        options.limit_bytes,
+        options.link_bandwidth,
+        options.swap_dir,
+        options.host_limit_bytes,
+        options.disk_bandwidth,
+        options.shared_link,
+    )
+
+
+def _name_device(model: chainer.Link, device: str | None) -> str:
+    """The device to open; the model must be on it already."""
+    on_gpu = isinstance(model.device, chainer.backend.GpuDevice)
+    if device is None or device == 'auto':
+        return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
+    kind, number = parse_device(device)
+    same = kind == ('cuda' if on_gpu else 'host')
+    if same and number is not None:
+        same = number == model.device.device.id
+    if not same:
+        raise OptionError(
+            f'device is {device!r} but the model is on {model.device}; move one of '
+            f'them, for example with model.to_device.'
+        )
+    return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
+
+
+class SessionRules:
+    """Tells which rules an iteration's plan obeys.
+
+    An iteration need not run every layer of the model: a rule about the generator says
+    nothing about the discriminator's iterations. A rule is unknown if its pattern names
+    no function that any planned iteration has run, and no layer that has not run yet.
+
+    Args:
+        rules (tuple of pairs): As in :class:`.options.Options`.
+        model (Link): Its links have names.
+    """
+
+    def __init__(self, rules: tuple[tuple[str, str], ...], model: chainer.Link) -> None:
+        self._rules = check_rules(rules)
+        self._paths = {path for path, _ in model.namedlinks() if path != '/'}
+        self._met: set[str] = set()  # patterns that have named something
+
+    def choose(self, profile: Profile) -> Rules:
+        """Those rules that name a function of an iteration.
+
+        Raises:
+            OptionError: If one names nothing here, and nothing anywhere else.
+        """
+        labels = [
+            (op.label, op.index)
+            for op in profile.operations
+            if op.phase is Phase.FORWARD
+        ]
+        chosen = tuple(
+            rule
+            for rule in self._rules
+            if any(rule.names(label, index) for label, index in labels)
+        )
+        self._met.update(rule.pattern for rule in chosen)
+        run = {label.rpartition('/')[0] for label, _ in labels}
+        absent = {
+            name
+            for path in self._paths
+            if not any(f'{known}/'.startswith(f'{path}/') for known in run)
+            for name in names_of(f'{path}/', 0)
+        }
+        for rule in self._rules:
+            patterns = (rule.pattern, rule.pattern.rpartition('/')[0])
+            elsewhere = any(
+                fnmatch.fnmatchcase(name, pattern)
+                for name in absent
+                for pattern in patterns
+                if pattern
+            )
+            if rule.pattern not in self._met and not elsewhere:
+                check_names((rule,), profile)
+        return chosen
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,765 @@
+"""The loop of iterations: what happens at each of Chainer's hooks.
+
+An iteration begins with the first forward function after a backward. It begins quietly,
+in passive mode, or with a guide, and goes on with another guide, or with none, where
+its operations are not what that expects. Each operation completes at the next hook, for
+Chainer sets retained arrays after a function's hooks have run.
+
+Note: [quiet iterations]
+    An iteration of an unknown signature begins quietly: the hooks note which functions
+    have run, by weak references, and nothing else. Most end so, wherever everything
+    fits. If maps of older graphs are away, they also bring back what functions read.
+    When an allocation does not fit, the executor gets to know what those functions
+    have left in the graph, as few of them as will do: first those of older graphs, and
+    those whose backward has ended, then from the first one on, for what that has left
+    is needed last. The iteration goes on quietly; a backward function finds what it
+    reads, known or not. Only then its signature is worth recording. If nothing else can
+    go, or a backward makes a graph of its own, all functions become known and the rest
+    is passive. Functions of quiet iterations stay noted as long as they live: a graph
+    that the program keeps can be evicted, too.
+
+Note: [asked for later]
+    Parameters may be others by the time an iteration asks for the graphs of those
+    before it: what it asks for must not be recomputed, and must not be dropped. Which
+    iterations are asked, only later ones tell, so this is learnt for all that begin
+    alike (guide, [habits of a family]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.errors import clear_handled
+from chainer_hybridmem.estimation.specs import spec_of
+from chainer_hybridmem.execution.ledger import LiveFunction
+from chainer_hybridmem.records.profile import Slot
+from chainer_hybridmem.session.guides.guide import Guide, Stage
+from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.operation_key import (
+    OperationKey,
+    make_backward_key,
+    make_forward_key,
+)
+from chainer_hybridmem.session.iterations.iteration import (
+    NESTED,
+    NOTED,
+    Following,
+    Iteration,
+)
+from chainer_hybridmem.session.iterations.learning import Learning, refuse_differences
+from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.out_of_memory import Progress
+from chainer_hybridmem.session.iterations.overrun import Overrun
+from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
+from chainer_hybridmem.session.planning.planning import HostShare
+from chainer_hybridmem.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
+from chainer_hybridmem.session.setting.session_thread import ThreadGuard
+
+KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
+GUARDED = 16  # one function in so many refuses a backward in another thread
+
+
+class LinkPath(chainer.LinkHook):
+    """Follows which link of a model runs.
+
+    Args:
+        model (Link): Its links have names.
+    """
+
+    name = 'hybridmem-path'
+
+    def __init__(self, model: chainer.Link) -> None:
+        self._paths = {id(link): name for name, link in model.namedlinks()}
+        self._stack: list[str] = []
+
+    def label(self, name: str) -> str:
+        """A function's name behind the path of the link that calls it."""
+        path = self._stack[-1] if self._stack else ''
+        return f'{path}/{name}'
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Before a link is called."""
+        name = self._paths.get(id(args.link), args.link.name or '')
+        self._stack.append('' if name == '/' else name)
+
+    def forward_postprocess(self, args: Any) -> None:
+        """After a link has been called."""
+        if self._stack:
+            self._stack.pop()
+
+
+class Loop(chainer.FunctionHook):
+    """Knows the iteration under way, and tells every part what happens in it.
+
+    Args:
+        model (Link): Is trained.
+        runtime (Runtime): Runs iterations.
+        options (Options): What the session is told.
+        arrays (ModelArrays): Never leave, or as a plan says.
+        signatures (KnownSignatures): Have the guides.
+        host_share (HostShare): Gives host memory to a guide.
+        observation (Observation): Finds out about iterations.
+        learning (Learning): Takes iterations that have ended.
+        overrun (Overrun): Lets what fits in no way exceed the limit, once.
+        replays (ReplayTrials): Prepares functions for being run again.
+        guard (ThreadGuard): Is added to functions.
+
+    Attributes:
+        iteration (Iteration): The one under way; between two, the last one.
+    """
+
+    name = 'hybridmem'
+
+    def __init__(
+        self,
+        model: chainer.Link,
+        runtime: Runtime,
+        options: Options,
+        arrays: ModelArrays,
+        signatures: KnownSignatures,
+        host_share: HostShare,
+        observation: Observation,
+        learning: Learning,
+        overrun: Overrun,
+        replays: ReplayTrials,
+        guard: ThreadGuard,
+    ) -> None:
+        self.iteration = Iteration()
+        self._device = runtime.device
+        self._executor = runtime.executor
+        self._rules = runtime.executor.evictor.rules
+        self._splitter = runtime.splitter
+        self._instruments = runtime.instruments
+        self._options = options
+        self._arrays = arrays
+        self._signatures = signatures
+        self._host_share = host_share
+        self._observation = observation
+        self._learning = learning
+        self._overrun = overrun
+        self._replays = replays
+        self._guard = guard
+        self._path = LinkPath(model)
+        self._ledger = runtime.executor.ledger
+        self._meet: Callable[[type], None] | None = None
+        self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
+        self._executor.tell_found(self._guard_found)
+        self._executor.tell_asked(self._note_read)
+
+    def enter(self, meet: Callable[[type], None] | None) -> None:
+        """Hooks into functions, links and sums of gradients, in this thread.
+
+        Args:
+            meet: Called with the class of each forward function that is not quiet.
+        """
+        self._settings = graph.settings()
+        self._meet = meet
+        self.__enter__()
+        self._path.__enter__()
+        self._splitter.__enter__()
+
+    def leave(self) -> None:
+        """Chainer does not call these hooks any more."""
+        self._splitter.__exit__()
+        self._path.__exit__(None, None, None)
+        self.__exit__(None, None, None)
+
+    # -- Chainer's hooks ------------------------------------------------------
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Before a forward function: complete the last one, act on the plan."""
+        iteration = self.iteration
+        if iteration.quiet and self._take_quietly(iteration, function, in_data):
+            return
+        own, shared = self._settings
+        if not own.get('enable_backprop', shared['enable_backprop']):
+            self._start_without_graph(iteration, function)
+            return
+        graph.refuse_static(function)
+        if iteration.depth and graph.backward_runs():
+            self._start_nested(iteration, function)
+            return
+        if self._is_broken_off(iteration):
+            self._break_off(iteration)
+        self._instruments.enter()
+        self._complete_last(iteration)
+        key = make_forward_key(function, in_data)
+        if iteration.backward_seen or not iteration.started:
+            self._end(iteration)
+            iteration = self.iteration = Iteration()
+            self._begin(iteration, key)
+            if iteration.quiet:
+                iteration.following.fits(0, key)
+                self._start_quiet_forward(iteration, function, in_data)
+                return
+        self._start_forward(iteration, function, in_data, key)
+
+    def _start_without_graph(self, iteration: Iteration, function: Any) -> None:
+        """A function leaves nothing in the graph, as most in a backward function."""
+        if not iteration.depth:
+            graph.refuse_static(function)
+        self._splitter.prepare(function)
+        if not graph.is_unfinished(function):  # it is applied once more
+            self._executor.restore_maps(function)
+
+    def _start_forward(
+        self,
+        iteration: Iteration,
+        function: Any,
+        in_data: tuple[Any, ...],
+        key: OperationKey,
+    ) -> None:
+        if iteration.fingerprint is not None:
+            iteration.add_to_fingerprint(function, in_data)
+        k = iteration.start_forward()
+        label = self._path.label(graph.function_name(function))
+        self._start_operation(iteration, k, key, label)
+        self._rules.note(function, label, k)
+        self._executor.before_forward(k, function)
+        self._ledger.forwards[id(function)] = k
+        recorder = self._instruments.recorder
+        if recorder is None and self._executor.may_note(k):
+            self._ledger.note(k, function)
+            iteration.wait_for(NOTED, function)
+        else:
+            self._executor.functions.know(function).belong_to(iteration, k)
+            iteration.wait_for(k, function)
+        if self._meet is not None:
+            self._meet(type(graph.target(function)))
+        if recorder is not None:
+            specs = tuple(spec_of(x) for x in in_data)
+            recorder.forward_starts(label, function, specs, in_data)
+        if self._replays.active:
+            self._replays.prepare(function, in_data, self._splitter)
+        else:
+            self._splitter.prepare(function)
+        self._instruments.leave(starts_operation=True)
+
+    def _start_nested(self, iteration: Iteration, function: Any) -> None:
+        """A backward function makes a graph of its own, for another backward.
+
+        No plan knows its maps; they can be evicted.
+        """
+        self._complete_last(iteration)
+        self._ledger.forwards.pop(id(function), None)
+        iteration.wait_for(NESTED, function)
+        self._splitter.prepare(function)
+
+    def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """After a forward function has computed."""
+        iteration = self.iteration
+        if iteration.quiet:
+            if self._replays.active:
+                self._executor.after_forward(function)
+            return
+        if (
+            iteration.depth
+            or iteration.last is None
+            or iteration.last[1]() is not function
+        ):
+            return
+        self._executor.after_forward(function)
+        recorder = self._instruments.recorder
+        if recorder is not None:
+            recorder.enter()
+            recorder.forward_ran(in_data)
+            recorder.leave()
+
+    def backward_preprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """Before a backward function: everything it reads must be there."""
+        del in_data, out_grad
+        iteration = self.iteration
+        if iteration.quiet:
+            self._start_quiet_backward(iteration, function)
+            return
+        self._instruments.enter()
+        self._complete_last(iteration)
+        k = iteration.start_backward()
+        if self._replays.watching:
+            self._replays.start_backward()
+        forward = self._find_forward(iteration, function)
+        name = graph.function_name(function)
+        label = f'backward of {name}'
+        self._start_operation(iteration, k, make_backward_key(forward, name), label)
+        self._executor.before_backward(k, function)
+        recorder = self._instruments.recorder
+        if recorder is not None:
+            label = recorder.label_of(forward, label)
+            recorder.backward_starts(label, function, forward)
+        self._instruments.leave(starts_operation=True)
+
+    def backward_postprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """After a backward function: drop what is not needed any more."""
+        del in_data, out_grad
+        iteration = self.iteration
+        if iteration.quiet:
+            self._end_quiet_backward(iteration, function)
+            return
+        self._instruments.enter()
+        self._complete_last(iteration)
+        self._executor.after_backward(iteration.position - 1, function)
+        if not iteration.end_backward():
+            self._splitter.start_operation(-1, iteration.label)
+        self._instruments.leave(starts_operation=False)
+
+    # -- operations -----------------------------------------------------------
+    def _start_operation(
+        self, iteration: Iteration, k: int, key: OperationKey, label: str
+    ) -> None:
+        """What is allocated from here on belongs to operation k."""
+        iteration.name_operation(label)
+        if not iteration.following.fits(k, key):
+            self._redirect(iteration, k)
+        self._splitter.start_operation(k, label)
+        self._instruments.start_operation(k)
+
+    def _complete_last(self, iteration: Iteration) -> None:
+        """Chainer sets retained arrays after a function's hooks have run."""
+        if iteration.last is None:
+            return
+        k, reference = iteration.last
+        iteration.forget_last()
+        function = reference()
+        if k == NOTED or graph.is_unfinished(function):
+            return
+        recorder = self._instruments.recorder
+        if recorder is None and k >= 0 and self._executor.is_idle(k):
+            self._executor.note_idle(k, function)
+            return
+        self._executor.complete(k, function)
+        if recorder is not None and k >= 0:
+            recorder.forward_complete(k, function)
+
+    def _guard_found(self, function: Any) -> None:
+        """A backward in another thread would miss what is away."""
+        graph.add_local_hook(function, self._guard)
+
+    # -- quiet iterations: functions are noted and nothing else ---------------
+    def _take_quietly(
+        self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
+    ) -> bool:
+        """Takes note of a forward function; False if it ends the quiet iteration."""
+        own, shared = self._settings
+        if (
+            graph.is_static(function)
+            or own.get('schedule_func', shared['schedule_func']) is not None
+        ):
+            return False  # it will be refused
+        if not own.get('enable_backprop', shared['enable_backprop']):
+            self._splitter.prepare(function)
+            return True
+        if iteration.depth:
+            return self._take_nested_quietly(iteration, function)
+        if iteration.backward_seen or not iteration.started:
+            return False
+        self._start_quiet_forward(iteration, function, in_data)
+        return True
+
+    def _take_nested_quietly(self, iteration: Iteration, function: Any) -> bool:
+        if not graph.backward_runs():
+            return False
+        if iteration.wary:
+            self._know_all(iteration)
+            return False
+        self._ledger.note_nested(function)
+        self._splitter.prepare(function)
+        return True
+
+    def _start_quiet_forward(
+        self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
+    ) -> None:
+        """A forward function is about to run."""
+        if iteration.fingerprint is not None:
+            iteration.add_to_fingerprint(function, in_data)
+        if iteration.wary:
+            self._executor.pass_by(function)
+        k = iteration.start_forward()
+        self._ledger.note(k, function)
+        if self._rules.active:
+            label = self._path.label(graph.function_name(function))
+            self._rules.note(function, label, k)
+        self._splitter.start_operation(k, '')
+        if self._replays.active:
+            self._replays.prepare(function, in_data, self._splitter)
+        else:
+            self._splitter.prepare(function)
+        if not k % GUARDED:
+            graph.add_local_hook(function, self._guard)
+            self._ledger.forget_dead()
+
+    def _start_quiet_backward(self, iteration: Iteration, function: Any) -> None:
+        """A backward function is about to run; what it reads may be away."""
+        k = iteration.start_backward()
+        if self._replays.watching:
+            self._replays.start_backward()
+        self._ledger.start_backward(function)
+        self._splitter.start_operation(k, '')
+        if iteration.wary:
+            executor = self._executor
+            if not executor.functions.is_known(function):
+                if not executor.maps.misses(function):
+                    executor.before_unknown()
+                    return
+                self._begin_to_know(iteration)
+                executor.know_read(k, function)
+            self._find_forward(iteration, function)
+            executor.before_backward(k, function)
+
+    def _end_quiet_backward(self, iteration: Iteration, function: Any) -> None:
+        """A backward function has run."""
+        depth = iteration.end_backward()
+        self._ledger.end_backward(function)
+        if iteration.wary and self._executor.functions.is_known(function):
+            self._executor.after_backward(iteration.position - 1, function)
+        if not depth:
+            self._splitter.start_operation(-1, '')
+
+    def _label_quiet_operation(self) -> str:
+        """The label of the operation under way."""
+        function = self._ledger.find_current()
+        name = 'a function' if function is None else graph.function_name(function)
+        if self._ledger.running:
+            return f'backward of {name}'
+        return self._path.label(name)
+
+    # -- a beginning ----------------------------------------------------------
+    def _begin(self, iteration: Iteration, key: OperationKey) -> None:
+        """Begins an iteration.
+
+        Args:
+            iteration: A new one.
+            key: Of its first operation.
+
+        Raises:
+            OutOfMemoryError: If it surely cannot end, or the last one went beyond the
+                limit, with a limit that does.
+            SessionError: If replays of earlier iterations have made something else.
+        """
+        self._ledger.begin(iteration)
+        self._overrun.conclude()
+        refuse_differences(self._device, wait=False)
+        guide = self._signatures.begin(key)
+        iteration.follow(guide)
+        if not self._begin_quietly(iteration, guide, key):
+            self._begin_known(iteration, guide, key)
+
+    def _begin_quietly(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> bool:
+        """Begins an iteration of which nothing is to be found out, if it is one."""
+        if guide is not None or self._observation.wants_recording(guide, key):
+            return False
+        executor = self._executor
+        if executor.maps.knows_any:
+            self._arrays.protect_from(executor)
+        executor.begin(None, {})
+        wary = not executor.maps.all_present
+        if wary:
+            away_bytes = executor.maps.away_bytes
+            iteration.note_older(self._device.memory.used_bytes, away_bytes)
+        self._splitter.begin(None)
+        self._replays.begin(passive=True)
+        self._device.memory.forget_failure()
+        self._device.memory.reset_peak()
+        iteration.start(quiet=True, fingerprint=self._first_fingerprint(), wary=wary)
+        return True
+
+    def _begin_known(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> None:
+        """Begins an iteration whose feature maps are known one by one."""
+        self._refuse(guide)
+        iteration.note_memory(self._arrays.protect_from(self._executor))
+        self._executor.know_older(self._ledger.older)
+        away_bytes = self._executor.maps.away_bytes
+        iteration.note_older(self._device.memory.used_bytes, away_bytes)
+        self._host_share.give_to(guide)
+        may_switch = not self._signatures.begins_alone(key)
+        if guide is None:
+            self._executor.begin(None, {}, (), may_switch, (), None)
+            self._splitter.begin(None)
+        else:
+            self._follow(guide, may_switch)
+            iteration.note_foreign(self._count_foreign(guide))
+        iteration.note_waiting(self._executor.maps.wait_for_backward)
+        self._device.memory.forget_failure()
+        self._observation.begin(iteration.following, key)
+        planned = guide is not None and guide.table is not None
+        recorded = self._instruments.recorder is not None
+        if recorded:
+            iteration.note_labels(self._arrays.find_labels())
+        self._replays.begin(passive=not (planned or recorded))
+        self._device.memory.reset_peak()
+        iteration.start(fingerprint=self._first_fingerprint())
+
+    def _first_fingerprint(self) -> int | None:
+        return 0 if self._signatures.cautious else None
+
+    def _follow(self, guide: Guide, may_switch: bool) -> None:
+        table = guide.table
+        crosses = table is not None and table.crossing
+        holders = self._arrays.find_owners().values() if crosses else ()
+        self._executor.begin(
+            table,
+            guide.copies,
+            holders,
+            may_switch,
+            guide.habits.outliving,
+            guide.watched,
+        )
+        self._splitter.begin(guide.ways)
+
+    def _count_foreign(self, guide: Guide) -> int:
+        """What the program holds beyond what it held in the guide's profile."""
+        if guide.problem is None:
+            return 0
+        held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
+        return max(0, held_bytes - guide.problem.profile.initial_bytes)
+
+    def _refuse(self, guide: Guide | None) -> None:
+        """An iteration that surely cannot end does not begin.
+
+        Raises:
+            OutOfMemoryError: With a limit that does.
+        """
+        if guide is None or guide.forecast is None or not guide.trial:
+            return
+        if self._overrun.is_under_way:  # this one tells more
+            return
+        used = self._device.memory.used_bytes - self._executor.maps.older_bytes
+        options = self._options
+        host_limited = options.host_limit_bytes is not None
+        held = self._executor.maps.held_bytes
+        error = guide.forecast.refusal(options.limit_bytes, used, host_limited, held)
+        if error is not None:
+            raise error
+
+    # -- another guide ---------------------------------------------------------
+    def _redirect(self, iteration: Iteration, k: int) -> None:
+        """Operation k is not what the guide expects."""
+        following = iteration.following
+        guide = following.guide
+        assert guide is not None
+        other = self._signatures.find_alternative(following.operations, guide.stage)
+        self._go_on(following, guide, other, k)
+
+    def _settle(self, iteration: Iteration) -> None:
+        """An iteration ends: it follows the guide of its operations, or none."""
+        following, n = iteration.following, iteration.position
+        guide = following.guide
+        if guide is not None and n != len(guide.signature):
+            other = self._signatures.find(following.operations)
+            self._go_on(following, guide, other, n)
+
+    def _go_on(
+        self, following: Following, guide: Guide, other: Guide | None, k: int
+    ) -> None:
+        if other is None:
+            self._deviate(following)
+        else:
+            self._switch(following, guide, other, k)
+
+    def _switch(self, following: Following, guide: Guide, other: Guide, k: int) -> None:
+        """The iteration is one of another guide that begins in the same way."""
+        following.switch(other)
+        self._instruments.stop_following()
+        recorder = self._instruments.recorder
+        if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
+            recorder.mark_as_draft()
+        if other.table is None:
+            self._executor.leave_plan()
+        else:
+            self._executor.switch(
+                other.table, other.copies, k, other.habits.outliving, other.watched
+            )
+        self._splitter.switch(other.ways)
+
+    def _deviate(self, following: Following) -> None:
+        """The signature is unknown: passive from here."""
+        following.deviate()
+        self._executor.leave_plan()
+        self._splitter.switch(None)
+        self._instruments.stop_following()
+        if self._instruments.recorder is not None:
+            self._instruments.recorder.mark_as_draft()
+
+    # -- iterations -----------------------------------------------------------
+    def _is_broken_off(self, iteration: Iteration) -> bool:
+        """Whether the iteration has come to nothing.
+
+        The program has caught an error, or its graph has died before a backward: then a
+        backward function or a hook before a forward function has not come to an end,
+        or no function is left.
+        """
+        if not iteration.started or iteration.depth:
+            return iteration.depth > 0
+        if iteration.backward_seen or iteration.last is None:
+            return not iteration.backward_seen
+        k, reference = iteration.last
+        if k == NESTED or not graph.is_unfinished(reference()):
+            return False
+        clear_handled()
+        return self._executor.graph_is_dead
+
+    def _break_off(self, iteration: Iteration) -> None:
+        """What was begun is not recorded; its signature is known as well as before."""
+        self._instruments.discard()
+        self._instruments.stop_verifying()
+        iteration.break_off()
+        clear_handled()
+
+    def _end(self, iteration: Iteration) -> None:
+        if iteration.started:
+            seconds = iteration.seconds
+            self._replays.end(self._executor.counters)
+            self._settle(iteration)
+            self._learning.end(iteration, seconds)
+            self._overrun.end(iteration)
+
+    def finish_iteration(self) -> None:
+        """Ends an iteration that has come through backward."""
+        iteration = self.iteration
+        if iteration.is_complete:
+            self._instruments.enter()
+            self._complete_last(iteration)
+            self._end(iteration)
+            iteration.end()
+            self._executor.forget_dead()
+
+    def count_last(self) -> None:
+        """Counts the last iteration of a session, which no other one has ended."""
+        iteration = self.iteration
+        if iteration.started and iteration.backward_seen:
+            self._learning.count_deviation(iteration)
+            self._learning.count(iteration, iteration.seconds)
+            iteration.end()
+
+    # -- older graphs: [asked for later] ---------------------------------------
+    def _find_forward(self, iteration: Iteration, function: Any) -> int:
+        """The forward operation of a backward function; -1 if it is none of these.
+
+        Args:
+            iteration: The one under way.
+            function: Its backward is about to run.
+        """
+        operation = self._ledger.forwards.get(id(function), -1)
+        if operation >= 0:
+            return operation
+        known = self._executor.functions.find(function)
+        if known is None or known.origin is None:
+            return -1
+        if known.origin is iteration:  # it was quiet when that has run
+            return known.operation
+        updated = self._executor.functions.is_updated(function)
+        self._outlive(known, _name_maps(known), updated)
+        return -1
+
+    def _note_read(self, function: Any, slots: list[Slot]) -> None:
+        """The program reads what the graph keeps: later iterations must not drop it."""
+        known = self._executor.functions.find(function)
+        if known is not None and known.origin is not None:
+            self._outlive(known, slots, updated=False)
+
+    def _outlive(self, known: LiveFunction, slots: list[Slot], updated: bool) -> None:
+        operations = known.origin.following.operations
+        if operations:
+            self._signatures.outlive(operations[0], slots, updated)
+
+    # -- memory ---------------------------------------------------------------
+    def reclaim(self, missing_bytes: int) -> None:
+        """An allocation does not fit: feature maps leave, as far as they can."""
+        self._executor.counters.lose(lambda: self._make_room(missing_bytes))
+
+    def _make_room(self, missing_bytes: int) -> None:
+        iteration, evictor = self.iteration, self._executor.evictor
+        goal_bytes = self._device.memory.used_bytes - missing_bytes
+        iteration.fall_short()
+        self._replays.fall_short()
+        if iteration.quiet:
+            self._reclaim_quietly(iteration, missing_bytes)
+        else:
+            self._know_all(iteration)
+            evictor.reclaim(missing_bytes)
+        if self._device.memory.used_bytes > goal_bytes:
+            short_bytes = self._device.memory.used_bytes - goal_bytes
+            optional = self._device.memory.trying or self._overrun.is_under_way
+            evictor.collect_garbage(short_bytes, optional)
+        short_bytes = self._device.memory.used_bytes - goal_bytes
+        if short_bytes > 0:
+            self._overrun.exceed(
+                short_bytes,
+                iteration,
+                lambda: self.describe_progress(self._learning.next_number),
+            )
+
+    def _reclaim_quietly(self, iteration: Iteration, missing_bytes: int) -> None:
+        """An allocation of a quiet iteration does not fit; see [quiet iterations]."""
+        executor, device = self._executor, self._device
+        goal_bytes = device.memory.used_bytes - missing_bytes
+        self._begin_to_know(iteration)
+        executor.know_running(iteration.position)
+        count = KNOWN_AT_ONCE
+        while device.memory.used_bytes > goal_bytes and not self._ledger.nested:
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
+            if device.memory.used_bytes <= goal_bytes or self._ledger.all_out:
+                break
+            executor.know_more(iteration.position, count)
+            count *= 2
+        if device.memory.used_bytes > goal_bytes:
+            self._know_all(iteration)
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
+
+    def _know_all(self, iteration: Iteration) -> None:
+        """All that has run so far is known from now on, and what follows, too."""
+        if iteration.quiet:
+            self._begin_to_know(iteration)
+            label = self._label_quiet_operation()
+            iteration.stop_quiet()
+            iteration.name_operation(label)
+            self._executor.know_older(self._ledger.older)
+            self._splitter.start_operation(iteration.position - 1, label)
+        last = self._executor.know_all()
+        if last is not None:
+            k, function = last
+            iteration.wait_for(k if graph.is_unfinished(function) else NOTED, function)
+
+    def _begin_to_know(self, iteration: Iteration) -> None:
+        """Functions become known: what never leaves is none of their maps."""
+        if not iteration.knows:
+            iteration.note_memory(self._arrays.protect_from(self._executor))
+            self._executor.open_window()
+
+    # -- what is told ---------------------------------------------------------
+    def name_state(self) -> str:
+        """How the iteration runs or has run; see :attr:`.Session.state`."""
+        return self._learning.name_state(self.iteration)
+
+    def describe_progress(self, number: int) -> Progress:
+        """How far the iteration has come, which has this number."""
+        iteration = self.iteration
+        if iteration.quiet:
+            iteration.name_operation(self._label_quiet_operation())
+        return Progress(
+            number,
+            iteration.started,
+            iteration.position,
+            iteration.label,
+            iteration.depth,
+            iteration.backward_seen,
+        )
+
+
+def _name_maps(known: LiveFunction) -> list[Slot]:
+    """Where a function of an iteration has its feature maps."""
+    return [
+        slot for live in known.maps for slot in live.slots.name_made_by(known.operation)
+    ]
