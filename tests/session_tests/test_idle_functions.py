@@ -25,6 +25,24 @@ ITERATIONS = 9
 UNITS = 64
 
 
+class Through(chainer.FunctionNode):
+    """Reads what it has been given, and does something while it runs."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, inputs):
+        self.retain_inputs((0,))
+        self.act()
+        return (inputs[0] * 1,)
+
+    def backward(self, indexes, gradients):
+        del indexes
+        self.act()
+        return (self.get_retained_inputs()[0] * 0 + gradients[0],)
+
+
 class Deep(chainer.Chain):
     """Many small functions; the program may act between forward and backward."""
 
@@ -35,14 +53,16 @@ class Deep(chainer.Chain):
                 *(L.Linear(UNITS, UNITS) for _ in range(12))
             )
             self.last = L.Linear(UNITS, 10)
+        self.act = lambda k: None  # in layer k, forward and backward
 
     def forward(self, x, t):
-        for layer in self.layers:
+        for k, layer in enumerate(self.layers):
             x = F.dropout(F.tanh(layer(x)) + x, 0.2)
+            (x,) = Through(lambda k=k: self.act(k)).apply((x,))
         return F.softmax_cross_entropy(self.last(x), t)
 
 
-def train(between=lambda i: None, keep=False, **options):
+def train(between=lambda i: None, keep=False, inside=None, **options):
     """Trains; returns parameters and losses, and the session."""
     np.random.seed(0)
     model = Deep()
@@ -53,6 +73,8 @@ def train(between=lambda i: None, keep=False, **options):
         session = hybridmem.optimize(model, **options)
     with session as opened:
         for i in range(ITERATIONS):
+            if inside is not None:
+                model.act = lambda k, i=i: inside(opened, i, k)
             x = data.rand(128, UNITS).astype(np.float32)
             loss = model(x, data.randint(0, 10, 128).astype(np.int32))
             between(i)
@@ -139,3 +161,20 @@ def test_graphs_that_live_on(expected, limit, planner):
     result, session = train(keep=True, planner=planner, **options)
     networks.assert_same(expected, result)
     assert session.statistics()['guided_iterations'] > 0
+
+
+@pytest.mark.parametrize('layer', range(12))
+@pytest.mark.parametrize('planner', ['hybrid', 'checkpoint-sqrt'])
+def test_memory_may_be_short_inside_of_any_function(expected, limit, planner, layer):
+    """The function under way completes as ever, whether a plan leaves it alone."""
+
+    def reclaim(session, i, k):
+        if i == ITERATIONS - 1 and k == layer:
+            assert session.state == 'guided'
+            session._loop.reclaim(1 << 40)  # all that may leave leaves
+
+    result, session = train(inside=reclaim, memory_limit=limit, planner=planner)
+    networks.assert_same(expected, result)
+    assert session.last_iteration()['guided']
+    assert session.last_iteration()['evictions'] > 0
+    assert not session.deviations

@@ -209,6 +209,11 @@ class Iteration:
         """Forward operation k, or NESTED, completes at the next hook; NOTED has."""
         self.last = k, weakref.ref(function)
 
+    @property
+    def awaits_nothing(self) -> bool:
+        """Whether no forward function is to complete at the next hook."""
+        return self.last is None or self.last[0] == NOTED
+
     def forget_last(self) -> None:
         """The forward function that waited is complete, or has come to nothing."""
         self.last = None

@@ -727,9 +727,9 @@ class Loop(chainer.FunctionHook):
             iteration.name_operation(label)
             self._executor.know_older(self._ledger.older)
             self._splitter.start_operation(iteration.position - 1, label)
-        last = self._executor.know_all()
-        if last is not None:
-            k, function = last
+        noted = self._executor.know_all()
+        if noted is not None and iteration.awaits_nothing:
+            k, function = noted
             iteration.wait_for(k if graph.is_unfinished(function) else NOTED, function)
 
     def _begin_to_know(self, iteration: Iteration) -> None:
