@@ -165,7 +165,9 @@ def test_graphs_that_live_on(expected, limit, planner):
 
 @pytest.mark.parametrize('layer', range(12))
 @pytest.mark.parametrize('planner', ['hybrid', 'checkpoint-sqrt'])
-def test_memory_may_be_short_inside_of_any_function(expected, limit, planner, layer):
+def test_memory_may_be_short_inside_of_any_function(
+    expected, limit, planner, layer, looked_at
+):
     """The function under way completes as ever, whether a plan leaves it alone."""
 
     def reclaim(session, i, k):
@@ -178,3 +180,4 @@ def test_memory_may_be_short_inside_of_any_function(expected, limit, planner, la
     assert session.last_iteration()['guided']
     assert session.last_iteration()['evictions'] > 0
     assert not session.deviations
+    assert looked_at[-1] == session.profile.first_backward  # all, once
