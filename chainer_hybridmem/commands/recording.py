@@ -21,7 +21,7 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     SessionError,
 )
-from chainer_hybridmem.recording import inference
+from chainer_hybridmem.recording import inference_recorder
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
@@ -231,7 +231,9 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
     try:
         model, _, examples = prepare(network, device)
         network = dataclasses.replace(network, insize=examples[0].shape[-1])
-        return inference.record_inference(model, *map(model.xp.array, examples))
+        return inference_recorder.record_inference(
+            model, *map(model.xp.array, examples)
+        )
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
