@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners.obeying import with_actions
 from chainer_hybridmem.planners.registry import DEFAULT, check_options, find_planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.rule_checks import check_obedience
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.records.validation import check_obedience
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.obedience import NUMBERS, check_limits
 from chainer_hybridmem.simulation.problem import (
     Problem,
     make_problem,
+    with_choice,
     with_host_limit,
     with_rules,
 )
@@ -104,3 +107,37 @@ def _problem_of(
             'it; give it to make_problem.'
         )
     return profile if rules is None else with_rules(profile, rules)
+
+
+def with_actions(problem: Problem, actions: frozenset[Action], planner: str) -> Problem:
+    """The problem for a planner that has these actions only.
+
+    Args:
+        problem: Any problem; without rules it stays what it is.
+        actions: Of the planner.
+        planner: Its name.
+
+    Raises:
+        OptionError: If the planner cannot obey the rules.
+    """
+    if not problem.rules or actions == frozenset(Action):
+        return problem
+    usable = np.zeros(3, bool)
+    usable[[NUMBERS[action] for action in actions]] = True
+    arrays = problem.arrays._replace(allowed=problem.arrays.allowed & usable)
+    has = ' and '.join(action.value for action in Action if action in actions)
+    refusal = f'Planner {planner!r} cannot obey the rules, for all it does is {has}'
+    for m in np.flatnonzero(~arrays.allowed.any(axis=1)):
+        storage = problem.maps[m]
+        says = '; '.join(
+            str(r) for r in problem.rules if r.names(storage.label, storage.producer)
+        )
+        raise OptionError(
+            f'{refusal}: {storage.label}, made by operation {storage.producer}, is '
+            f"under {says}. Planner 'hybrid' has every action."
+        )
+    try:
+        check_limits(problem.rules, arrays)
+    except OptionError as error:
+        raise OptionError(f'{refusal}. {error}') from None
+    return with_choice(problem, arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.jit import compiling_seconds
+from chainer_hybridmem.jit import compiled, compiling_seconds
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.enumeration import find_fastest
 from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.obedience import NUMBERS, keeps_everything, obeyed
 from chainer_hybridmem.simulation.problem import Problem, with_rules
@@ -414,3 +415,53 @@ def _too_much(
         f'{limit}. {advice}.'
     )
     return InfeasibleError(message, needed, limit_bytes)
+
+
+def count_assignments(problem: Problem) -> int:
+    """Number of ways to keep, swap or recompute every map, as far as it may."""
+    return math.prod(problem.arrays.allowed.sum(axis=1).tolist())
+
+
+@compiled(uses=(kernel, *kernel.PARTS))
+def find_fastest(
+    a: Arrays,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    w: Work,
+    best: np.ndarray,
+) -> int:
+    """Simulates every assignment, and writes the first of the fastest into ``best``.
+
+    Returns:
+        int: How many there are.
+    """
+    allowed = a.allowed
+    action = np.zeros(len(allowed), np.int64)
+    for i in range(len(action)):
+        while not allowed[i, action[i]]:
+            action[i] += 1
+    best[:] = action
+    best_seconds, count, m = np.inf, 0, 0
+    while m < len(action):
+        seconds = kernel.judge(
+            a, action, limit, lead, out_seconds, in_seconds, barrier, best_seconds, w
+        )[0]
+        count += 1
+        if seconds < best_seconds:
+            best_seconds = seconds
+            best[:] = action
+        m = 0
+        while m < len(action):  # count up in a mixed radix
+            action[m] += 1
+            while action[m] <= 2 and not allowed[m, action[m]]:
+                action[m] += 1
+            if action[m] <= 2:
+                break
+            action[m] = 0
+            while not allowed[m, action[m]]:
+                action[m] += 1
+            m += 1
+    return count

@@ -10,10 +10,10 @@ import numpy as np
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Action, Part
 from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.rules import Rules, check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
-from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.arrays import Arrays, find_recomputable, list_recipes
 from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.simulation.in_core import (
     between_phases,
@@ -28,7 +28,6 @@ from chainer_hybridmem.simulation.obedience import (
     rule_arrays,
     with_free_choice,
 )
-from chainer_hybridmem.simulation.recipes import find_recomputable, list_recipes
 
 BEYOND = 10.0  # what host copies without a place cost, of all else there is to do
 

@@ -15,7 +15,7 @@ from chainer_hybridmem.estimation import (
 from chainer_hybridmem.estimation.costs import LRN
 from chainer_hybridmem.estimation.recomputing import with_whole_forwards
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem

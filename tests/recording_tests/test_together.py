@@ -20,7 +20,7 @@ from chainer_hybridmem.pools import in_core_trace, planned_trace
 from chainer_hybridmem.recording import profile_builder
 from chainer_hybridmem.recording.profile_builder import count_together, find_small
 from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import make_problem
 

@@ -16,7 +16,7 @@ from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.annealing import count_steps
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.deadline import Deadline
-from chainer_hybridmem.search.needless_drops import without_needless_drops
+from chainer_hybridmem.search.repairs import defer_drops
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.arena_planning import (
     MOST_SLOWDOWN,
@@ -106,7 +106,7 @@ class PlanMaker:
             return dataclasses.replace(plan, options={**plan.options, **told})
 
         if not self._wants_arena(guide):
-            return without_needless_drops(problem, make_plan_for(room_bytes))
+            return defer_drops(problem, make_plan_for(room_bytes))
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
@@ -163,7 +163,7 @@ class PlanMaker:
         for room in ROOMS:
             if deadline.is_over:
                 break
-            left = without_needless_drops(problem, plan, room)
+            left = defer_drops(problem, plan, room)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
         return plan
