@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.reporting.peak_rows import in_core_row
+from chainer_hybridmem.reporting.rows import in_core_row
 from chainer_hybridmem.units import (
     format_apart,
     is_percentage,

@@ -7,17 +7,21 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs, shipped
+from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
+from chainer_hybridmem.profiles import shipped_profiles
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting import canvas, comparison_plot
 from chainer_hybridmem.reporting.comparison import comparison, summary, sweep
+from chainer_hybridmem.reporting.tables import UNKNOWN, table
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
+
 
 FEWEST_LIMITS = 2
 SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search longer
@@ -83,8 +87,8 @@ class CompareCommand(base.Command):
         """See :class:`base.Command`."""
         if args.list_profiles:
             outputs.check_output(args.json)
-            rows = shipped.figures()
-            outputs.publish(shipped.listing(rows), rows, args.json)
+            rows = list_shipped()
+            outputs.publish(shipped_table(rows), rows, args.json)
             return 0
         if not args.profiles:
             self._parser.error(NO_PROFILE)
@@ -315,3 +319,51 @@ def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len({row['profile'] for row in rows}) > 1:
         return list(rows)
     return [{k: v for k, v in row.items() if k != 'profile'} for row in rows]
+
+
+SHIPPED_HEADERS = (
+    'profile',
+    'device',
+    'date',
+    'operations',
+    'feature maps',
+    'in-core peak',
+    's / iteration, in-core',
+)
+
+
+def list_shipped() -> list[dict[str, Any]]:
+    """One row of plain values per profile."""
+    return [_shipped_figures(name) for name in shipped_profiles()]
+
+
+def _shipped_figures(name: str) -> dict[str, Any]:
+    from chainer_hybridmem.simulation import make_problem
+
+    problem = make_problem(library.load_profile(name))
+    return {
+        'profile': name,
+        'device': problem.profile.device,
+        'operations': len(problem.profile.operations),
+        'feature_maps': len(problem.maps),
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_seconds': problem.in_core_seconds,
+    }
+
+
+def shipped_table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    return table(SHIPPED_HEADERS, [_shipped_cells(row) for row in rows], left=3)
+
+
+def _shipped_cells(row: dict[str, Any]) -> list[str]:
+    device = row['device']
+    return [
+        row['profile'],
+        device.get('name', UNKNOWN),
+        device.get('date', UNKNOWN),
+        str(row['operations']),
+        str(row['feature_maps']),
+        format_bytes(row['in_core_peak_bytes']),
+        format_seconds(row['in_core_seconds']),
+    ]

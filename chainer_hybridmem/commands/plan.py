@@ -5,24 +5,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import arguments, base, maps, outputs
+from chainer_hybridmem import files
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting.rule_rows import rule_rows
-from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.reporting.rows import rule_rows
+from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
     format_count,
     format_seconds,
 )
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.simulation import Problem
+
 
 LONGEST_STALLS = 5
 
@@ -86,7 +93,7 @@ class PlanCommand(base.Command):
                 raise OptionError(
                     f'--manual is for planner manual, not {planner}; leave one out.'
                 )
-            options['actions'] = maps.read_actions(args.manual)
+            options['actions'] = read_actions(args.manual)
         if args.time_budget is not None:
             options['time_budget'] = args.time_budget
         check_options(planner, options)
@@ -120,8 +127,8 @@ class PlanCommand(base.Command):
         title = f'{planner}: {args.memory_limit.describe(problem)}'
         parts = [named_values(title, values(summary))]
         if args.maps:
-            summary['feature_maps'] = maps.map_figures(problem, plan)
-            parts.append(maps.map_table(summary['feature_maps']))
+            summary['feature_maps'] = map_figures(problem, plan)
+            parts.append(map_table(summary['feature_maps']))
         outputs.publish('\n\n'.join(parts), summary, args.json)
         return 0
 
@@ -234,3 +241,65 @@ def _maps(figures: dict[str, Any], action: str) -> str:
 def _stall(stall: dict[str, Any]) -> tuple[str, str]:
     seconds, start = stall['seconds'], stall['start_seconds']
     return f'  {format_seconds(seconds)}', f'{stall["cause"]}, at {start:.3f} s'
+
+
+EXPECTED = (
+    'an object with an action for each pattern was expected, such as '
+    '{"*Convolution2DFunction": "swap"}'
+)
+HEADERS = ('feature map', 'size', 'made', 'read in backward', 'recompute', 'action')
+
+
+def read_actions(path: str) -> dict[str, str]:
+    """A JSON file with an action for each pattern, for planner ``manual``.
+
+    Raises:
+        FormatError: If the file is missing or holds something else.
+    """
+    text = files.read_text(path)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f'{path} is not JSON ({error}); {EXPECTED}.') from error
+    if not isinstance(body, dict):
+        raise FormatError(f'{path} holds {type(body).__name__}; {EXPECTED}.')
+    return body
+
+
+def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
+    """The figures of each feature map, in order of production."""
+    from chainer_hybridmem.records.plan import Action
+
+    return [
+        {
+            'storage': storage.id,
+            'label': storage.label,
+            'bytes': storage.nbytes,
+            'producer': storage.producer,
+            'backward_uses': list(storage.backward_uses),
+            'recomputable': bool(recomputable),
+            'action': entry.action.value,
+            'tier': entry.tier.value if entry.action is Action.SWAP else None,
+        }
+        for storage, recomputable, entry in zip(
+            problem.maps, problem.recomputable, plan.maps, strict=True
+        )
+    ]
+
+
+def map_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The figures for people; operations are numbers."""
+    return table(
+        HEADERS,
+        [
+            [
+                row['label'],
+                format_bytes(row['bytes']),
+                f'@{row["producer"]}',
+                ', '.join(str(k) for k in row['backward_uses']),
+                'yes' if row['recomputable'] else 'no',
+                row['action'] + (' to disk' if row['tier'] == 'disk' else ''),
+            ]
+            for row in rows
+        ],
+    )

@@ -10,8 +10,7 @@ from typing import Any
 from chainer_hybridmem.commands import argument_types, arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.link_rows import all_reduce_rows, sharing_rows
-from chainer_hybridmem.reporting.peak_rows import in_core_row
+from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, sharing_rows
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds

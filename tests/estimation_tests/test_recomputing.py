@@ -12,8 +12,7 @@ from chainer_hybridmem.estimation import (
     load_device_model,
     lower_to_cudnn,
 )
-from chainer_hybridmem.estimation.costs import LRN
-from chainer_hybridmem.estimation.recomputing import with_whole_forwards
+from chainer_hybridmem.estimation.costs import LRN, with_whole_forwards
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.validation import check_plan

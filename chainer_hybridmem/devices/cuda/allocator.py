@@ -11,6 +11,7 @@ Note: [block owners]
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,11 +20,9 @@ from typing import Any
 
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
 from chainer_hybridmem.devices.cuda.counting import AllocationCounter
-from chainer_hybridmem.devices.cuda.errors import make_out_of_memory_error
-from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
-from chainer_hybridmem.devices.cuda.other_pools import OtherPools
+from chainer_hybridmem.devices.cuda.gpu import Gpu, import_cupy, round_up
 from chainer_hybridmem.devices.values import Root
-from chainer_hybridmem.errors import without_frames
+from chainer_hybridmem.errors import OutOfMemoryError, without_frames
 
 
 class Allocator:
@@ -242,3 +241,92 @@ class _Look:
 
     def __init__(self, look: Callable[[int], None]) -> None:
         self.look = look
+
+
+def make_out_of_memory_error(
+    message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+) -> OutOfMemoryError:
+    """An error that is both ours and CuPy's."""
+    error: OutOfMemoryError = _out_of_memory_class()(
+        message, requested_bytes, limit_bytes, used_bytes
+    )
+    return error
+
+
+@functools.cache
+def _out_of_memory_class() -> Any:
+    """Made when it is first needed, because its base is CuPy's."""
+    cupy_error = import_cupy().cuda.memory.OutOfMemoryError
+
+    class CudaOutOfMemoryError(OutOfMemoryError, cupy_error):  # type: ignore[misc,valid-type]
+        """An allocation on the GPU does not fit."""
+
+        def __init__(
+            self, message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+        ) -> None:
+            # Neither base's __init__ can pass on to the other one.
+            MemoryError.__init__(self, message)
+            self.requested_bytes = self._size = requested_bytes
+            self.limit_bytes = self._limit = limit_bytes
+            self.used_bytes = self._total = used_bytes
+
+        def __reduce__(self) -> tuple[Any, tuple[str, int, int, int]]:
+            return make_out_of_memory_error, (
+                str(self),
+                self.requested_bytes,
+                self.limit_bytes,
+                self.used_bytes,
+            )
+
+    return CudaOutOfMemoryError
+
+
+class OtherPools:
+    """Counts what CuPy's default pool takes up beside a session.
+
+    Note: [other pools]
+        Arrays that were made before the session lie in CuPy's default pool. It keeps
+        whole chunks as long as one small array in them lives, so what it holds beyond
+        the arrays that are known counts as in use: the driver's memory is what the
+        limit is about.
+
+    Args:
+        gpu: Whose memory it is.
+        counter: Where it is counted.
+
+    Attributes:
+        nbytes (int): Counted now.
+        shrinks (bool): Whether an array has died there, so that less may be held.
+    """
+
+    def __init__(self, gpu: Gpu, counter: AllocationCounter) -> None:
+        self._gpu = gpu
+        self._counter = counter
+        self._ident = 0
+        self.nbytes = 0
+        self.shrinks = False
+
+    def expect_less(self) -> None:
+        """An array has died there: it may give a chunk back when it is asked."""
+        self.shrinks = True
+
+    def count(self, known_bytes: int) -> None:
+        """Counts anew what is held.
+
+        Args:
+            known_bytes: Of it, counted elsewhere.
+        """
+        self.shrinks = False
+        self.forget()
+        with self._gpu.current():
+            pool = self._gpu.cupy.get_default_memory_pool()
+            pool.free_all_blocks()
+            nbytes = int(pool.total_bytes()) - known_bytes
+        if nbytes > 0:
+            self._ident, self.nbytes = self._counter.count(nbytes), nbytes
+
+    def forget(self) -> None:
+        """Counts nothing any more."""
+        if self.nbytes:
+            nbytes, self.nbytes = self.nbytes, 0
+            self._counter.uncount(self._ident, nbytes)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.copies import CopyEngine
-from chainer_hybridmem.devices.cuda.clock import CudaClock
-from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.gpu import CudaClock, Gpu
 from chainer_hybridmem.devices.cuda.memory import CudaMemory
 from chainer_hybridmem.devices.swap_store.blocks import MemoryBlock, check_available
 from chainer_hybridmem.devices.swap_store.space import Completion, Space

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
-from chainer_hybridmem.devices.cuda.allocator import Allocation, Allocator
+from chainer_hybridmem.devices.cuda.allocator import Allocation, Allocator, OtherPools
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
 from chainer_hybridmem.devices.cuda.counting import AllocationCounter
 from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
-from chainer_hybridmem.devices.cuda.other_pools import OtherPools
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
 from chainer_hybridmem.errors import SessionError
@@ -124,7 +123,7 @@ class CudaMemory(Memory):
 
     @property
     def other_bytes(self) -> int:
-        """See [other pools] in :mod:`.other_pools`."""
+        """See [other pools] in :mod:`.allocator`."""
         return self._others.nbytes
 
     @property
