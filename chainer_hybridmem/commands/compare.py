@@ -15,7 +15,7 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting import canvas, comparison_plot
 from chainer_hybridmem.reporting.comparison import comparison, summary, sweep
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -321,14 +321,14 @@ def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != 'profile'} for row in rows]
 
 
-SHIPPED_HEADERS = (
-    'profile',
-    'device',
-    'date',
-    'operations',
-    'feature maps',
-    'in-core peak',
-    's / iteration, in-core',
+SHIPPED_COLUMNS = (
+    Column('profile', 'profile'),
+    Column('device', 'name'),
+    Column('date', 'date'),
+    Column('operations', 'operations'),
+    Column('feature maps', 'feature_maps'),
+    Column('in-core peak', 'in_core_peak_bytes', format_bytes),
+    Column('s / iteration, in-core', 'in_core_seconds', format_seconds),
 )
 
 
@@ -353,17 +353,5 @@ def _shipped_figures(name: str) -> dict[str, Any]:
 
 def shipped_table(rows: list[dict[str, Any]]) -> str:
     """The rows for people."""
-    return table(SHIPPED_HEADERS, [_shipped_cells(row) for row in rows], left=3)
-
-
-def _shipped_cells(row: dict[str, Any]) -> list[str]:
-    device = row['device']
-    return [
-        row['profile'],
-        device.get('name', UNKNOWN),
-        device.get('date', UNKNOWN),
-        str(row['operations']),
-        str(row['feature_maps']),
-        format_bytes(row['in_core_peak_bytes']),
-        format_seconds(row['in_core_seconds']),
-    ]
+    rows = [{**row['device'], **row} for row in rows]
+    return figures_table(SHIPPED_COLUMNS, rows, left=3)

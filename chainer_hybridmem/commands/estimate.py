@@ -18,8 +18,14 @@ from chainer_hybridmem.commands import (
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.comparison import PREDICTED, with_reason
 from chainer_hybridmem.reporting.rows import in_core_row, rule_rows, sharing_rows
-from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
+from chainer_hybridmem.reporting.tables import (
+    UNKNOWN,
+    Column,
+    figures_table,
+    named_values,
+)
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -31,16 +37,12 @@ if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
 
-HEADERS = (
-    'method',
-    's / iteration',
-    'images / s',
-    'overhead',
-    'bound',
-    'gap',
-    'peak',
-    'host',
-    'largest batch',
+COLUMNS = (
+    Column('method', 'planner'),
+    Column('s / iteration', 'iteration_seconds', format_seconds),
+    Column('images / s', 'images_per_second', '{:.1f}'.format),
+    *PREDICTED,
+    Column('largest batch', 'largest_batchsize'),
 )
 
 
@@ -248,11 +250,11 @@ def largest_batches(
 def _text(figures: dict[str, Any], largest: bool) -> str:
     title = outputs.describe_network(figures)
     title = f'{title} on {figures["device"]["name"]}'
-    rows = [_cells(row) for row in figures['methods']]
-    keep = len(HEADERS) if largest else len(HEADERS) - 1
+    columns = COLUMNS if largest else COLUMNS[:-1]
+    rows = [with_reason(row) for row in figures['methods']]
     parts = [
         named_values(title, _values(figures)),
-        table(HEADERS[:keep], [row[:keep] for row in rows]),
+        figures_table(columns, rows),
     ]
     if 'ranks' in figures:
         parts.append(node_table.describe(figures['ranks']))
@@ -288,24 +290,6 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         *(describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', f'batch sizes {first} and {second}'),
         *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),
-    ]
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    largest = str(row.get('largest_batchsize', UNKNOWN))
-    if not row['fits']:
-        unknown = [UNKNOWN] * (len(HEADERS) - 3)
-        return [row['planner'], 'does not fit', *unknown, largest]
-    return [
-        row['planner'],
-        format_seconds(row['iteration_seconds']),
-        f'{row["images_per_second"]:.1f}' if row['images_per_second'] else UNKNOWN,
-        f'{row["overhead"]:+.1%}',
-        format_seconds(row['lower_bound_seconds']),
-        f'{row["gap"]:.1%}',
-        format_bytes(row['peak_bytes']),
-        format_bytes(row['host_bytes']),
-        largest,
     ]
 
 

@@ -18,7 +18,7 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting.rows import rule_rows
-from chainer_hybridmem.reporting.tables import named_values, table
+from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -247,7 +247,14 @@ EXPECTED = (
     'an object with an action for each pattern was expected, such as '
     '{"*Convolution2DFunction": "swap"}'
 )
-HEADERS = ('feature map', 'size', 'made', 'read in backward', 'recompute', 'action')
+MAP_COLUMNS = (
+    Column('feature map', 'label'),
+    Column('size', 'bytes', format_bytes),
+    Column('made', 'producer', '@{}'.format),
+    Column('read in backward', 'backward_uses', lambda uses: ', '.join(map(str, uses))),
+    Column('recompute', 'recomputable', lambda can: 'yes' if can else 'no'),
+    Column('action', 'action'),
+)
 
 
 def read_actions(path: str) -> dict[str, str]:
@@ -289,17 +296,8 @@ def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
 
 def map_table(rows: Sequence[dict[str, Any]]) -> str:
     """The figures for people; operations are numbers."""
-    return table(
-        HEADERS,
-        [
-            [
-                row['label'],
-                format_bytes(row['bytes']),
-                f'@{row["producer"]}',
-                ', '.join(str(k) for k in row['backward_uses']),
-                'yes' if row['recomputable'] else 'no',
-                row['action'] + (' to disk' if row['tier'] == 'disk' else ''),
-            ]
-            for row in rows
-        ],
-    )
+    shown = [
+        {**row, 'action': row['action'] + (' to disk' if row['tier'] == 'disk' else '')}
+        for row in rows
+    ]
+    return figures_table(MAP_COLUMNS, shown)

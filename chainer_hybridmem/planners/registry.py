@@ -34,7 +34,7 @@ from chainer_hybridmem.planners import (
 from chainer_hybridmem.planners.planner import Planner, PlannerFunction, as_planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.rules import pairs_of
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import accept
 from chainer_hybridmem.simulation.problem import Problem
 
 _FILES = (
@@ -200,11 +200,10 @@ def _with_checks(function: PlannerFunction, who: str) -> PlannerFunction:
             raise PlannerError(f'{who} returned {plan!r}; a Plan was expected.')
         try:
             ruled = dataclasses.replace(plan, rules=pairs_of(problem.rules))
-            check_plan(problem.profile, ruled, limit_bytes)
+            return accept(problem, ruled, limit_bytes)
         except PlanError as error:
             raise PlannerError(
                 f'{who} made a plan that breaks a rule. {error}'
             ) from error
-        return plan
 
     return checked

@@ -11,28 +11,38 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting.tables import (
+    UNKNOWN,
+    Column,
+    difference,
+    figures_table,
+    share,
+    table,
+)
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 Row = dict[str, Any]
 Case = tuple[str, int]
 
-DISK = 'disk'  # shown where there is one
-HEADERS = (
-    'planner',
-    's / iteration',
-    'overhead',
-    'bound',
-    'gap',
-    'peak',
-    'host',
+PREDICTED = (
+    Column('overhead', 'overhead', difference),
+    Column('bound', 'lower_bound_seconds', format_seconds),
+    Column('gap', 'gap', share),
+    Column('peak', 'peak_bytes', format_bytes),
+    Column('host', 'host_bytes', format_bytes),
+)
+DISK = Column('disk', 'disk_bytes', format_bytes)  # shown where there is one
+COLUMNS = (
+    Column('planner', 'planner'),
+    Column('s / iteration', 'iteration_seconds', format_seconds),
+    *PREDICTED,
     DISK,
-    'keep',
-    'swap',
-    'recompute',
-    'planning',
-    'simulations',
+    Column('keep', 'keep'),
+    Column('swap', 'swap'),
+    Column('recompute', 'recompute'),
+    Column('planning', 'planning_seconds', format_seconds),
+    Column('simulations', 'simulations'),
 )
 SUMMARY_HEADERS = ('planner', 'fits', 'time / bound', 'fastest', 'longest planning')
 # Plans this close count as equally fast: searches stop at such a gap to the bound.
@@ -42,12 +52,17 @@ TIE = 1e-4
 def comparison(rows: Sequence[Row]) -> str:
     """A table of planners, and below it why some do not fit."""
     reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
-    headers, cells = list(HEADERS), [_cells(row) for row in rows]
-    if not any(row['disk_bytes'] for row in rows):
-        column = headers.index(DISK)
-        for line in (headers, *cells):
-            del line[column]
-    return '\n'.join([table(headers, cells), *map(printable, reasons)])
+    disk = any(row['disk_bytes'] for row in rows)
+    columns = [column for column in COLUMNS if disk or column is not DISK]
+    told = figures_table(columns, [with_reason(row) for row in rows])
+    return '\n'.join([told, *map(printable, reasons)])
+
+
+def with_reason(row: Row) -> Row:
+    """A row that says in short why there is no plan, if there is none."""
+    if row['fits']:
+        return row
+    return {**row, 'why': 'failed' if row['failed'] else 'does not fit'}
 
 
 def sweep(rows: Sequence[Row], peak_bytes: int) -> str:
@@ -79,7 +94,7 @@ def _bound(rows: Sequence[Row]) -> str:
 
 def _overhead(row: Row) -> str:
     if row['fits']:
-        return f'{row["overhead"]:+.1%}'
+        return difference(row['overhead'])
     return 'failed' if row['failed'] else UNKNOWN
 
 
@@ -159,25 +174,4 @@ def _summary_cells(standing: _Standing, cases: int) -> list[str]:
         f'{standing.ratio:.3f}',
         str(standing.fastest),
         format_seconds(standing.planning_seconds),
-    ]
-
-
-def _cells(row: Row) -> list[str]:
-    if not row['fits']:
-        why = 'failed' if row['failed'] else 'does not fit'
-        return [row['planner'], why, *[UNKNOWN] * (len(HEADERS) - 2)]
-    return [
-        row['planner'],
-        format_seconds(row['iteration_seconds']),
-        f'{row["overhead"]:+.1%}',
-        format_seconds(row['lower_bound_seconds']),
-        f'{row["gap"]:.1%}',
-        format_bytes(row['peak_bytes']),
-        format_bytes(row['host_bytes']),
-        format_bytes(row['disk_bytes']),
-        str(row['keep']),
-        str(row['swap']),
-        str(row['recompute']),
-        format_seconds(row['planning_seconds']),
-        str(row['simulations']),
     ]

@@ -13,7 +13,7 @@ import numpy as np
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.jit import compiled, compiling_seconds
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import kernel
@@ -39,6 +39,7 @@ __all__ = [
     'SWAP',
     'Candidate',
     'Search',
+    'accept',
     'check_host',
     'infeasible',
     'kept_load',
@@ -256,23 +257,7 @@ class Search:
         if self.problem.profile.disk_link is None:
             work.on_disk[:] = False  # what has no room is beyond the limit
         maps, replays = plan_from_positions(self.problem, action, work)
-        plan = Plan(
-            planner=planner,
-            options=options,
-            profile_fingerprint=self.problem.profile.fingerprint(),
-            memory_limit_bytes=self.limit_bytes,
-            maps=maps,
-            replays=replays,
-            predicted_seconds=seconds,
-            predicted_peak_bytes=0,
-            in_core_seconds=self.problem.in_core_seconds,
-            lower_bound_seconds=self.problem.in_core_seconds,
-            planning_seconds=timing.now() - self.started,
-            simulations=self.simulations,
-            host_limit_bytes=self.problem.host_limit_bytes,
-            parts=self.problem.parts,
-            rules=pairs_of(self.problem.rules),
-        )
+        plan = self._plan_with(planner, maps, replays, seconds, 0, options)
         check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
         peak_bytes = max(loads)
@@ -297,15 +282,34 @@ class Search:
         if not self.in_core_fits():
             raise infeasible(self.problem, self.limit_bytes, planner, None)
         problem = self.problem
+        return self._plan_with(
+            planner,
+            tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
+            (),
+            problem.in_core_seconds,
+            problem.in_core_peak_bytes,
+            options,
+        )
+
+    def _plan_with(
+        self,
+        planner: str,
+        maps: tuple[MapPlan, ...],
+        replays: tuple[Replay, ...],
+        seconds: float,
+        peak_bytes: int,
+        options: dict[str, Any],
+    ) -> Plan:
+        problem = self.problem
         return Plan(
             planner=planner,
             options=options,
             profile_fingerprint=problem.profile.fingerprint(),
             memory_limit_bytes=self.limit_bytes,
-            maps=tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
-            replays=(),
-            predicted_seconds=problem.in_core_seconds,
-            predicted_peak_bytes=problem.in_core_peak_bytes,
+            maps=maps,
+            replays=replays,
+            predicted_seconds=seconds,
+            predicted_peak_bytes=peak_bytes,
             in_core_seconds=problem.in_core_seconds,
             lower_bound_seconds=problem.in_core_seconds,
             planning_seconds=timing.now() - self.started,
@@ -314,6 +318,27 @@ class Search:
             parts=problem.parts,
             rules=pairs_of(problem.rules),
         )
+
+
+def accept(problem: Problem, plan: Plan, limit_bytes: int | None = None) -> Plan:
+    """Checks a finished plan: the one place for it, with :func:`.check_plan` inside.
+
+    Args:
+        problem: What the plan is for.
+        plan: Obeys the rules that it names.
+        limit_bytes: Most bytes at any moment; None takes no notice of memory.
+
+    Returns:
+        Plan: With its peak.
+
+    Raises:
+        InfeasibleError: If host copies have no place.
+        PlanError: If it is for another profile, cannot be executed, breaks a rule or
+            exceeds the limit.
+    """
+    check_host(problem, plan)
+    loads = check_plan(problem.profile, plan, limit_bytes)
+    return dataclasses.replace(plan, predicted_peak_bytes=max(loads))
 
 
 def check_host(problem: Problem, plan: Plan) -> None:
