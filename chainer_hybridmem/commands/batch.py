@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     estimating,
@@ -40,14 +39,14 @@ class BatchCommand(base.Command):
         """See :class:`base.Command`."""
         network = parser.add_argument_group('network')
         arguments.add_network(network, batchsize=False)
-        estimating.add_device(parser.add_argument_group('device'), argument_types.size)
+        estimating.add_device(parser.add_argument_group('device'), arguments.size)
         estimating.add_samples(parser.add_argument_group('samples'), in_parts=True)
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
         parser.add_argument(
             '--min-speed',
-            type=argument_types.share,
+            type=arguments.share,
             metavar='SHARE',
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',

@@ -7,14 +7,19 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
 from chainer_hybridmem.profiles import shipped_profiles
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting import canvas, comparison_plot
-from chainer_hybridmem.reporting.comparison import comparison, summary, sweep
+from chainer_hybridmem.reporting import canvas
+from chainer_hybridmem.reporting.comparison import (
+    comparison,
+    draw_comparison,
+    summary,
+    sweep,
+)
 from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -138,7 +143,7 @@ class Case(NamedTuple):
 
     path: str
     problem: Problem
-    limit: argument_types.Limit
+    limit: arguments.Limit
 
     def __str__(self) -> str:
         return printable(f'{self.path}: {self.limit.describe(self.problem)}')
@@ -146,7 +151,7 @@ class Case(NamedTuple):
 
 def several(text: str) -> int:
     """Turns an argument into an integer above one."""
-    number = argument_types.positive(text)
+    number = arguments.positive(text)
     if number < FEWEST_LIMITS:
         raise argparse.ArgumentTypeError(
             f'{text} limit has no two ends; sweep {FEWEST_LIMITS} or more'
@@ -201,8 +206,8 @@ def read_problems(
 
 
 def choose_limits(
-    problem: Problem, named: Sequence[argument_types.Limit] | None, sweep: int | None
-) -> list[argument_types.Limit]:
+    problem: Problem, named: Sequence[arguments.Limit] | None, sweep: int | None
+) -> list[arguments.Limit]:
     """The limits that are named, or those of a sweep; none of them twice."""
     from chainer_hybridmem.search.candidates import least_memory
 
@@ -211,7 +216,7 @@ def choose_limits(
         least, most = least_memory(problem)[0], problem.in_core_peak_bytes
         span = max(most - least, 0)
         steps = (least + span * i // (sweep - 1) for i in range(sweep))
-        limits = [argument_types.Limit(str(step)) for step in steps]
+        limits = [arguments.Limit(str(step)) for step in steps]
     return list({limit.bytes_for(problem): limit for limit in limits}.values())
 
 
@@ -297,7 +302,7 @@ def draw(
     from chainer_hybridmem.planners import DEFAULT, names
 
     peaks = {name: problem.in_core_peak_bytes for name, problem in problems.items()}
-    comparison_plot.draw(rows, path, peaks, names(), DEFAULT)
+    draw_comparison(rows, path, peaks, names(), DEFAULT)
 
 
 def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:

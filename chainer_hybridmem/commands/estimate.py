@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     estimating,
@@ -162,7 +161,7 @@ def _check_algorithms(args: argparse.Namespace) -> None:
 
 
 def choose_limit(
-    limit: argument_types.Limit | None, problem: Problem, estimator: Estimator
+    limit: arguments.Limit | None, problem: Problem, estimator: Estimator
 ) -> int:
     """The memory limit in bytes, by default that of the device."""
     if limit is not None:

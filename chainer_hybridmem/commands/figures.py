@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from chainer_hybridmem.planners.rule_costs import price_rules
+from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.records.profile import Category, Phase, Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline

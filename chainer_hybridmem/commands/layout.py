@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     outputs,
@@ -91,13 +90,13 @@ def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
     )
     parser.add_argument(
         '--alignment',
-        type=argument_types.positive,
+        type=arguments.positive,
         metavar='BYTES',
         help=f'of the offline layouts; {alignments}',
     )
     parser.add_argument(
         '--iterations',
-        type=argument_types.positive,
+        type=arguments.positive,
         default=2,
         metavar='N',
         help='how often it is repeated; default 2',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands.argument_types import ranks
+from chainer_hybridmem.commands.arguments import ranks
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.reporting.tables import (
     Column,

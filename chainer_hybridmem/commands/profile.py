@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, sharing_rows
@@ -34,7 +34,7 @@ class ProfileCommand(base.Command):
         arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--iterations',
-            type=argument_types.positive,
+            type=arguments.positive,
             default=ITERATIONS,
             help=f'give up after these many; default {ITERATIONS}',
         )

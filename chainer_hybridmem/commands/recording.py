@@ -14,7 +14,7 @@ import numpy as np
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands.argument_types import Limit
+from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.records.plan import Action
@@ -52,7 +52,7 @@ class VerifyCommand(base.Command):
         )
         parser.add_argument(
             '--iterations',
-            type=argument_types.positive,
+            type=arguments.positive,
             default=ITERATIONS,
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',

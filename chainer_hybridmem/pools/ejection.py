@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.pools.blocks import Blocks
 from chainer_hybridmem.pools.placement import (
     FIRST_FIT,
     NOWHERE,
+    Blocks,
     Found,
     Start,
     place_in_order,

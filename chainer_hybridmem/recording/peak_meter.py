@@ -22,7 +22,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.devices.host import lending, numpy_memory
+from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.errors import SessionError
@@ -68,7 +68,7 @@ class PeakMeter:
             )
         self._device.memory.install(lambda missing_bytes: None)
         self._device.memory.start_events()
-        lending.offer(self)
+        memory.offer(self)
         self._garbage.hold()
         self._links.__enter__()
         self._functions.__enter__()
@@ -79,7 +79,7 @@ class PeakMeter:
         self._links.__exit__(*error)
         self._garbage.release()
         self._settle()
-        lending.offer(None)
+        memory.offer(None)
         self._device.memory.uninstall()
         self._device.close()
 

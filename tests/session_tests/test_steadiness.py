@@ -12,7 +12,7 @@ from support.virtual import Machine
 
 from chainer_hybridmem.devices.host.device import HostOffsets
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.session.guides.plan_pace import (
     LONGEST_REST,
     LONGEST_WAIT,

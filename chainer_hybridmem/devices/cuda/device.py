@@ -21,8 +21,7 @@ from chainer_hybridmem.devices.cuda.memory import CudaMemory
 from chainer_hybridmem.devices.ports import Arrays, Offsets
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.devices.references import held_by_none_but
-from chainer_hybridmem.devices.swap_store.store import Store
-from chainer_hybridmem.devices.swap_store.tiers import TieredStore
+from chainer_hybridmem.devices.swap_store.store import Store, TieredStore
 from chainer_hybridmem.devices.values import Array, PlaceFigures, Root, View
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Tier

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
-from chainer_hybridmem.devices.cuda.allocator import Allocation, Allocator, OtherPools
+from chainer_hybridmem.devices.cuda.allocator import (
+    Allocation,
+    AllocationCounter,
+    Allocator,
+    OtherPools,
+)
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
-from chainer_hybridmem.devices.cuda.counting import AllocationCounter
 from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root

@@ -24,8 +24,7 @@ from chainer_hybridmem.devices.offset_table import OffsetTable
 from chainer_hybridmem.devices.ports import Arrays, Clock, Offsets
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.devices.references import held_by_none_but
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
-from chainer_hybridmem.devices.swap_store.tiers import TieredStore
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, TieredStore
 from chainer_hybridmem.devices.values import Array, Mark, PlaceFigures, Root, View
 from chainer_hybridmem.errors import OptionError
 

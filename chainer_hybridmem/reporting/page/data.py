@@ -24,10 +24,6 @@ from chainer_hybridmem.reporting.page.composition import (
     Presence,
     compose,
 )
-from chainer_hybridmem.reporting.page.differences import (
-    differing_operations,
-    find_differences,
-)
 from chainer_hybridmem.reporting.page.figures import (
     Figures,
     Run,
@@ -37,7 +33,11 @@ from chainer_hybridmem.reporting.page.figures import (
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
-from chainer_hybridmem.reporting.page.reasons import Side
+from chainer_hybridmem.reporting.page.reasons import (
+    Side,
+    differing_operations,
+    find_differences,
+)
 from chainer_hybridmem.reporting.page.tables import Tables, storage_name
 from chainer_hybridmem.reporting.palette import (
     COLOURS,

@@ -15,7 +15,7 @@ from typing import Any
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import DEFAULT, find_planner
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (

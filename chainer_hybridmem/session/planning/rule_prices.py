@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners.rule_costs import price_rules
+from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.session.guides.guide import Guide
