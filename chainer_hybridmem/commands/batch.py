@@ -36,7 +36,6 @@ class BatchCommand(base.Command):
     help = 'find the largest batch that fits, in-core and planned'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         network = parser.add_argument_group('network')
         arguments.add_network(network, batchsize=False)
         estimating.add_device(parser.add_argument_group('device'), arguments.size)
@@ -63,7 +62,6 @@ class BatchCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import MOST_PICTURES
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.planners.largest import find_largest_batch

@@ -43,7 +43,6 @@ class CompareCommand(base.Command):
     help = 'compare all planners on recorded iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         self._parser = parser
         parser.add_argument(
             'profiles',
@@ -89,7 +88,6 @@ class CompareCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         if args.list_profiles:
             outputs.check_output(args.json)
             rows = list_shipped()

@@ -87,11 +87,9 @@ class DoctorCommand(base.Command):
     help = 'show what is installed and what works'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         outputs.check_output(args.json)
         checks = examine()
         versions = machine.installed()

@@ -57,7 +57,6 @@ class EstimateCommand(base.Command):
     help = 'predict any batch size on any GPU from two tiny iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         device = parser.add_argument_group('device')
         estimating.add_device(device)
@@ -86,7 +85,6 @@ class EstimateCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem

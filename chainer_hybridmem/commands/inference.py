@@ -48,7 +48,6 @@ class InferenceCommand(base.Command):
     help = 'compare memory pools and layouts on a forward pass without backward'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser)
         parser.add_argument(
             '--lifetimes',
@@ -69,7 +68,6 @@ class InferenceCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.pools import (
             Lifetimes,

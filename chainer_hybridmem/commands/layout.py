@@ -39,7 +39,6 @@ class LayoutCommand(base.Command):
     help = 'compare memory pools and offline layouts on an iteration'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument(
             'iteration',
             metavar='PROFILE',
@@ -50,7 +49,6 @@ class LayoutCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.pools import catalogue, minimalloc
         from chainer_hybridmem.pools.layout import check_alignment
         from chainer_hybridmem.pools.replay import recommend

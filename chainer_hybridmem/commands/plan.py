@@ -41,7 +41,6 @@ class PlanCommand(base.Command):
     help = 'plan a recorded iteration for a memory limit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         arguments.add_limit(parser)
         parser.add_argument(
@@ -74,7 +73,6 @@ class PlanCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.commands import figures
         from chainer_hybridmem.planners import (
             DEFAULT,

@@ -29,7 +29,6 @@ class ProfileCommand(base.Command):
     help = 'train a few iterations and record one'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
@@ -44,7 +43,6 @@ class ProfileCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         outputs.check_outputs(args.output, args.json)
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording

@@ -51,7 +51,6 @@ class ReportCommand(base.Command):
     help = 'write a page about planned iterations, for a browser'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         parser.add_argument(
             'plans',
@@ -87,7 +86,6 @@ class ReportCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.page import make_data, make_page
 
         inputs = [args.profile, *args.plans, *args.measured]

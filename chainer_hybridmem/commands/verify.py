@@ -37,7 +37,6 @@ class VerifyCommand(base.Command):
     help = 'train twice, limited and in-core, and compare every bit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
@@ -61,7 +60,6 @@ class VerifyCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.planners import DEFAULT, check_name
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)

@@ -164,7 +164,7 @@ class Running:
 
 
 def digest(address: int, nbytes: int) -> int:
-    """Of one piece of memory."""
+    """64-bit digest of ``nbytes`` at ``address``."""
     running = Running()
     running.add(address, nbytes)
     return running.digest()

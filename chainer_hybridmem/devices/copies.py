@@ -33,7 +33,6 @@ class CopyEngine(abc.ABC):
         """See :meth:`Copies.fill`."""
 
     def has(self, space: Space, root: Root) -> bool:
-        """See :meth:`Copies.same_contents`."""
         raise NotImplementedError
 
     @abc.abstractmethod

@@ -142,7 +142,6 @@ class _File:
     """A path, as an option."""
 
     def check(self, name: str, value: Any) -> str | None:
-        """See :class:`.search.planner_options.Option`."""
         if value is None:
             return None
         try:

@@ -242,7 +242,6 @@ class _LinkPaths(chainer.LinkHook):
         self._stack.clear()
 
     def forward_preprocess(self, args: Any) -> None:
-        """See :class:`chainer.LinkHook`."""
         link = args.link
         if not self._stack:
             self._known = {
@@ -255,7 +254,6 @@ class _LinkPaths(chainer.LinkHook):
         self._stack.append((link, path))
 
     def forward_postprocess(self, args: Any) -> None:
-        """See :class:`chainer.LinkHook`."""
         if any(link is args.link for link, _ in self._stack):
             while self._stack.pop()[0] is not args.link:
                 pass

@@ -182,7 +182,7 @@ class RecipeTrials:
             result = try_replay(
                 before, function, inputs, made, self._device, self._walker
             )
-        step.set_whole(result)
+        step.whole = result
         for name in result.attributes if result else ():
             self._given.append(Reading(self._device, made[name]))
 

@@ -146,7 +146,7 @@ class Recorder:
             )
             if name not in self._before
         }
-        step.set_products(self._list_products(k, function, made))
+        step.products = tuple(self._list_products(k, function, made))
         if self._trials is not None:
             self._trials.complete(step, function, made)
 
@@ -209,7 +209,7 @@ class Recorder:
             step, function = self._steps[k], reference()
             if function is None or function.inputs is None:
                 continue
-            step.set_input_nodes(
+            step.input_nodes = tuple(
                 (allocation, self._find_source(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )

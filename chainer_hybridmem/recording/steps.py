@@ -26,10 +26,6 @@ class HookCall:
     first_event: int
     end_event: int
 
-    def end(self, mark: Mark, seconds: float, event: int) -> None:
-        """Notes where the hook ends."""
-        self.left, self.left_seconds, self.end_event = mark, seconds, event
-
 
 class HookLog:
     """Logs hook calls.
@@ -58,8 +54,9 @@ class HookLog:
 
     def leave(self) -> None:
         """The session's hook ends."""
-        position = self._device.memory.event_count
-        self.calls[-1].end(self._device.clock.mark(), timing.now(), position)
+        call = self.calls[-1]
+        call.end_event = self._device.memory.event_count
+        call.left, call.left_seconds = self._device.clock.mark(), timing.now()
 
 
 NOT_OF_DEVICE = 0  # in place of an allocation id
@@ -143,18 +140,6 @@ class Step:
     )
     written: set[int] = dataclasses.field(default_factory=set)
     exchanged_bytes: int = 0
-
-    def set_products(self, products: Iterable[tuple[int, Slot]]) -> None:
-        """Notes what the operation has made."""
-        self.products = tuple(products)
-
-    def set_input_nodes(self, nodes: Iterable[tuple[int, int | None]]) -> None:
-        """Notes where a replay of the operation gets its inputs from."""
-        self.input_nodes = tuple(nodes)
-
-    def set_whole(self, result: TrialResult | None) -> None:
-        """Notes what running the whole forward again has shown."""
-        self.whole = result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,14 +107,12 @@ class Stopwatch(Hooks, Observer):
 
     # -- reports of the executor ----------------------------------------------
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
-        """See :class:`.Observer`."""
         if self._acts:
             self._waited += self._time(action)
         else:
             self._leave_out(action)
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
-        """See :class:`.Observer`."""
         if self._acts:
             action()
             return
@@ -189,11 +187,9 @@ class Lateness(Observer):
         self._waits: list[tuple[int, Mark, Mark]] = []
 
     def copy(self, kind: str, storage: int, span: Span) -> None:
-        """See :class:`Observer`."""
         self._copies.append((kind, storage, span))
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
-        """See :class:`Observer`."""
         start = self._device.clock.mark()
         action()
         if kind == 'swap-in':

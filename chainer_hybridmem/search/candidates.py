@@ -112,7 +112,7 @@ class Search:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What runs inside is no planning: neither its time nor its simulations."""
+        """Excludes this block from planning time and counts."""
         began, simulations = timing.now(), self.simulations
         try:
             yield

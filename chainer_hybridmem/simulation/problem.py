@@ -93,12 +93,10 @@ class Problem:
 
     @property
     def in_core_peak_bytes(self) -> int:
-        """See :class:`InCore`."""
         return self.in_core.peak_bytes
 
     @property
     def in_core_seconds(self) -> float:
-        """See :class:`InCore`."""
         return self.in_core.seconds
 
     @property

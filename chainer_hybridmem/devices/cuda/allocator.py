@@ -95,7 +95,6 @@ class Allocator:
 
     @contextmanager
     def without_reclaim(self) -> Iterator[None]:
-        """See :meth:`.Memory.without_reclaim`."""
         former, self._reclaiming = self._reclaiming, True
         try:
             with self._gpu.current():
@@ -306,10 +305,6 @@ class OtherPools:
         self._ident = 0
         self.nbytes = 0
         self.shrinks = False
-
-    def expect_less(self) -> None:
-        """An array has died there: it may give a chunk back when it is asked."""
-        self.shrinks = True
 
     def count(self, known_bytes: int) -> None:
         """Counts anew what is held.

@@ -24,6 +24,8 @@ class BlockPool:
     Attributes:
         limit_bytes (int): The limit.
         whole_bytes (int): From this size on blocks are not split.
+        enforces_limit (bool): Whether the limit holds, whatever it is.
+        arena (ArenaMemory or None): Where blocks with planned offsets lie.
         from_pool (int): Bytes served from memory held already, while watched.
         from_driver (int): Bytes asked of the driver, while watched.
     """
@@ -41,9 +43,9 @@ class BlockPool:
         self.whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // WHOLE_SHARE)
         self.from_pool = self.from_driver = 0
         self._elsewhere_bytes = 0
-        self._enforced = True
+        self.enforces_limit = True
         self._watching = 0
-        self._arena: ArenaMemory | None = None
+        self.arena: ArenaMemory | None = None
         self._set_pool_limit()
 
     @property
@@ -51,19 +53,6 @@ class BlockPool:
         """GPU memory taken, whether in use or free."""
         with self._gpu.current():
             return int(self._pool.total_bytes()) + self._whole.total_bytes
-
-    @property
-    def arena(self) -> ArenaMemory | None:
-        """Where blocks with planned offsets lie."""
-        return self._arena
-
-    def use_arena(self, arena: ArenaMemory | None) -> None:
-        """From now on blocks lie in this arena; None: in none."""
-        self._arena = arena
-
-    def enforce_limit(self, enforced: bool) -> None:
-        """Says whether the limit holds, whatever it is."""
-        self._enforced = enforced
 
     def raise_limit(self, nbytes: int) -> bool:
         """See :meth:`.Memory.raise_limit`; the driver must have so much."""
@@ -83,7 +72,7 @@ class BlockPool:
         self.limit_bytes = limit_bytes
         self._set_pool_limit()
 
-    def leave_bytes(self, elsewhere_bytes: int) -> None:
+    def set_external_bytes(self, elsewhere_bytes: int) -> None:
         """So many bytes are in use that do not come from here."""
         self._elsewhere_bytes = elsewhere_bytes
         self._set_pool_limit()
@@ -102,7 +91,7 @@ class BlockPool:
         Returns:
             An object whose ``ptr`` is the address; None if there is none.
         """
-        arena = self._arena
+        arena = self.arena
         if arena is not None and stream != arena.stream:
             arena = None  # only there its memory is used again
         held: Any = arena.place(nbytes) if arena is not None else None
@@ -124,7 +113,7 @@ class BlockPool:
         """A block of its own from the driver, or None if there is no memory."""
         if self.excess_bytes(nbytes) > 0:
             self.give_back()
-        if self._enforced and self.excess_bytes(nbytes) > 0:
+        if self.enforces_limit and self.excess_bytes(nbytes) > 0:
             return None
         try:
             with self._gpu.current():
@@ -182,7 +171,7 @@ class BlockPool:
     def _set_pool_limit(self) -> None:
         """Leaves the pool what nothing else takes; 0 is no limit."""
         others = self._elsewhere_bytes + self._whole.total_bytes
-        left = max(self.limit_bytes - others, 1) if self._enforced else 0
+        left = max(self.limit_bytes - others, 1) if self.enforces_limit else 0
         with self._gpu.current():
             self._pool.set_limit(size=left)
 

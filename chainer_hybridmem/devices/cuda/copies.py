@@ -70,7 +70,7 @@ class CudaCopyEngine(CopyEngine):
             if space.nbytes:
                 self._issue(root, space, outward, stream)
             end.record(stream)
-        space.follow(_CudaCompletion(end))
+        space.last = _CudaCompletion(end)
         return CudaTransfer(self, root, space, (start, end))
 
     def _issue(self, root: Root, space: Space, outward: bool, stream: Any) -> None:
@@ -108,7 +108,7 @@ class CudaCopyEngine(CopyEngine):
                 space.address, root.ptr, space.nbytes,
                 self._gpu.runtime.memcpyDeviceToHost,
             )  # fmt: skip
-        space.follow(None)
+        space.last = None
 
     def elapsed(self, start: Mark, end: Mark) -> float:
         """Seconds between two moments on a stream."""

@@ -222,11 +222,11 @@ class CudaOffsets(Offsets):
             # Where blocks keep it alive, the rest of it is still to be used.
             kept = former() if former is not None else None
             if kept is not None:
-                self._pool.use_arena(kept)
+                self._pool.arena = kept
                 self._counted = counted
             return None
         memory = ArenaMemory(block, nbytes, self._gpu.compute().ptr)
-        self._pool.use_arena(memory)
+        self._pool.arena = memory
         return memory
 
     @property
@@ -234,9 +234,8 @@ class CudaOffsets(Offsets):
         return self._missing_bytes
 
     def release(self) -> None:
-        """See :meth:`.Offsets.release`."""
         self._counted = self.figures()
-        self._pool.use_arena(None)  # it goes with the last block in it
+        self._pool.arena = None  # it goes with the last block in it
         self._pool.give_back()
 
     def seek(self, k: int) -> None:
@@ -253,4 +252,4 @@ class CudaOffsets(Offsets):
         )
 
     def close(self) -> None:
-        self._pool.use_arena(None)
+        self._pool.arena = None

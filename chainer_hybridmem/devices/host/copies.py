@@ -191,7 +191,7 @@ class CopyThread:
         )
         transfer = HostTransfer(root, space.nbytes, completion)
         job = _Job(transfer, space, address, outward)
-        space.follow(completion)
+        space.last = completion
         if at_once:
             self._finish(job)
         else:

@@ -131,22 +131,18 @@ class HostMemory(Memory):
     # -- counting -----------------------------------------------------------
     @property
     def used_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.used_bytes
 
     @property
     def peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.peak_bytes
 
     @property
     def window_peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.window_peak_bytes
 
     @property
     def wanted_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
@@ -167,7 +163,6 @@ class HostMemory(Memory):
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.last_failure
 
     def forget_failure(self) -> None:
@@ -175,7 +170,6 @@ class HostMemory(Memory):
 
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.error
 
     def start_events(self) -> None:

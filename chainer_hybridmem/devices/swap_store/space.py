@@ -52,10 +52,6 @@ class Slab:
         self.free.give(offset, nbytes)
         self.spaces -= 1
 
-    def retire(self) -> None:
-        """Has the slab closed as soon as it is empty."""
-        self.retired = True
-
 
 Give = Callable[[Slab, int, int, Completion | None], None]
 
@@ -99,10 +95,6 @@ class Space(HostCopy):
     def address(self) -> int:
         """Of the first byte, for stores in memory."""
         return self.block.address + self.offset
-
-    def follow(self, copy: Completion | None) -> None:
-        """The latest copy to or from here is this one; None: there is none."""
-        self.last = copy
 
     def has(self, address: int) -> bool:
         """Whether it has what is in memory.

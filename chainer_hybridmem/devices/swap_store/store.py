@@ -190,7 +190,7 @@ class Store:
 
     def _retire(self, slab: Slab | None) -> None:
         if slab is not None:
-            slab.retire()
+            slab.retired = True
             self._close_if_empty(slab)
 
     def _close_if_empty(self, slab: Slab) -> None:
@@ -290,13 +290,11 @@ class TieredStore:
         return 0 if self._disk is None else NO_LIMIT
 
     def reserve(self, ram_bytes: int, disk_bytes: int) -> None:
-        """See :meth:`.Copies.reserve`."""
         self._ram.reserve(ram_bytes)
         if self._disk is not None:
             self._disk.reserve(disk_bytes)
 
     def take(self, nbytes: int, tier: Tier | None) -> Space:
-        """See :meth:`.Copies.host_copy`."""
         if self._disk is not None and tier is Tier.DISK:
             return self._disk.take(nbytes)
         try:
