@@ -165,7 +165,7 @@ def sweep(
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.simulation import make_problem
-    from chainer_hybridmem.simulation.crossing import decided_by
+    from chainer_hybridmem.simulation.problem import decided_by
 
     names = compare.choose_planners(planners)
     problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)

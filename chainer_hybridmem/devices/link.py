@@ -318,6 +318,7 @@ class Copied(NamedTuple):
 Runs = list[list[list[Copied]]]
 
 
+# -- several processes --------------------------------------------------------
 class LinkUsers:
     """The processes that measure one link; here, only this one."""
 

@@ -32,7 +32,7 @@ from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import lower_bound, tighten
-from chainer_hybridmem.search.bound.events import Row, make_row
+from chainer_hybridmem.search.bound.model import Row, make_row
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.search.candidates import (
     KEEP,
@@ -185,6 +185,7 @@ PLANNERS = (
 )
 
 
+# -- whole decisions ----------------------------------------------------------
 TRUST = 1e-6  # share of the solver's bound given away for its tolerances
 
 

@@ -16,10 +16,11 @@ from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.records.validation import check_obedience
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
-from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
 from chainer_hybridmem.simulation.obedience import NUMBERS, check_limits, named
 from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
     Problem,
+    crossing_of,
     make_problem,
     with_choice,
     with_host_limit,
@@ -143,6 +144,7 @@ def with_actions(problem: Problem, actions: frozenset[Action], planner: str) -> 
     return with_choice(problem, arrays)
 
 
+# -- what each rule costs -----------------------------------------------------
 def price_rules(
     problem: Problem,
     memory_limit: int | str,

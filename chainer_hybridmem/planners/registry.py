@@ -138,6 +138,7 @@ def check_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return planner.check_options(options)
 
 
+# -- planners of other packages -----------------------------------------------
 GROUP = 'chainer_hybridmem.planners'
 
 

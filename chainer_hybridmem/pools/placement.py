@@ -238,6 +238,7 @@ def _excess(size: np.ndarray, offset: np.ndarray, capacity: int) -> float:
     return total
 
 
+# -- orders -------------------------------------------------------------------
 class Start(NamedTuple):
     """One way to place."""
 

@@ -160,6 +160,7 @@ def run(
     return (add_up(terms, relu, formula),), types.SimpleNamespace()
 
 
+# -- max pooling --------------------------------------------------------------
 POOLED_CHANNELS = 64  # turned to be innermost at a time
 
 
@@ -198,6 +199,7 @@ def pool(function: Any, x: Array) -> tuple[tuple[Array, ...], types.SimpleNamesp
     return (y,), types.SimpleNamespace(indexes=indexes)
 
 
+# -- local response normalization ---------------------------------------------
 _SQUARE = """
 template <class H> __device__ inline H square(H x) { return x * x; }  // float16
 __device__ inline float square(float x) { return __fmul_rn(x, x); }

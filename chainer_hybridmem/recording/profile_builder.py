@@ -236,6 +236,7 @@ class ProfileBuilder:
                     yield dataclasses.replace(split, first=made[0], temporaries=passing)
 
 
+# -- recipes ------------------------------------------------------------------
 class RecipeBuilder:
     """Makes the recipes of a profile.
 
@@ -362,6 +363,7 @@ class RecipeBuilder:
         )
 
 
+# -- events of storages with numbers ------------------------------------------
 class _Kept(NamedTuple):
     """The events that count, with storages numbered by their first event.
 

@@ -225,6 +225,7 @@ class RecipeTrials:
             del spare[node]
 
 
+# -- what functions have read -------------------------------------------------
 class Reading:
     """A checksum of what a forward function has read.
 

@@ -101,6 +101,7 @@ def free_memory(
     return current
 
 
+# -- fractions of the relaxation made whole -----------------------------------
 def round_bound(search: Search, bound: Bound) -> list[Candidate]:
     """The relaxation's fractions made whole, if that can be made to fit.
 
@@ -141,6 +142,7 @@ def even_out(problem: Problem, bound: Bound) -> Bound:
     return dataclasses.replace(bound, swapped=swapped, recomputed=recomputed)
 
 
+# -- what leaves for nothing --------------------------------------------------
 MOST_WORK = 20_000_000  # operations simulated
 
 
@@ -176,6 +178,7 @@ def undo_useless_moves(search: Search, best: Candidate) -> Candidate:
     return best
 
 
+# -- drops that nothing needs -------------------------------------------------
 LARGEST_BYTES = 2**20  # functions that make more take longer than a look for it
 
 

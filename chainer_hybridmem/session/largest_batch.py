@@ -27,7 +27,7 @@ from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session.recording_session import record_pair
 from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.crossing import CrossIteration
+from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import parse_bytes
 
 SMALL = (2, 4)

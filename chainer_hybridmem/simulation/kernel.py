@@ -30,6 +30,7 @@ from chainer_hybridmem.simulation.replays import lay_out_replays
 from chainer_hybridmem.simulation.work import KEEP, NEED, RECOMPUTE, SWAP, Result, Work
 
 
+# -- where swap-ins begin -----------------------------------------------------
 @compiled(inline=True, counted=False, uses=(work,))
 def place_swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
     """Swap-ins as early as memory allows, in order of need; the highest load.
@@ -71,6 +72,7 @@ def place_swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
     return peak, worst
 
 
+# -- where swapped maps leave, and where their host copies lie ----------------
 @compiled(inline=True, counted=False, uses=(work,))
 def share_out_host(
     a: Arrays,
@@ -205,6 +207,7 @@ def leave_in_backward(
         now += w.replay_seconds[k] + a.seconds[k]
 
 
+# -- the whole ----------------------------------------------------------------
 # Share of a least time that no rounding of sums can make too much.
 SURELY = 1 - 1e-9
 # What is compiled into an evaluation; see ``uses`` of :func:`.jit.compiled`.

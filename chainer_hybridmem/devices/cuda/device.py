@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.cuda.arena_memory import ArenaMemory
-from chainer_hybridmem.devices.cuda.block_pool import WHOLE_SHARE, BlockPool
+from chainer_hybridmem.devices.cuda.block_pool import (
+    WHOLE_SHARE,
+    ArenaMemory,
+    BlockPool,
+)
 from chainer_hybridmem.devices.cuda.copies import CudaCopyEngine
 from chainer_hybridmem.devices.cuda.gpu import UNIT_BYTES, CudaClock, Gpu, round_up
 from chainer_hybridmem.devices.cuda.late_checks import LateChecks

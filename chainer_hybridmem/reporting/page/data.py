@@ -45,8 +45,7 @@ from chainer_hybridmem.reporting.palette import (
     LINE_COLOURS,
 )
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.crossing import decided_by
-from chainer_hybridmem.simulation.problem import with_parts
+from chainer_hybridmem.simulation.problem import decided_by, with_parts
 from chainer_hybridmem.terminal import printable
 
 FORMAT, VERSION = 'chainer_hybridmem/report', 1

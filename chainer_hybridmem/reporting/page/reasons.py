@@ -19,7 +19,7 @@ from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import Composition
 from chainer_hybridmem.reporting.page.figures import Run, shown_name
 from chainer_hybridmem.reporting.page.tables import Tables
-from chainer_hybridmem.simulation.crossing import CrossIteration, decided_by
+from chainer_hybridmem.simulation.problem import CrossIteration, decided_by
 
 MOST_MOVED = 200
 MOST_THERE = 100

@@ -10,11 +10,11 @@ import numpy as np
 
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.search.bound.events import Events, Row, make_row
-from chainer_hybridmem.search.bound.model import Model
+from chainer_hybridmem.search.bound.model import Events, Model, Row, make_row
 from chainer_hybridmem.simulation.problem import Problem
 
 
+# -- sums that the rows of memory and copies are about ------------------------
 class Sums(NamedTuple):
     """At which position which column changes what may be away, and by how much.
 
@@ -105,6 +105,7 @@ def sum_excess(model: Model) -> np.ndarray:
     return base + np.cumsum(alive)[: model.n] - model.scaled.limit
 
 
+# -- cuts: the pairs of operations whose rows a point violates most -----------
 @compiled()
 def find_tightest(
     outs: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -173,6 +174,7 @@ def warm_up() -> None:
     find_tightest(changes, changes, number, one, number, 0, 1.0, 1.0, none, pair)
 
 
+# -- the program, solved ------------------------------------------------------
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
 VIOLATED = 1e-7  # of the limit
 ROUNDING = 1e-9  # share given away for sums in floating point

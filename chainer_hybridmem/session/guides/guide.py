@@ -31,8 +31,8 @@ from chainer_hybridmem.session.guides.profiling_plan import (
 )
 from chainer_hybridmem.session.guides.program_habits import ProgramHabits
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
-from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
     Problem,
     with_parts,
     with_plain_peak,
