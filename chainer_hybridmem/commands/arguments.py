@@ -206,7 +206,7 @@ def add_limit(
 
     Args:
         group: Parser, or group of its arguments.
-        kind: :class:`Limit`, or :func:`argument_types.size` where no in-core peak
+        kind: :class:`Limit`, or :func:`size` where no in-core peak
             is known, nor can be found out.
         default: What counts where it is not given; None if it must be.
         nargs: ``'+'`` for several limits, or other ways to name them in the group.

@@ -84,7 +84,7 @@ class PeakMeter:
         self._device.close()
 
     def lend(self, guest: Memory) -> None:
-        """A session begins to count; see :class:`.lending.Lender`."""
+        """A session begins to count; see :class:`.memory.Lender`."""
         self._settle()
         self.guest = guest
 
