@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
 
 
-LONGEST_STALLS = 5
-
-
 class PlanCommand(base.Command):
     """Decides what happens to each feature map of a recorded iteration."""
 
@@ -173,7 +170,7 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
         **figures.plan_figures(problem, plan),
         **sizes,
         **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
-        **figures.timeline_figures(simulate(problem, plan), LONGEST_STALLS),
+        **figures.timeline_figures(simulate(problem, plan)),
         **({'parts': _parts(problem, plan)} if plan.parts else {}),
         'options': plan.options,
         'memory_limit_bytes': plan.memory_limit_bytes,

@@ -128,9 +128,9 @@ class Search:
         """The assignment, changed where the rules do not allow it."""
         return obeyed(self.problem.arrays, action)
 
-    def may(self, m: int, action: int) -> bool:
-        """Whether the rules, and its recipe, allow a map to have an action."""
-        return bool(self.problem.arrays.allowed[m, action])
+    def may_keep(self, m: int) -> bool:
+        """Whether the rules allow a map to be kept."""
+        return bool(self.problem.arrays.allowed[m, KEEP])
 
     def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
         """Simulates one assignment, or what the rules make of it.
