@@ -111,6 +111,16 @@ class Memory:
             args.shared_link,
         )
 
+    def device_options(self) -> dict[str, Any]:
+        """The options of a session that say what its device does."""
+        return {
+            'swap_dir': self.swap_dir,
+            'link_bandwidth': self.link_bandwidth,
+            'host_limit': self.host_limit_bytes,
+            'disk_bandwidth': self.disk_bandwidth,
+            'shared_link': self.shared_link,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
@@ -170,13 +180,7 @@ def open_session(
 ) -> RecordingSession:
     """Makes the session to record with; ``parts`` and ``timed`` as there."""
     options = recording_options(
-        memory.limit_bytes,
-        swap_dir=memory.swap_dir,
-        link_bandwidth=memory.link_bandwidth,
-        progress=progress,
-        host_limit=memory.host_limit_bytes,
-        disk_bandwidth=memory.disk_bandwidth,
-        shared_link=memory.shared_link,
+        memory.limit_bytes, progress=progress, **memory.device_options()
     )
     return RecordingSession(model, options, parts, timed)
 

@@ -185,14 +185,10 @@ def train_limited(
         training.model,
         memory.limit_bytes,
         planner,
-        swap_dir=memory.swap_dir,
-        link_bandwidth=memory.link_bandwidth,
-        host_limit=memory.host_limit_bytes,
-        disk_bandwidth=memory.disk_bandwidth,
-        shared_link=memory.shared_link,
         progress=progress.lines,
         verify=iterations,
         rules=rules,
+        **memory.device_options(),
     ) as session:
         for _ in range(iterations):
             progress.step(f'training with {planner}')
