@@ -4,7 +4,7 @@
 
 Seconds per iteration with the fastest algorithms inside Chainer's 8 MiB of workspace,
 with those that ``hybridmem estimate --algorithms`` chooses, and the bound of any
-choice. Writes ``algorithms.json``.
+choice. Writes ``estimate.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from benchmarks import common
-from chainer_hybridmem.commands import algorithms, samples
+from chainer_hybridmem.commands import estimate, samples
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.estimation import Estimator, load_device_model
 from chainer_hybridmem.planners import DEFAULT
@@ -51,7 +51,7 @@ def run(
     model = load_device_model(gpu)
     estimator = Estimator.make(recorded[arch].pair, model)
     start = time.perf_counter()
-    decided = algorithms.decide(
+    decided = estimate.decide(
         estimator, batchsize, make_problem, lambda _: model.memory_bytes, DEFAULT
     )
     seconds = time.perf_counter() - start

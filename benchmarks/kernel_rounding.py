@@ -77,7 +77,7 @@ def sources() -> dict[str, str]:
     from chainer.functions.normalization import batch_normalization as bn
     from cupy.cuda import compiler
 
-    from chainer_hybridmem.recompute import cuda_sums, local_responses
+    from chainer_hybridmem.recompute import cuda_sums, fused_replays
 
     found: dict[str, str] = {}
     label = ''
@@ -115,7 +115,7 @@ def sources() -> dict[str, str]:
     label = 'local responses (Chainer)'
     function = local_response_normalization(x).creator_node
     label = 'squares, sums, local responses'
-    local_responses.normalise(function, x)
+    fused_replays.normalise_responses(function, x)
     return found
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.planners import make_plan
     from chainer_hybridmem.profiles import shipped_profiles
     from chainer_hybridmem.recompute.trust import recomputable
-    from chainer_hybridmem.recording.inference import record_inference
+    from chainer_hybridmem.recording.inference_recorder import record_inference
     from chainer_hybridmem.records.library import (
         load_plan,
         load_profile,
@@ -110,7 +110,7 @@ _HOMES = {
     'optimize_inference': 'session.inference_session',
     'profile_memory': 'session.memory_profile',
     'recomputable': 'recompute.trust',
-    'record_inference': 'recording.inference',
+    'record_inference': 'recording.inference_recorder',
     'save': 'records.library',
     'shipped_profiles': 'profiles',
     'simulate': 'simulation',

@@ -21,7 +21,7 @@ from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import compare
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.planners import DEFAULT, names
-from chainer_hybridmem.reporting import comparison_plot
+from chainer_hybridmem.reporting import comparison
 from chainer_hybridmem.reporting.comparison import summary
 
 Row = dict[str, Any]
@@ -102,7 +102,7 @@ def publish(rows: list[Row], peaks: dict[str, int]) -> None:
     text = '\n\n'.join([*parts, ''])
     saving.save_text(NAME, text)
     print(text)
-    comparison_plot.draw(rows, saving.path(NAME, 'png'), peaks, names(), DEFAULT)
+    comparison.draw_comparison(rows, saving.path(NAME, 'png'), peaks, names(), DEFAULT)
     with Image.open(saving.path(NAME, 'png')) as picture:
         small = picture.convert('RGB').quantize(COLORS)
     small.save(saving.path(NAME, 'png'), optimize=True)

@@ -122,11 +122,9 @@ class ParameterOwner(Owner):
 
     @property
     def node(self) -> Any:
-        """See :class:`Owner`."""
         return self._holder._node
 
     def get(self) -> Array | None:
-        """See :class:`Owner`."""
         return self._holder.__dict__['_data'][0]
 
     def alone(self) -> bool:
@@ -155,11 +153,9 @@ class EntryOwner(Owner):
         raise NotImplementedError
 
     def get(self) -> Array | None:
-        """See :class:`Owner`."""
         return (self._entries or {}).get(self._name)
 
     def put(self, array: Array | None) -> None:
-        """See :class:`Owner`."""
         self._entries[self._name] = array
 
 

@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     estimating,
@@ -37,17 +36,16 @@ class BatchCommand(base.Command):
     help = 'find the largest batch that fits, in-core and planned'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         network = parser.add_argument_group('network')
         arguments.add_network(network, batchsize=False)
-        estimating.add_device(parser.add_argument_group('device'), argument_types.size)
+        estimating.add_device(parser.add_argument_group('device'), arguments.size)
         estimating.add_samples(parser.add_argument_group('samples'), in_parts=True)
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )
         parser.add_argument(
             '--min-speed',
-            type=argument_types.share,
+            type=arguments.share,
             metavar='SHARE',
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',
@@ -64,7 +62,6 @@ class BatchCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import MOST_PICTURES
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.planners.largest import find_largest_batch

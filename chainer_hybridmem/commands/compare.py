@@ -7,17 +7,26 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs, shipped
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
+from chainer_hybridmem.profiles import shipped_profiles
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting import canvas, comparison_plot
-from chainer_hybridmem.reporting.comparison import comparison, summary, sweep
+from chainer_hybridmem.reporting import canvas
+from chainer_hybridmem.reporting.comparison import (
+    comparison,
+    draw_comparison,
+    summary,
+    sweep,
+)
+from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
+
 
 FEWEST_LIMITS = 2
 SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search longer
@@ -34,7 +43,6 @@ class CompareCommand(base.Command):
     help = 'compare all planners on recorded iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         self._parser = parser
         parser.add_argument(
             'profiles',
@@ -80,11 +88,10 @@ class CompareCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         if args.list_profiles:
             outputs.check_output(args.json)
-            rows = shipped.figures()
-            outputs.publish(shipped.listing(rows), rows, args.json)
+            rows = list_shipped()
+            outputs.publish(shipped_table(rows), rows, args.json)
             return 0
         if not args.profiles:
             self._parser.error(NO_PROFILE)
@@ -134,7 +141,7 @@ class Case(NamedTuple):
 
     path: str
     problem: Problem
-    limit: argument_types.Limit
+    limit: arguments.Limit
 
     def __str__(self) -> str:
         return printable(f'{self.path}: {self.limit.describe(self.problem)}')
@@ -142,7 +149,7 @@ class Case(NamedTuple):
 
 def several(text: str) -> int:
     """Turns an argument into an integer above one."""
-    number = argument_types.positive(text)
+    number = arguments.positive(text)
     if number < FEWEST_LIMITS:
         raise argparse.ArgumentTypeError(
             f'{text} limit has no two ends; sweep {FEWEST_LIMITS} or more'
@@ -197,8 +204,8 @@ def read_problems(
 
 
 def choose_limits(
-    problem: Problem, named: Sequence[argument_types.Limit] | None, sweep: int | None
-) -> list[argument_types.Limit]:
+    problem: Problem, named: Sequence[arguments.Limit] | None, sweep: int | None
+) -> list[arguments.Limit]:
     """The limits that are named, or those of a sweep; none of them twice."""
     from chainer_hybridmem.search.candidates import least_memory
 
@@ -207,7 +214,7 @@ def choose_limits(
         least, most = least_memory(problem)[0], problem.in_core_peak_bytes
         span = max(most - least, 0)
         steps = (least + span * i // (sweep - 1) for i in range(sweep))
-        limits = [argument_types.Limit(str(step)) for step in steps]
+        limits = [arguments.Limit(str(step)) for step in steps]
     return list({limit.bytes_for(problem): limit for limit in limits}.values())
 
 
@@ -293,7 +300,7 @@ def draw(
     from chainer_hybridmem.planners import DEFAULT, names
 
     peaks = {name: problem.in_core_peak_bytes for name, problem in problems.items()}
-    comparison_plot.draw(rows, path, peaks, names(), DEFAULT)
+    draw_comparison(rows, path, peaks, names(), DEFAULT)
 
 
 def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:
@@ -315,3 +322,39 @@ def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len({row['profile'] for row in rows}) > 1:
         return list(rows)
     return [{k: v for k, v in row.items() if k != 'profile'} for row in rows]
+
+
+SHIPPED_COLUMNS = (
+    Column('profile', 'profile'),
+    Column('device', 'name'),
+    Column('date', 'date'),
+    Column('operations', 'operations'),
+    Column('feature maps', 'feature_maps'),
+    Column('in-core peak', 'in_core_peak_bytes', format_bytes),
+    Column('s / iteration, in-core', 'in_core_seconds', format_seconds),
+)
+
+
+def list_shipped() -> list[dict[str, Any]]:
+    """One row of plain values per profile."""
+    return [_shipped_figures(name) for name in shipped_profiles()]
+
+
+def _shipped_figures(name: str) -> dict[str, Any]:
+    from chainer_hybridmem.simulation import make_problem
+
+    problem = make_problem(library.load_profile(name))
+    return {
+        'profile': name,
+        'device': problem.profile.device,
+        'operations': len(problem.profile.operations),
+        'feature_maps': len(problem.maps),
+        'in_core_peak_bytes': problem.in_core_peak_bytes,
+        'in_core_seconds': problem.in_core_seconds,
+    }
+
+
+def shipped_table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    rows = [{**row['device'], **row} for row in rows]
+    return figures_table(SHIPPED_COLUMNS, rows, left=3)

@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import collections
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     estimating,
     node_table,
     outputs,
 )
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
-from chainer_hybridmem.reporting.link_rows import sharing_rows
-from chainer_hybridmem.reporting.peak_rows import in_core_row
-from chainer_hybridmem.reporting.rule_rows import rule_rows
-from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
+from chainer_hybridmem.reporting.comparison import PREDICTED, with_reason
+from chainer_hybridmem.reporting.rows import in_core_row, rule_rows, sharing_rows
+from chainer_hybridmem.reporting.tables import (
+    UNKNOWN,
+    Column,
+    figures_table,
+    named_values,
+)
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
+    from chainer_hybridmem.estimation.algorithms import Algorithm, Algorithms
     from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
-HEADERS = (
-    'method',
-    's / iteration',
-    'images / s',
-    'overhead',
-    'bound',
-    'gap',
-    'peak',
-    'host',
-    'largest batch',
+
+COLUMNS = (
+    Column('method', 'planner'),
+    Column('s / iteration', 'iteration_seconds', format_seconds),
+    Column('images / s', 'images_per_second', '{:.1f}'.format),
+    *PREDICTED,
+    Column('largest batch', 'largest_batchsize'),
 )
 
 
@@ -55,7 +57,6 @@ class EstimateCommand(base.Command):
     help = 'predict any batch size on any GPU from two tiny iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         device = parser.add_argument_group('device')
         estimating.add_device(device)
@@ -84,8 +85,6 @@ class EstimateCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
-        from chainer_hybridmem.commands import algorithms
         from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
@@ -111,7 +110,7 @@ class EstimateCommand(base.Command):
             decided = None
             if args.algorithms:
                 progress.step('choosing algorithms')
-                decided = algorithms.decide(
+                decided = decide(
                     estimator,
                     args.batchsize,
                     problem_of,
@@ -160,7 +159,7 @@ def _check_algorithms(args: argparse.Namespace) -> None:
 
 
 def choose_limit(
-    limit: argument_types.Limit | None, problem: Problem, estimator: Estimator
+    limit: arguments.Limit | None, problem: Problem, estimator: Estimator
 ) -> int:
     """The memory limit in bytes, by default that of the device."""
     if limit is not None:
@@ -248,11 +247,11 @@ def largest_batches(
 def _text(figures: dict[str, Any], largest: bool) -> str:
     title = outputs.describe_network(figures)
     title = f'{title} on {figures["device"]["name"]}'
-    rows = [_cells(row) for row in figures['methods']]
-    keep = len(HEADERS) if largest else len(HEADERS) - 1
+    columns = COLUMNS if largest else COLUMNS[:-1]
+    rows = [with_reason(row) for row in figures['methods']]
     parts = [
         named_values(title, _values(figures)),
-        table(HEADERS[:keep], [row[:keep] for row in rows]),
+        figures_table(columns, rows),
     ]
     if 'ranks' in figures:
         parts.append(node_table.describe(figures['ranks']))
@@ -261,7 +260,6 @@ def _text(figures: dict[str, Any], largest: bool) -> str:
 
 
 def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    from chainer_hybridmem.commands import algorithms
 
     f, device = figures, figures['device']
     least = format_bytes(f['least_memory_bytes'])
@@ -286,25 +284,113 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
         ('times', times),
         *sharing_rows(f['link']['ranks'], 'link shared by'),
-        *(algorithms.describe(f['algorithms']) if 'algorithms' in f else ()),
+        *(describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', f'batch sizes {first} and {second}'),
         *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),
     ]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    largest = str(row.get('largest_batchsize', UNKNOWN))
-    if not row['fits']:
-        unknown = [UNKNOWN] * (len(HEADERS) - 3)
-        return [row['planner'], 'does not fit', *unknown, largest]
-    return [
-        row['planner'],
-        format_seconds(row['iteration_seconds']),
-        f'{row["images_per_second"]:.1f}' if row['images_per_second'] else UNKNOWN,
-        f'{row["overhead"]:+.1%}',
-        format_seconds(row['lower_bound_seconds']),
-        f'{row["gap"]:.1%}',
-        format_bytes(row['peak_bytes']),
-        format_bytes(row['host_bytes']),
-        largest,
+SECONDS = 'small_workspace_seconds', 'iteration_seconds', 'lower_bound_seconds'
+
+
+class Decided(NamedTuple):
+    """What is planned further, and what to tell of it.
+
+    Attributes:
+        problem (Problem): With the chosen algorithms.
+        figures (dict): Plain values; None for seconds if nothing fits.
+    """
+
+    problem: Problem
+    figures: dict[str, Any]
+
+
+def decide(
+    estimator: Estimator,
+    batchsize: int,
+    make_problem: Callable[[Profile], Problem],
+    choose_limit: Callable[[Problem], int],
+    planner: str,
+) -> Decided:
+    """Chooses the algorithm of every convolution together with the plan.
+
+    Args:
+        estimator: Knows the algorithms.
+        batchsize: Examples in the batch.
+        make_problem: What is to be planned of a profile.
+        choose_limit: Memory limit in bytes.
+        planner: Its name.
+
+    Raises:
+        OptionError: If the device leaves no choice.
+    """
+    from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.planners.ways import choose_ways
+    from chainer_hybridmem.search.bound import lower_bound
+
+    algorithms = estimator.algorithms(batchsize)
+
+    def problem_of(choice: dict[int, int]) -> Problem:
+        chosen = {k: algorithms[k][place] for k, place in choice.items()}
+        return make_problem(estimator.profile(batchsize, chosen))
+
+    choice = dict.fromkeys(algorithms, 0)
+    problem = problem_of(choice)
+    limit_bytes = choose_limit(problem)
+    seconds: dict[str, float | None] = dict.fromkeys(SECONDS)
+    try:
+        found = choose_ways(
+            algorithms,
+            problem_of,
+            lambda problem: make_plan(problem, limit_bytes, planner),
+            limit_bytes,
+        )
+    except InfeasibleError:
+        pass  # the table says why
+    else:
+        problem, choice = found.problem, found.choice
+        everything = make_problem(estimator.profile(batchsize, _ideal(algorithms)))
+        bound = lower_bound(everything, limit_bytes).seconds
+        told = found.small_seconds, found.plan.predicted_seconds, bound
+        seconds = dict(zip(SECONDS, told, strict=True))
+    chosen = [algorithms[k][place] for k, place in choice.items()]
+    smallest = [ways[0].workspace_bytes for ways in algorithms.values()]
+    return Decided(
+        problem,
+        {
+            'operations': dict(collections.Counter(way.name for way in chosen)),
+            'workspace_bytes': max((w.workspace_bytes for w in chosen), default=0),
+            'small_workspace_bytes': max(smallest, default=0),
+            **seconds,
+        },
+    )
+
+
+def _ideal(algorithms: Algorithms) -> dict[int, Algorithm]:
+    """As fast as the fastest and as small as the smallest: no choice is better."""
+    return {
+        k: ways[-1]._replace(workspace_bytes=ways[0].workspace_bytes)
+        for k, ways in algorithms.items()
+    }
+
+
+def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for people."""
+    counts = sorted(figures['operations'].items(), key=lambda item: -item[1])
+    largest = format_bytes(figures['workspace_bytes'])
+    rows = [
+        ('algorithms', ', '.join(f'{count} {name}' for name, count in counts)),
+        ('workspaces', f'up to {largest}'),
     ]
+    chosen, small = figures['iteration_seconds'], figures['small_workspace_seconds']
+    if chosen is not None:
+        bound = figures['lower_bound_seconds']
+        rows[1] = (
+            'workspaces',
+            f'up to {largest}: {format_seconds(chosen)} / iteration; with '
+            f'{format_bytes(figures["small_workspace_bytes"])} '
+            f'{format_seconds(small)} ({small / chosen - 1:+.1%})',
+        )
+        gap = f'{chosen / bound - 1:.1%}' if bound else '0.0%'
+        rows.append(('any algorithms', f'bound {format_seconds(bound)}, gap {gap}'))
+    return rows

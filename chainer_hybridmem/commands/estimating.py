@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import argument_types, arguments, outputs
+from chainer_hybridmem.commands import arguments, outputs
 from chainer_hybridmem.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 
 
-def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
+def add_device(group: Any, limit: Any = arguments.Limit) -> None:
     """Adds the options that say what the estimate is for.
 
     Args:
@@ -51,13 +51,13 @@ def add_device(group: Any, limit: Any = argument_types.Limit) -> None:
     )
     group.add_argument(
         '--images-per-second',
-        type=argument_types.above_zero,
+        type=arguments.above_zero,
         metavar='X',
         help='calibrate: this speed was measured in-core ...',
     )
     group.add_argument(
         '--calibrate-batch',
-        type=argument_types.positive,
+        type=arguments.positive,
         metavar='B',
         help='... with this batch size',
     )

@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from chainer_hybridmem.planners.rule_costs import price_rules
+from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.records.profile import Category, Phase, Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
@@ -17,6 +17,7 @@ from chainer_hybridmem.search.candidates import SWAP, Search, least_memory
 from chainer_hybridmem.simulation import Problem
 
 LARGEST_LIMIT_BYTES = 2**62
+LONGEST_STALLS = 5  # that are listed
 
 
 def load_kernels(problem: Problem) -> None:
@@ -111,20 +112,15 @@ def misfit_figures(
     }
 
 
-def timeline_figures(timeline: Timeline, longest: int) -> dict[str, Any]:
-    """Where the time of a plan goes.
-
-    Args:
-        timeline: The simulated plan.
-        longest: How many stalls are listed, longest first.
-    """
+def timeline_figures(timeline: Timeline) -> dict[str, Any]:
+    """Where the time of a simulated plan goes; its longest stalls come first."""
     stalls = [i for i in timeline.intervals if i.kind == 'stall']
     stalls.sort(key=lambda i: (i.start_seconds - i.end_seconds, i.start_seconds))
     return {
         'stall_seconds': timeline.stall_seconds,
         'recompute_seconds': timeline.recompute_seconds,
         'stalls': len(stalls),
-        'longest_stalls': [_stall(interval) for interval in stalls[:longest]],
+        'longest_stalls': [_stall(interval) for interval in stalls[:LONGEST_STALLS]],
     }
 
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.commands import arguments, base, layout, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.tables import named_values, table
+from chainer_hybridmem.reporting.tables import (
+    Column,
+    figures_table,
+    named_values,
+    share,
+)
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +25,13 @@ if TYPE_CHECKING:
     from chainer_hybridmem.records.profile import Profile
 
 LIFETIMES = ('run', 'last-use', 'in-place')
-HEADERS = ('lifetimes', 'blobs', 'saved', 'with workspaces', 'saved')
+COLUMNS = (
+    Column('lifetimes', 'lifetimes'),
+    Column('blobs', 'blob_peak_bytes', format_bytes),
+    Column('saved', 'blob_saving', share),
+    Column('with workspaces', 'peak_load_bytes', format_bytes),
+    Column('saved', 'saving', share),
+)
 
 
 class InferenceCommand(base.Command):
@@ -37,7 +48,6 @@ class InferenceCommand(base.Command):
     help = 'compare memory pools and layouts on a forward pass without backward'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser)
         parser.add_argument(
             '--lifetimes',
@@ -58,7 +68,6 @@ class InferenceCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.pools import (
             Lifetimes,
@@ -202,16 +211,6 @@ def _text(
         ('convolution', figures['convolution']),
         ('recorded', 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])),
     ]
-    rows = [
-        [
-            row['lifetimes'],
-            format_bytes(row['blob_peak_bytes']),
-            f'{row["blob_saving"]:.1%}',
-            format_bytes(row['peak_load_bytes']),
-            f'{row["saving"]:.1%}',
-        ]
-        for row in figures['lifetimes']
-    ]
 
     def saved(key: str) -> Callable[[Replay], str]:
         return lambda replay: f'{savings(replay.footprint_bytes, figures)[key]:.1%}'
@@ -224,7 +223,7 @@ def _text(
     return '\n\n'.join(
         [
             named_values(title, values),
-            table(HEADERS, rows),
+            figures_table(COLUMNS, figures['lifetimes']),
             layout.comparison(name, trace, replays, best, columns),
         ]
     )

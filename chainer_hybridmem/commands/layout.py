@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands import (
-    argument_types,
     arguments,
     base,
     outputs,
@@ -40,7 +39,6 @@ class LayoutCommand(base.Command):
     help = 'compare memory pools and offline layouts on an iteration'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument(
             'iteration',
             metavar='PROFILE',
@@ -51,7 +49,6 @@ class LayoutCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.pools import catalogue, minimalloc
         from chainer_hybridmem.pools.layout import check_alignment
         from chainer_hybridmem.pools.replay import recommend
@@ -91,13 +88,13 @@ def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
     )
     parser.add_argument(
         '--alignment',
-        type=argument_types.positive,
+        type=arguments.positive,
         metavar='BYTES',
         help=f'of the offline layouts; {alignments}',
     )
     parser.add_argument(
         '--iterations',
-        type=argument_types.positive,
+        type=arguments.positive,
         default=2,
         metavar='N',
         help='how often it is repeated; default 2',

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands.argument_types import ranks
+from chainer_hybridmem.commands.arguments import ranks
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting.tables import (
+    Column,
+    difference,
+    figures_table,
+    share,
+)
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -16,21 +21,21 @@ if TYPE_CHECKING:
     from chainer_hybridmem.planners.ranks import RankPlans
     from chainer_hybridmem.simulation import Problem
 
-HEADERS = (
-    'GPUs',
-    'on a link',
-    'images / s',
-    'per GPU',
-    'overhead',
-    'bound',
-    'gap',
-    'plan for a link alone',
+COLUMNS = (
+    Column('GPUs', 'gpus'),
+    Column('on a link', 'ranks_on_link'),
+    Column('images / s', 'images_per_second', '{:.1f}'.format),
+    Column('per GPU', 'images_per_second_per_gpu', '{:.1f}'.format),
+    Column('overhead', 'overhead', difference),
+    Column('bound', 'bound_overhead', difference),
+    Column('gap', 'gap', share),
+    Column('plan for a link alone', 'alone_plan_overhead', difference),
 )
-EXTRA_HEADERS = {
-    'half_apart_overhead': 'half an iteration apart',
-    'any_start_bound_overhead': 'bound of any start',
-    'all_reduce_seconds': 'all-reduce',
-}
+EXTRA_COLUMNS = (
+    Column('half an iteration apart', 'half_apart_overhead', difference),
+    Column('bound of any start', 'any_start_bound_overhead', difference),
+    Column('all-reduce', 'all_reduce'),
+)
 
 
 def add(group: Any) -> None:
@@ -219,33 +224,17 @@ def describe(rows: list[dict[str, Any]]) -> str:
     """The table for people."""
     if not rows[0]['fits']:
         return rows[0]['reason']
-    extra = [k for k in EXTRA_HEADERS if any(row.get(k) is not None for row in rows)]
-    headers = [*HEADERS, *(EXTRA_HEADERS[key] for key in extra)]
-    return table(headers, [[*_cells(row), *_extra(row, extra)] for row in rows])
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    per_gpu, speed = row['images_per_second_per_gpu'], row['images_per_second']
-    return [
-        str(row['gpus']),
-        str(row['ranks_on_link']),
-        f'{speed:.1f}' if speed else UNKNOWN,
-        f'{per_gpu:.1f}' if per_gpu else UNKNOWN,
-        f'{row["overhead"]:+.1%}',
-        f'{row["bound_overhead"]:+.1%}',
-        f'{row["gap"]:.1%}',
-        f'{row["alone_plan_overhead"]:+.1%}',
+    rows = [_with_all_reduce(row) for row in rows]
+    extra = [
+        c for c in EXTRA_COLUMNS if any(row.get(c.key) is not None for row in rows)
     ]
+    return figures_table([*COLUMNS, *extra], rows)
 
 
-def _extra(row: dict[str, Any], keys: list[str]) -> list[str]:
+def _with_all_reduce(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with bytes and seconds of the sum of gradients in one cell."""
     seconds = row['all_reduce_seconds']
-    cells = {
-        'all_reduce_seconds': UNKNOWN
-        if seconds is None
-        else f'{format_bytes(row["all_reduce_bytes"])}, {format_seconds(seconds)}',
-    }
-    for key in ('half_apart_overhead', 'any_start_bound_overhead'):
-        if key in keys:
-            cells[key] = f'{row[key]:+.1%}'
-    return [cells[key] for key in keys]
+    if seconds is None:
+        return row
+    nbytes = format_bytes(row['all_reduce_bytes'])
+    return {**row, 'all_reduce': f'{nbytes}, {format_seconds(seconds)}'}

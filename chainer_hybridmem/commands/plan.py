@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import arguments, base, maps, outputs
+from chainer_hybridmem import files
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting.rule_rows import rule_rows
-from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.reporting.rows import rule_rows
+from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -24,7 +26,9 @@ from chainer_hybridmem.units import (
     format_seconds,
 )
 
-LONGEST_STALLS = 5
+if TYPE_CHECKING:
+    from chainer_hybridmem.records.plan import Plan
+    from chainer_hybridmem.simulation import Problem
 
 
 class PlanCommand(base.Command):
@@ -34,7 +38,6 @@ class PlanCommand(base.Command):
     help = 'plan a recorded iteration for a memory limit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         arguments.add_limit(parser)
         parser.add_argument(
@@ -67,7 +70,6 @@ class PlanCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.commands import figures
         from chainer_hybridmem.planners import (
             DEFAULT,
@@ -86,7 +88,7 @@ class PlanCommand(base.Command):
                 raise OptionError(
                     f'--manual is for planner manual, not {planner}; leave one out.'
                 )
-            options['actions'] = maps.read_actions(args.manual)
+            options['actions'] = read_actions(args.manual)
         if args.time_budget is not None:
             options['time_budget'] = args.time_budget
         check_options(planner, options)
@@ -120,8 +122,8 @@ class PlanCommand(base.Command):
         title = f'{planner}: {args.memory_limit.describe(problem)}'
         parts = [named_values(title, values(summary))]
         if args.maps:
-            summary['feature_maps'] = maps.map_figures(problem, plan)
-            parts.append(maps.map_table(summary['feature_maps']))
+            summary['feature_maps'] = map_figures(problem, plan)
+            parts.append(map_table(summary['feature_maps']))
         outputs.publish('\n\n'.join(parts), summary, args.json)
         return 0
 
@@ -168,7 +170,7 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
         **figures.plan_figures(problem, plan),
         **sizes,
         **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
-        **figures.timeline_figures(simulate(problem, plan), LONGEST_STALLS),
+        **figures.timeline_figures(simulate(problem, plan)),
         **({'parts': _parts(problem, plan)} if plan.parts else {}),
         'options': plan.options,
         'memory_limit_bytes': plan.memory_limit_bytes,
@@ -234,3 +236,63 @@ def _maps(figures: dict[str, Any], action: str) -> str:
 def _stall(stall: dict[str, Any]) -> tuple[str, str]:
     seconds, start = stall['seconds'], stall['start_seconds']
     return f'  {format_seconds(seconds)}', f'{stall["cause"]}, at {start:.3f} s'
+
+
+EXPECTED = (
+    'an object with an action for each pattern was expected, such as '
+    '{"*Convolution2DFunction": "swap"}'
+)
+MAP_COLUMNS = (
+    Column('feature map', 'label'),
+    Column('size', 'bytes', format_bytes),
+    Column('made', 'producer', '@{}'.format),
+    Column('read in backward', 'backward_uses', lambda uses: ', '.join(map(str, uses))),
+    Column('recompute', 'recomputable', lambda can: 'yes' if can else 'no'),
+    Column('action', 'action'),
+)
+
+
+def read_actions(path: str) -> dict[str, str]:
+    """A JSON file with an action for each pattern, for planner ``manual``.
+
+    Raises:
+        FormatError: If the file is missing or holds something else.
+    """
+    text = files.read_text(path)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f'{path} is not JSON ({error}); {EXPECTED}.') from error
+    if not isinstance(body, dict):
+        raise FormatError(f'{path} holds {type(body).__name__}; {EXPECTED}.')
+    return body
+
+
+def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
+    """The figures of each feature map, in order of production."""
+    from chainer_hybridmem.records.plan import Action
+
+    return [
+        {
+            'storage': storage.id,
+            'label': storage.label,
+            'bytes': storage.nbytes,
+            'producer': storage.producer,
+            'backward_uses': list(storage.backward_uses),
+            'recomputable': bool(recomputable),
+            'action': entry.action.value,
+            'tier': entry.tier.value if entry.action is Action.SWAP else None,
+        }
+        for storage, recomputable, entry in zip(
+            problem.maps, problem.recomputable, plan.maps, strict=True
+        )
+    ]
+
+
+def map_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The figures for people; operations are numbers."""
+    shown = [
+        {**row, 'action': row['action'] + (' to disk' if row['tier'] == 'disk' else '')}
+        for row in rows
+    ]
+    return figures_table(MAP_COLUMNS, shown)

@@ -7,11 +7,10 @@ import dataclasses
 import sys
 from typing import Any
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.link_rows import all_reduce_rows, sharing_rows
-from chainer_hybridmem.reporting.peak_rows import in_core_row
+from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, sharing_rows
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -30,12 +29,11 @@ class ProfileCommand(base.Command):
     help = 'train a few iterations and record one'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
             '--iterations',
-            type=argument_types.positive,
+            type=arguments.positive,
             default=ITERATIONS,
             help=f'give up after these many; default {ITERATIONS}',
         )
@@ -45,7 +43,6 @@ class ProfileCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         outputs.check_outputs(args.output, args.json)
         base.import_chainer()
         from chainer_hybridmem.commands import figures, recording

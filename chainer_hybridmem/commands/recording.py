@@ -14,14 +14,14 @@ import numpy as np
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands.argument_types import Limit
+from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
     OutOfMemoryError,
     SessionError,
 )
-from chainer_hybridmem.recording import inference
+from chainer_hybridmem.recording import inference_recorder
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
@@ -111,6 +111,16 @@ class Memory:
             args.shared_link,
         )
 
+    def device_options(self) -> dict[str, Any]:
+        """The options of a session that say what its device does."""
+        return {
+            'swap_dir': self.swap_dir,
+            'link_bandwidth': self.link_bandwidth,
+            'host_limit': self.host_limit_bytes,
+            'disk_bandwidth': self.disk_bandwidth,
+            'shared_link': self.shared_link,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
@@ -170,13 +180,7 @@ def open_session(
 ) -> RecordingSession:
     """Makes the session to record with; ``parts`` and ``timed`` as there."""
     options = recording_options(
-        memory.limit_bytes,
-        swap_dir=memory.swap_dir,
-        link_bandwidth=memory.link_bandwidth,
-        progress=progress,
-        host_limit=memory.host_limit_bytes,
-        disk_bandwidth=memory.disk_bandwidth,
-        shared_link=memory.shared_link,
+        memory.limit_bytes, progress=progress, **memory.device_options()
     )
     return RecordingSession(model, options, parts, timed)
 
@@ -231,7 +235,9 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
     try:
         model, _, examples = prepare(network, device)
         network = dataclasses.replace(network, insize=examples[0].shape[-1])
-        return inference.record_inference(model, *map(model.xp.array, examples))
+        return inference_recorder.record_inference(
+            model, *map(model.xp.array, examples)
+        )
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:

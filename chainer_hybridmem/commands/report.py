@@ -16,7 +16,12 @@ from chainer_hybridmem.commands import (
 )
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting.tables import (
+    Column,
+    difference,
+    figures_table,
+    share,
+)
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -26,6 +31,15 @@ if TYPE_CHECKING:
 
 IN_CORE = 'in-core'
 KEPT_IN_PARTS = 'everything kept, functions in parts'
+COLUMNS = (
+    Column('run', 'run'),
+    Column('predicted', 'predicted_seconds', format_seconds),
+    Column('measured', 'measured_seconds', format_seconds),
+    Column('over in-core', 'overhead', difference),
+    Column('gap', 'gap', share),
+    Column('peak', 'peak_bytes', format_bytes),
+    Column('limit', 'memory_limit_bytes', format_bytes),
+)
 
 
 class ReportCommand(base.Command):
@@ -37,7 +51,6 @@ class ReportCommand(base.Command):
     help = 'write a page about planned iterations, for a browser'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         parser.add_argument(
             'plans',
@@ -73,7 +86,6 @@ class ReportCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.page import make_data, make_page
 
         inputs = [args.profile, *args.plans, *args.measured]
@@ -153,7 +165,7 @@ def sweep(
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.simulation import make_problem
-    from chainer_hybridmem.simulation.crossing import decided_by
+    from chainer_hybridmem.simulation.problem import decided_by
 
     names = compare.choose_planners(planners)
     problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)
@@ -171,28 +183,5 @@ def sweep(
 
 def summary(data: dict[str, Any]) -> str:
     """The runs of a page as a table for a terminal."""
-    headers = (
-        'run',
-        'predicted',
-        'measured',
-        'over in-core',
-        'gap',
-        'peak',
-        'limit',
-    )
-    rows = []
-    for run in data['runs']:
-        figures = run['figures']
-        measured = figures.get('measured_seconds')
-        rows.append(
-            (
-                run['name'],
-                format_seconds(figures['predicted_seconds']),
-                UNKNOWN if measured is None else format_seconds(measured),
-                f'{figures["overhead"]:+.1%}',
-                f'{figures["gap"]:.1%}',
-                format_bytes(figures['peak_bytes']),
-                format_bytes(figures['memory_limit_bytes']),
-            )
-        )
-    return table(headers, rows)
+    rows = [{**run['figures'], 'run': run['name']} for run in data['runs']]
+    return figures_table(COLUMNS, rows)

@@ -16,7 +16,6 @@ class ShowCommand(base.Command):
     help = 'draw a planned iteration'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_planned(parser)
         arguments.add_measured(parser)
         parser.add_argument(
@@ -24,7 +23,6 @@ class ShowCommand(base.Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.reporting.picture import draw
 
         outputs.check_outputs(

@@ -29,7 +29,6 @@ class TraceCommand(base.Command):
     help = 'write a planned iteration as a trace for Perfetto'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_planned(parser)
         arguments.add_measured(parser)
         parser.add_argument(
@@ -47,7 +46,6 @@ class TraceCommand(base.Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.reporting import memory_viz
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import argument_types, arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.records.plan import Action
@@ -37,7 +37,6 @@ class VerifyCommand(base.Command):
     help = 'train twice, limited and in-core, and compare every bit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See :class:`base.Command`."""
         arguments.add_network(parser.add_argument_group('network'))
         arguments.add_memory(parser.add_argument_group('memory'))
         parser.add_argument(
@@ -52,7 +51,7 @@ class VerifyCommand(base.Command):
         )
         parser.add_argument(
             '--iterations',
-            type=argument_types.positive,
+            type=arguments.positive,
             default=ITERATIONS,
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',
@@ -61,7 +60,6 @@ class VerifyCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """See :class:`base.Command`."""
         from chainer_hybridmem.planners import DEFAULT, check_name
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)
@@ -187,14 +185,10 @@ def train_limited(
         training.model,
         memory.limit_bytes,
         planner,
-        swap_dir=memory.swap_dir,
-        link_bandwidth=memory.link_bandwidth,
-        host_limit=memory.host_limit_bytes,
-        disk_bandwidth=memory.disk_bandwidth,
-        shared_link=memory.shared_link,
         progress=progress.lines,
         verify=iterations,
         rules=rules,
+        **memory.device_options(),
     ) as session:
         for _ in range(iterations):
             progress.step(f'training with {planner}')

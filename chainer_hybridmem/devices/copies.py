@@ -6,7 +6,7 @@ import abc
 
 from chainer_hybridmem.devices.ports import Arrays
 from chainer_hybridmem.devices.swap_store.space import Space
-from chainer_hybridmem.devices.swap_store.tiers import TieredStore
+from chainer_hybridmem.devices.swap_store.store import TieredStore
 from chainer_hybridmem.devices.values import HostCopy, Root, Transfer
 from chainer_hybridmem.records.plan import Tier
 
@@ -33,7 +33,6 @@ class CopyEngine(abc.ABC):
         """See :meth:`Copies.fill`."""
 
     def has(self, space: Space, root: Root) -> bool:
-        """See :meth:`Copies.same_contents`."""
         raise NotImplementedError
 
     @abc.abstractmethod

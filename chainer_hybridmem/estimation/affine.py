@@ -26,8 +26,8 @@ from math import ceil
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
+from chainer_hybridmem.estimation.costs import whole_forward
 from chainer_hybridmem.estimation.part_sizes import PartSizes
-from chainer_hybridmem.estimation.recomputing import whole_forward
 from chainer_hybridmem.estimation.specs import parse_spec
 from chainer_hybridmem.estimation.structure import (
     assemble,

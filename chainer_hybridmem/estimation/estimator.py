@@ -14,16 +14,16 @@ from chainer_hybridmem.estimation.algorithms import (
     list_algorithms,
     with_seconds,
 )
-from chainer_hybridmem.estimation.costs import time_model
-from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
-from chainer_hybridmem.estimation.lowering import lower_to_cudnn
-from chainer_hybridmem.estimation.recomputing import (
+from chainer_hybridmem.estimation.costs import (
     PASS,
     RECOMPUTES,
     WHOLE,
+    time_model,
     with_cuda_passes,
     with_whole_forwards,
 )
+from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
+from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.sharing import share_links
 

@@ -28,18 +28,20 @@ a Gaussian process.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, SWAP, Candidate, Search, kept_load
-from chainer_hybridmem.search.gaussian import Guess, import_guess
 from chainer_hybridmem.search.planner_options import COUNT, POSITIVE
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.version import describe_installation
 
 SMALLEST_BYTES = 2**20
 EVALUATIONS = 34  # the four scores, then about 30 as in the paper
@@ -299,3 +301,41 @@ PLANNERS = (
         actions=_ACTIONS,
     ),
 )
+
+
+Guess = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Of weights tried, their times and others: the best of the others."""
+
+
+def import_guess() -> Guess:
+    """A function of the weights tried, their times and others: the best of those.
+
+    Raises:
+        OptionError: If scikit-learn is missing.
+    """
+    try:
+        from scipy.stats import norm
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import Matern
+    except ImportError:
+        raise OptionError(
+            "Planner 'autoswap-bo' needs scikit-learn: "
+            f'{describe_installation("autoswap")}.'
+        ) from None
+
+    def guess(tried: np.ndarray, times: np.ndarray, others: np.ndarray) -> np.ndarray:
+        process = GaussianProcessRegressor(
+            Matern(nu=2.5), alpha=1e-6, normalize_y=True, random_state=0
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', ConvergenceWarning)  # all times are equal
+            process.fit(tried, times)
+        mean, spread = process.predict(others, return_std=True)
+        spread = np.maximum(spread, 1e-12)
+        better = times.min() - mean
+        improvement = better * norm.cdf(better / spread)
+        improvement += spread * norm.pdf(better / spread)
+        return others[int(np.argmax(improvement))]
+
+    return guess

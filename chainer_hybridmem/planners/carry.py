@@ -34,8 +34,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
 )
 from chainer_hybridmem.search.planner_options import SHARE
-from chainer_hybridmem.search.repairs import free_memory
-from chainer_hybridmem.search.trimming import keep_more
+from chainer_hybridmem.search.repairs import free_memory, undo_useless_moves
 from chainer_hybridmem.simulation.problem import Problem
 
 COLD_STEPS = 4_000
@@ -86,7 +85,7 @@ def carry(
         if carried.fits and carried.seconds > goal:
             carried = annealer.run_round(carried, COLD_STEPS, 0.0, goal, 0)
         if carried.seconds <= goal:
-            kept = keep_more(search, carried)
+            kept = undo_useless_moves(search, carried)
             return search.finish('carry', kept, **options, searched=False)
     fresh = HYBRID(problem, limit_bytes)
     if carried is not None and carried.seconds < fresh.predicted_seconds:
@@ -143,7 +142,6 @@ class _File:
     """A path, as an option."""
 
     def check(self, name: str, value: Any) -> str | None:
-        """See :class:`.search.planner_options.Option`."""
         if value is None:
             return None
         try:

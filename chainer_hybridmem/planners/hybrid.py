@@ -9,13 +9,13 @@ A problem of a few feature maps has all its assignments simulated. Else:
    rounds get stuck now and then. With more than ``MANY_MAPS`` feature maps, rounds one
    after the other from the relaxation rounded, evened out over maps that are alike;
    with more than ``SPREAD_MAPS`` the first of them change many maps at once
-   (:mod:`.coarse`).
+   (:func:`.spread`).
 3. Unless the plan is already as close to the bound as ``tolerance``: the other
    planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
    ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
-5. What leaves without making the plan faster stays (:mod:`.trimming`).
+5. What leaves without making the plan faster stays (:func:`.undo_useless_moves`).
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
@@ -43,12 +43,14 @@ from chainer_hybridmem.search.annealing import (
     actions_of,
 )
 from chainer_hybridmem.search.bound import Bound, lower_bound, warm_up
-from chainer_hybridmem.search.candidates import Candidate, Search
-from chainer_hybridmem.search.enumeration import count_assignments
+from chainer_hybridmem.search.candidates import Candidate, Search, count_assignments
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
-from chainer_hybridmem.search.repairs import find_start
-from chainer_hybridmem.search.rounding import even_out, round_bound
-from chainer_hybridmem.search.trimming import keep_more
+from chainer_hybridmem.search.repairs import (
+    even_out,
+    find_start,
+    round_bound,
+    undo_useless_moves,
+)
 from chainer_hybridmem.simulation.problem import Problem
 
 FEW_ASSIGNMENTS = 3**6  # that are simulated in less time than annealing takes
@@ -129,7 +131,7 @@ def hybrid(
             planning_seconds=timing.now() - search.started,
             simulations=search.simulations + rival.simulations,
         )
-    return search.finish('hybrid', keep_more(search, best), **options)
+    return search.finish('hybrid', undo_useless_moves(search, best), **options)
 
 
 def _find_start(search: Search) -> Candidate:

@@ -11,15 +11,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.make import make_plan
 from chainer_hybridmem.planners.registry import DEFAULT
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import with_rules
-from chainer_hybridmem.simulation.trials import with_room_for_trials
+from chainer_hybridmem.simulation.problem import with_profile, with_rules
 from chainer_hybridmem.units import format_bytes
 
 
@@ -244,3 +245,111 @@ def _speed_share(plan: Plan) -> float:
     if not plan.predicted_seconds:
         return 1.0
     return plan.in_core_seconds / plan.predicted_seconds
+
+
+def with_room_for_trials(problem: Problem, limit_bytes: int) -> Problem:
+    """The problem with the recipes that a session can prove inside a limit.
+
+    A replay is tried right after its operation, while everything else has left: what
+    the operation has read and made is there, and once more what the replay takes, in
+    parts if need be. What has no room for that is never made again.
+
+    Args:
+        problem: One iteration; its recipes may be proven elsewhere.
+        limit_bytes: Most bytes there are.
+    """
+    load, least = _load_after(problem), _least_peaks(problem.profile)
+    recipes = tuple(
+        recipe
+        for recipe in problem.profile.recipes
+        if recipe.covers
+        or load[recipe.operation] + least[recipe.operation] <= limit_bytes
+    )
+    if len(recipes) == len(problem.profile.recipes):
+        return problem
+    profile = dataclasses.replace(problem.profile, recipes=recipes)
+    return with_profile(problem, profile)
+
+
+def _least_peaks(profile: Profile) -> dict[int, int]:
+    """What a replay of each operation takes at least, in bytes."""
+    least = {recipe.operation: recipe.peak_bytes for recipe in profile.recipes}
+    for split in profile.splits:
+        if split.function == 0 and split.operation in least:
+            least[split.operation] = min(least[split.operation], split.peak_bytes)
+    return least
+
+
+def _load_after(problem: Problem) -> np.ndarray:
+    """(b0,) bytes after each forward operation, with what it has read and made."""
+    a, n_maps, profile = problem.arrays, len(problem.maps), problem.profile
+    b0, storages = a.first_backward, problem.profile.storages
+    change = np.zeros(b0 + 1, np.int64)
+    np.add.at(change, np.maximum(a.producer[:n_maps], 0), a.size[:n_maps])
+    np.subtract.at(change, a.copy_from, a.size[:n_maps])
+    there: np.ndarray = np.cumsum(change)[:b0] + a.fixed_start[1 : b0 + 1]
+    planned = {storage.id for storage in problem.maps}
+    for op in profile.operations[:b0]:  # what it reads dies only when it is complete
+        span = profile.span_of(op.index)
+        there[op.index] += sum(
+            storages[s].nbytes
+            for s in set(op.reads) - planned
+            if span[0] <= storages[s].freed_at < span[1]
+        )
+    return there
+
+
+def largest_batchsize(
+    needed_bytes: Callable[[int], int], limit_bytes: int, most: int
+) -> int:
+    """Largest batch size that fits; 0 if not even one does.
+
+    What is needed grows almost in proportion to the batch: interpolation finds the
+    answer in a few steps, and falls back to bisection where it does not.
+
+    Args:
+        needed_bytes: Bytes that a batch size needs; never less for a larger one.
+        limit_bytes: Most bytes there are.
+        most: Not looked beyond.
+    """
+    need = needed_bytes(1)
+    if need > limit_bytes:
+        return 0
+    low, low_need = 1, need
+    high, high_need = most + 1, 0  # 0: not known yet
+    guess, steps = 2, 0
+    while high - low > 1:
+        middle = min(max(guess, low + 1), high - 1)
+        need = needed_bytes(middle)
+        if need <= limit_bytes:
+            low, low_need = middle, need
+        else:
+            high, high_need = middle, need
+        steps += 1
+        if high_need == 0:
+            guess = max(2 * low, low * limit_bytes // max(1, low_need))
+        elif steps % 4 == 3:
+            guess = (low + high) // 2
+        else:
+            slope = (high_need - low_need) / (high - low)
+            guess = low + round((limit_bytes - low_need) / slope)
+    return low
+
+
+def largest_planned(planned: Callable[[int], bool], most: int) -> int:
+    """Largest batch size up to ``most`` for which a plan is found, by bisection.
+
+    Args:
+        planned: Whether a plan is found; if one is, so it is for smaller ones.
+        most: Tried first.
+    """
+    if most < 1 or planned(most):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if planned(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners.obeying import with_actions
+import numpy as np
+
+from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners.registry import DEFAULT, check_options, find_planner
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.rule_checks import check_obedience
-from chainer_hybridmem.records.rules import pairs_of
+from chainer_hybridmem.records.rules import Rule, RuleCost, pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting
+from chainer_hybridmem.records.validation import check_obedience
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import check_host
-from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.obedience import NUMBERS, check_limits, named
 from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
     Problem,
+    crossing_of,
     make_problem,
+    with_choice,
     with_host_limit,
     with_rules,
 )
@@ -104,3 +108,94 @@ def _problem_of(
             'it; give it to make_problem.'
         )
     return profile if rules is None else with_rules(profile, rules)
+
+
+def with_actions(problem: Problem, actions: frozenset[Action], planner: str) -> Problem:
+    """The problem for a planner that has these actions only.
+
+    Args:
+        problem: Any problem; without rules it stays what it is.
+        actions: Of the planner.
+        planner: Its name.
+
+    Raises:
+        OptionError: If the planner cannot obey the rules.
+    """
+    if not problem.rules or actions == frozenset(Action):
+        return problem
+    usable = np.zeros(3, bool)
+    usable[[NUMBERS[action] for action in actions]] = True
+    arrays = problem.arrays._replace(allowed=problem.arrays.allowed & usable)
+    has = ' and '.join(action.value for action in Action if action in actions)
+    refusal = f'Planner {planner!r} cannot obey the rules, for all it does is {has}'
+    for m in np.flatnonzero(~arrays.allowed.any(axis=1)):
+        storage = problem.maps[m]
+        says = '; '.join(
+            str(r) for r in problem.rules if r.names(storage.label, storage.producer)
+        )
+        raise OptionError(
+            f'{refusal}: {storage.label}, made by operation {storage.producer}, is '
+            f"under {says}. Planner 'hybrid' has every action."
+        )
+    try:
+        check_limits(problem.rules, arrays)
+    except OptionError as error:
+        raise OptionError(f'{refusal}. {error}') from None
+    return with_choice(problem, arrays)
+
+
+# -- what each rule costs -----------------------------------------------------
+def price_rules(
+    problem: Problem,
+    memory_limit: int | str,
+    planner: str,
+    seconds: float | None = None,
+    **options: Any,
+) -> tuple[RuleCost, ...]:
+    """What each rule of a problem costs, by one more search for each.
+
+    Args:
+        problem: Under its rules.
+        memory_limit: As for :func:`.make_plan`.
+        planner: Name of the planner.
+        seconds: What its plan with all rules takes; None: this is searched, too.
+        options: Of the planner.
+
+    Raises:
+        InfeasibleError: If there is no plan with all rules.
+        OptionError: If the planner cannot obey them.
+    """
+    if not problem.rules:
+        return ()
+    if seconds is None:
+        seconds = make_plan(problem, memory_limit, planner, **options).predicted_seconds
+    return tuple(
+        _price(problem, rule, memory_limit, planner, seconds, options)
+        for rule in problem.rules
+    )
+
+
+def _price(
+    problem: Problem,
+    rule: Rule,
+    memory_limit: int | str,
+    planner: str,
+    seconds: float,
+    options: dict[str, Any],
+) -> RuleCost:
+    which = named(rule, problem.maps)
+    without = with_rules(problem, tuple(r for r in problem.rules if r is not rule))
+    cost = None
+    try:
+        plan = make_plan(without, memory_limit, planner, **options)
+        cost = seconds - plan.predicted_seconds
+    except (InfeasibleError, OptionError):  # the search is no worse for a rule more
+        pass
+    return RuleCost(
+        pattern=rule.pattern,
+        says=rule.says,
+        maps=int(which.sum()),
+        nbytes=int(problem.arrays.size[np.flatnonzero(which)].sum()),
+        seconds=cost,
+        share=cost / seconds if cost and seconds else 0.0,
+    )

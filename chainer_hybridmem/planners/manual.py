@@ -67,7 +67,6 @@ class Actions:
     """The option of planner ``manual``."""
 
     def check(self, name: str, value: Any) -> dict[str, str]:
-        """See :class:`.search.planner_options.Option`."""
         return {pattern: what.value for pattern, what in check_actions(value).items()}
 
 

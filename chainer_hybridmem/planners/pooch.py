@@ -119,7 +119,7 @@ class _Tree:
             self.complete = False
             return
         m = maps[depth]
-        if candidate.action[m] == SWAP and self.search.may(m, KEEP):
+        if candidate.action[m] == SWAP and self.search.may_keep(m):
             kept = candidate.action.copy()
             kept[m] = KEEP
             child = self.search.evaluate(kept)
@@ -135,7 +135,7 @@ class _Tree:
         for m in range(len(action) - 1, -1, -1):
             if not (current.release_stall > 0).any():
                 break
-            if action[m] != SWAP or not self.search.may(m, KEEP):
+            if action[m] != SWAP or not self.search.may_keep(m):
                 continue
             if self.search.simulations >= self.last:
                 self.complete = False

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
+from importlib import metadata
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    OptionError,
+    PlanError,
+    PlannerError,
+    UnknownNameError,
+)
 from chainer_hybridmem.planners import (
     autoswap,
     capuchin,
@@ -20,10 +29,13 @@ from chainer_hybridmem.planners import (
     pooch,
     superneurons,
     swap_all,
-    third_party,
     vdnn,
 )
 from chainer_hybridmem.planners.planner import Planner, PlannerFunction, as_planner
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.rules import pairs_of
+from chainer_hybridmem.search.candidates import accept
+from chainer_hybridmem.simulation.problem import Problem
 
 _FILES = (
     in_core,
@@ -50,7 +62,7 @@ DEFAULT = hybrid.HYBRID.name
 
 def names() -> list[str]:
     """All planners: ours, then those of other packages."""
-    return list(dict.fromkeys([*PLANNERS, *third_party.found()]))
+    return list(dict.fromkeys([*PLANNERS, *found()]))
 
 
 def improvable_names() -> list[str]:
@@ -76,7 +88,7 @@ def find_planner(name: str) -> Planner:
     check_name(name)
     if name in PLANNERS:
         return as_planner(name, PLANNERS[name])
-    return third_party.load(name)
+    return load(name)
 
 
 def check_name(name: str) -> str:
@@ -97,7 +109,7 @@ def check_name(name: str) -> str:
 
 def _is_known(name: str) -> bool:
     # Most names are ours: only others need a look at what is installed.
-    return name in PLANNERS or name in third_party.found()
+    return name in PLANNERS or name in found()
 
 
 def options_of(name: str) -> list[str]:
@@ -124,3 +136,75 @@ def check_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
             f'it has {", ".join(known) or "none"}.{hint}'
         )
     return planner.check_options(options)
+
+
+# -- planners of other packages -----------------------------------------------
+GROUP = 'chainer_hybridmem.planners'
+
+
+@functools.cache
+def found() -> dict[str, metadata.EntryPoint]:
+    """Entry points of the group, by name; of equal names the first one."""
+    result: dict[str, metadata.EntryPoint] = {}
+    for entry in sorted(metadata.entry_points(group=GROUP), key=_order):
+        result.setdefault(entry.name, entry)
+    return result
+
+
+def _order(entry: metadata.EntryPoint) -> tuple[str, str]:
+    return entry.name, entry.value
+
+
+@functools.cache
+def load(name: str) -> Planner:
+    """The planner behind an entry point, with what it returns checked.
+
+    The entry point is a plain function or a :class:`.planner.Planner`.
+
+    Raises:
+        OptionError: If it cannot be imported or is no function.
+    """
+    entry = found()[name]
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        raise OptionError(
+            f'Planner {name!r} is an entry point to {entry.value}, which cannot be '
+            f'imported: {type(error).__name__}: {error}.'
+        ) from error
+    if not callable(loaded):
+        raise OptionError(
+            f'Planner {name!r} is an entry point to {entry.value}, which is no '
+            f'function of (problem, limit_bytes, **options).'
+        )
+    planner = loaded if isinstance(loaded, Planner) else Planner(name, loaded)
+    who = f'Planner {name!r} ({entry.value})'
+    return dataclasses.replace(
+        planner, name=name, function=_with_checks(planner.function, who)
+    )
+
+
+def _with_checks(function: PlannerFunction, who: str) -> PlannerFunction:
+    """The function, refusing plans that break a rule; errors say who made them."""
+
+    @functools.wraps(function)
+    def checked(problem: Problem, limit_bytes: int, **options: object) -> Plan:
+        try:
+            plan = function(problem, limit_bytes, **options)
+        except HybridMemoryError:
+            raise
+        except Exception as error:
+            raise PlannerError(
+                f'{who} failed: {type(error).__name__}: {error}'
+            ) from error
+        if not isinstance(plan, Plan):
+            raise PlannerError(f'{who} returned {plan!r}; a Plan was expected.')
+        try:
+            ruled = dataclasses.replace(plan, rules=pairs_of(problem.rules))
+            return accept(problem, ruled, limit_bytes)
+        except PlanError as error:
+            raise PlannerError(
+                f'{who} made a plan that breaks a rule. {error}'
+            ) from error
+
+    return checked

@@ -40,7 +40,7 @@ Choice = dict[int, int]
 _Fitting = dict[int, list[int]]
 
 
-class Way(Protocol):
+class AlgorithmChoice(Protocol):
     """How an operation can run."""
 
     @property
@@ -71,7 +71,7 @@ class Chosen(NamedTuple):
 
 
 def choose_ways(
-    ways: Mapping[int, tuple[Way, ...]],
+    ways: Mapping[int, tuple[AlgorithmChoice, ...]],
     make_problem: Callable[[Choice], Problem],
     make_plan: Callable[[Problem], Plan],
     limit_bytes: int,
@@ -114,7 +114,7 @@ def choose_ways(
 class _Search:
     def __init__(
         self,
-        ways: Mapping[int, tuple[Way, ...]],
+        ways: Mapping[int, tuple[AlgorithmChoice, ...]],
         make_problem: Callable[[Choice], Problem],
         make_plan: Callable[[Problem], Plan],
     ) -> None:
@@ -174,13 +174,13 @@ class _Search:
         return found if faster else best
 
 
-def _caps(ways: Mapping[int, tuple[Way, ...]]) -> list[int]:
+def _caps(ways: Mapping[int, tuple[AlgorithmChoice, ...]]) -> list[int]:
     sizes = sorted({way.workspace_bytes for found in ways.values() for way in found})
     count = min(MOST_CAPS, len(sizes))
     return [sizes[(i + 1) * len(sizes) // count - 1] for i in range(count)]
 
 
-def _cost(ways: tuple[Way, ...], price: float, place: int) -> float:
+def _cost(ways: tuple[AlgorithmChoice, ...], price: float, place: int) -> float:
     return ways[place].seconds + price * ways[place].workspace_bytes
 
 

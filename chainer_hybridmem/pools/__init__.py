@@ -7,8 +7,7 @@ from chainer_hybridmem.pools.forward import (
     forward_trace,
     parameter_bytes,
 )
-from chainer_hybridmem.pools.layout import Layout
-from chainer_hybridmem.pools.layout_checks import check_layout
+from chainer_hybridmem.pools.layout import Layout, check_layout
 from chainer_hybridmem.pools.offline import exact, smartpool
 from chainer_hybridmem.pools.trace import Trace, from_lifetimes, from_log
 from chainer_hybridmem.pools.walk import in_core_trace, planned_trace, recorded_trace

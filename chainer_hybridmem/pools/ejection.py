@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.pools.blocks import Blocks
-from chainer_hybridmem.pools.orders import Found, Start, place_in_order
-from chainer_hybridmem.pools.placement import FIRST_FIT, NOWHERE
+from chainer_hybridmem.pools.placement import (
+    FIRST_FIT,
+    NOWHERE,
+    Blocks,
+    Found,
+    Start,
+    place_in_order,
+)
 from chainer_hybridmem.search.deadline import Deadline
 
 PAIRS_PER_BLOCK = 2000  # that each attempt looks at

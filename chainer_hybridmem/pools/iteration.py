@@ -41,12 +41,11 @@ class Repetition:
     period: int
 
 
-def find_iteration(log: Log, least_share: float = LEAST_SHARE) -> Repetition | None:
+def find_iteration(log: Log) -> Repetition | None:
     """The repetition that covers most of a log.
 
     Args:
         log: ``(id, bytes)`` for a malloc, ``(id, -1)`` for a free.
-        least_share: Part of the log that it must cover.
 
     Returns:
         Repetition or None: None if nothing repeats so much.
@@ -57,7 +56,7 @@ def find_iteration(log: Log, least_share: float = LEAST_SHARE) -> Repetition | N
         found = _repeats_at_end(symbols, len(symbols) * eighths // 8)
         if found is not None and (best is None or _length(found) > _length(best)):
             best = found
-    if best is None or _length(best) < least_share * len(symbols):
+    if best is None or _length(best) < LEAST_SHARE * len(symbols):
         return None
     return best
 

@@ -52,7 +52,6 @@ class CudaMalloc(Pool):
     """No pool. Its footprint is the load: the yardstick of Zhang et al."""
 
     def malloc(self, nbytes: int, buffer: int) -> int:
-        """See :class:`Pool`."""
         self.device_calls += 1
         self.held_bytes += nbytes
         self.occupied_bytes += nbytes
@@ -60,7 +59,6 @@ class CudaMalloc(Pool):
         return nbytes
 
     def free(self, block: int) -> None:
-        """See :class:`Pool`."""
         self.device_calls += 1
         self.held_bytes -= block
         self.occupied_bytes -= block
@@ -95,7 +93,6 @@ class SplittingPool(Pool):
         self.device_end = 0
 
     def malloc(self, nbytes: int, buffer: int) -> _Block:
-        """See :class:`Pool`."""
         need = -(-nbytes // CUPY_UNIT) * CUPY_UNIT
         at = bisect.bisect_left(self.available, (need, 0))
         from_pool = at < len(self.available)
@@ -108,7 +105,6 @@ class SplittingPool(Pool):
         return block
 
     def free(self, block: _Block) -> None:
-        """See :class:`Pool`."""
         self.occupied_bytes -= block.nbytes
         block.free = True
         if block.right is not None and block.right.free:
@@ -174,7 +170,6 @@ class CnMem(SplittingPool):
         self._add(slab)
 
     def malloc(self, nbytes: int, buffer: int) -> _Block:
-        """See :class:`Pool`."""
         block = super().malloc(nbytes, buffer)
         if self.measured:
             self.held_bytes = max(self.held_bytes, block.address + block.nbytes)
@@ -210,7 +205,6 @@ class SizePool(Pool):
         self.available: dict[int, int] = defaultdict(int)  # free blocks by size
 
     def malloc(self, nbytes: int, buffer: int) -> int:
-        """See :class:`Pool`."""
         need = self.rounded(nbytes)
         from_pool = self.available[need] > 0
         if from_pool:
@@ -225,7 +219,6 @@ class SizePool(Pool):
         return need
 
     def free(self, block: int) -> None:
-        """See :class:`Pool`."""
         self.occupied_bytes -= block
         self.available[block] += 1
 
@@ -253,11 +246,9 @@ class TablePool(Pool):
         self.device_calls = 1
 
     def malloc(self, nbytes: int, buffer: int) -> int:
-        """See :class:`Pool`."""
         self.occupied_bytes += nbytes
         self._served(nbytes, from_pool=True)
         return buffer
 
     def free(self, block: int) -> None:
-        """See :class:`Pool`."""
         self.occupied_bytes -= self.sizes[block]

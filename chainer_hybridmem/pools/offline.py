@@ -25,11 +25,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainer_hybridmem.pools import placement
-from chainer_hybridmem.pools.blocks import Blocks, make_blocks, make_layout, take_part
 from chainer_hybridmem.pools.ejection import Ejection
 from chainer_hybridmem.pools.layout import Layout
-from chainer_hybridmem.pools.orders import Found, Start, list_starts, place_in_order
-from chainer_hybridmem.pools.placement import BEST_FIT, FIRST_FIT
+from chainer_hybridmem.pools.placement import (
+    BEST_FIT,
+    FIRST_FIT,
+    Blocks,
+    Found,
+    Start,
+    list_starts,
+    make_blocks,
+    make_layout,
+    place_in_order,
+    take_part,
+)
 from chainer_hybridmem.pools.trace import Trace
 from chainer_hybridmem.search.deadline import Deadline
 

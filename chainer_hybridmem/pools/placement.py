@@ -8,9 +8,16 @@ So a layout is an order of the buffers, and better layouts are found among order
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.pools.layout import Layout, check_alignment
+from chainer_hybridmem.pools.trace import Trace, loads
 
 FIRST_FIT, BEST_FIT = 0, 1
 NOWHERE = -1
@@ -229,3 +236,199 @@ def _excess(size: np.ndarray, offset: np.ndarray, capacity: int) -> float:
     for i in range(len(size)):
         total += max(0, min(offset[i] + size[i] - capacity, size[i]))
     return total
+
+
+# -- orders -------------------------------------------------------------------
+class Start(NamedTuple):
+    """One way to place."""
+
+    name: str
+    order: np.ndarray  # (n,) int64
+    fit: int
+    above: np.ndarray  # (n,) bool, see placement
+
+
+class Found(NamedTuple):
+    """What it leads to."""
+
+    nbytes: int
+    offset: np.ndarray  # (n,) int64
+    start: Start
+
+
+def place_in_order(blocks: Blocks, start: Start) -> Found:
+    """Places the blocks."""
+    n = len(blocks.size)
+    offset, work = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    nbytes = place(
+        start.order,
+        blocks.size,
+        blocks.spans,
+        start.fit,
+        start.above,
+        blocks.capacity,
+        offset,
+        work,
+    )
+    return Found(nbytes, offset, start)
+
+
+def list_starts(blocks: Blocks) -> Iterator[Start]:
+    """Ways to place that are worth a try, SmartPool's first.
+
+    In the last ones, what lives shorter than the mean goes to the top of the pool.
+    """
+    length = blocks.lengths()
+    nowhere = np.zeros(len(length), bool)
+    short = length < length.mean() if len(length) else nowhere
+    for above, where in ((nowhere, ''), (short, ', short ones above')):
+        for name, order in _orders(blocks, length):
+            yield Start(f'{name}, best fit{where}', order, BEST_FIT, above)
+            yield Start(f'{name}, first fit{where}', order, FIRST_FIT, above)
+
+
+def _orders(blocks: Blocks, length: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    size, start, end = blocks.size, blocks.spans[:, 0], blocks.spans[:, 1]
+    highest = blocks.highest_loads()
+    yield 'size', np.lexsort((start, -length, -size))
+    yield 'load and size', np.lexsort((start, -length, -size, -highest))
+    yield 'lifetime', np.lexsort((start, -size, -length))
+    yield 'area', np.lexsort((start, -(size * length.astype(float))))
+    yield 'load and lifetime', np.lexsort((start, -size, -length, -highest))
+    yield 'start', np.lexsort((-size, -length, start))
+    yield 'end', np.lexsort((-size, -length, -end))
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What is placed: buffers, carried pairs as one, without what always lives."""
+
+    size: np.ndarray  # (n,) int64, rounded up
+    spans: np.ndarray  # (n, 4) int64, see placement
+    end: int
+    members: tuple[tuple[int, ...], ...]  # buffers of each block
+    base_bytes: int  # below all: what lives from start to end
+    base: tuple[tuple[int, int], ...]  # (buffer, offset) there
+    bound_bytes: int
+    alignment: int
+
+    def loads(self) -> np.ndarray:
+        first = loads(self.size, self.spans[:, 0], self.spans[:, 1], self.end)
+        return first + loads(self.size, self.spans[:, 2], self.spans[:, 3], self.end)
+
+    def lengths(self) -> np.ndarray:
+        """Moments each block is alive."""
+        spans = self.spans
+        return spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
+
+    def highest_loads(self) -> np.ndarray:
+        """Highest load while each block is alive."""
+        every = self.loads()
+        return np.array(
+            [
+                max(every[a:b].max(initial=0), every[c:d].max(initial=0))
+                for a, b, c, d in self.spans.tolist()
+            ],
+            np.int64,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Bytes above the base that no layout can do without."""
+        return self.bound_bytes - self.base_bytes
+
+
+def make_blocks(trace: Trace, alignment: int) -> Blocks:
+    """The blocks of a trace.
+
+    Raises:
+        OptionError: If the alignment is not a power of two.
+    """
+    check_alignment(alignment)
+    lower, upper = trace.lifetimes()
+    rounded = -(-np.array(trace.sizes, np.int64) // alignment) * alignment
+    partner = _find_carried(trace, lower, upper)
+    second = {taken for taken, _ in partner.values()}
+    members: list[tuple[int, ...]] = []
+    spans: list[tuple[int, int, int, int]] = []
+    base: list[tuple[int, int]] = []
+    height = 0
+    for i in range(len(rounded)):
+        if i in second or not rounded[i] or lower[i] >= upper[i]:
+            continue
+        if lower[i] == 0 and upper[i] == trace.end:
+            base.append((i, height))
+            height += int(rounded[i])
+        elif i in partner:
+            taken, until = partner[i]
+            members.append((i, taken))
+            spans.append((int(lower[i]), int(upper[i]), 0, until))
+        else:
+            members.append((i,))
+            spans.append((int(lower[i]), int(upper[i]), 0, 0))
+    size = rounded[[m[0] for m in members]] if members else np.zeros(0, np.int64)
+    blocks = Blocks(
+        size=size,
+        spans=np.array(spans, np.int64).reshape(len(spans), 4),
+        end=trace.end,
+        members=tuple(members),
+        base_bytes=height,
+        base=tuple(base),
+        bound_bytes=0,
+        alignment=alignment,
+    )
+    bound = height + int(blocks.loads().max())
+    return dataclasses.replace(blocks, bound_bytes=bound)
+
+
+def _find_carried(
+    trace: Trace, lower: np.ndarray, upper: np.ndarray
+) -> dict[int, tuple[int, int]]:
+    """What each buffer left behind is in the next iteration, and until when.
+
+    Of several with one size any may be freed first: each is taken to live until the
+    last of them is. What is not free when its successor comes stays untied: it
+    lies elsewhere every other iteration.
+    """
+    until: dict[int, int] = defaultdict(int)
+    for left, taken in trace.carried:
+        nbytes = trace.sizes[left]
+        until[nbytes] = max(until[nbytes], int(upper[taken]))
+    return {
+        left: (taken, until[trace.sizes[left]])
+        for left, taken in trace.carried
+        if until[trace.sizes[left]] <= lower[left]
+    }
+
+
+def take_part(blocks: Blocks, chosen: np.ndarray) -> Blocks:
+    """Some of the blocks, as if there were no others."""
+    part = dataclasses.replace(
+        blocks,
+        size=blocks.size[chosen],
+        spans=blocks.spans[chosen],
+        members=tuple(blocks.members[i] for i in chosen.tolist()),
+    )
+    bound = part.base_bytes + int(part.loads().max())
+    return dataclasses.replace(part, bound_bytes=bound)
+
+
+def make_layout(
+    trace: Trace, blocks: Blocks, offset: np.ndarray, alignment: int, found_by: str
+) -> Layout:
+    """The layout of a trace with these offsets of its blocks."""
+    offsets = [0] * len(trace.sizes)
+    for buffer, where in blocks.base:
+        offsets[buffer] = where
+    for buffers, where in zip(blocks.members, offset.tolist(), strict=True):
+        for buffer in buffers:
+            offsets[buffer] = blocks.base_bytes + where
+    ends = (offset + blocks.size).max(initial=0)
+    return Layout(
+        offsets=tuple(offsets),
+        footprint_bytes=blocks.base_bytes + int(ends),
+        bound_bytes=blocks.bound_bytes,
+        peak_load_bytes=trace.peak_load_bytes,
+        alignment=alignment,
+        found_by=found_by,
+    )

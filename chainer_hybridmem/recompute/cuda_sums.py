@@ -25,7 +25,7 @@ from chainer.backends import cuda
 
 from chainer_hybridmem.chainer_access import functions
 from chainer_hybridmem.devices.protocol import Array
-from chainer_hybridmem.recompute.no_fused_replay import NoFusedReplayError
+from chainer_hybridmem.recompute.kernels import NoFusedReplayError
 
 _NORMALISED = 'T x{i}, U mean{i}, U inv_std{i}, U gamma{i}, U beta{i}'
 FORMULAS = (

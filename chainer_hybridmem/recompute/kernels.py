@@ -32,6 +32,11 @@ import numpy as np
 
 from chainer_hybridmem.jit import compiled
 
+
+class NoFusedReplayError(Exception):
+    """These functions have no fused replay for these arrays."""
+
+
 COMPILED_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 

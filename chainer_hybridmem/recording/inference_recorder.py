@@ -1,4 +1,4 @@
-"""Memory events of one forward pass without backward.
+"""``record_inference()``: memory events of one forward pass without backward.
 
 What comes out is a :class:`~.records.profile.Profile` of forward operations
 only: which arrays each function reads and makes, and every malloc and free. The
@@ -25,11 +25,12 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, owners
+from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation.specs import spec_of
-from chainer_hybridmem.recording.loads import measure_load
+from chainer_hybridmem.recording.profile_builder import measure_load
 from chainer_hybridmem.records.profile import (
     Category,
     Link,
@@ -40,6 +41,72 @@ from chainer_hybridmem.records.profile import (
     SlotKind,
     Storage,
 )
+
+_NO_LIMIT_BYTES = 2**50
+
+
+def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
+    """Records the memory of one forward pass at test time.
+
+    The model is called under ``chainer.no_backprop_mode()`` and with
+    ``chainer.config.train`` off; once more before, if it has parameters without
+    a shape.
+
+    >>> from chainer_hybridmem import pools
+    >>> profile = hybridmem.record_inference(model, x)
+    >>> trace = pools.forward_trace(profile, pools.Lifetimes.LAST_USE)
+    >>> pools.exact(trace).footprint_bytes, pools.blob_bytes(profile)
+
+    Args:
+        model: On the CPU or a GPU.
+        args: For the model.
+        kwargs: For the model.
+
+    Returns:
+        Profile: Of forward operations only. What the model has returned stays to
+        its end.
+
+    Raises:
+        OptionError: If the model is no link.
+        SessionError: If it calls no function of Chainer, or if NumPy's memory is
+            watched already.
+    """
+    if not isinstance(model, chainer.Link):
+        raise OptionError(
+            f'model is a {type(model).__name__}; a chainer.Link is needed.'
+        )
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        if any(parameter.array is None for parameter in model.params()):
+            model(*args, **kwargs)
+        owners.bring_home(model)
+        device = open_device(_device_of(model), _NO_LIMIT_BYTES)
+        try:
+            parameters = [
+                array
+                for kind, array in owners.permanent_arrays(model)
+                if kind is Category.PARAMETER
+            ]
+            device.memory.adopt(parameters)
+            device.memory.install(lambda missing_bytes: None)
+            try:
+                recorder = InferenceRecorder(device, parameters)
+                recorder.expect((args, kwargs))
+                with recorder:
+                    result = model(*args, **kwargs)
+                profile = recorder.build()
+                del result
+            finally:
+                device.memory.uninstall()
+        finally:
+            device.close()
+    return profile
+
+
+def _device_of(model: chainer.Link) -> str:
+    if isinstance(model.device, chainer.backend.GpuDevice):
+        return f'cuda:{model.device.device.id}'
+    return 'cpu'
+
 
 _NO_LINK = Link(0.0, 1.0, 1.0)  # nothing is copied
 _EMPTY_BYTES = 1  # of an empty array; Chainer's checks of types make some
@@ -69,7 +136,7 @@ class _Step:
 
 
 class InferenceRecorder(chainer.FunctionHook):
-    """Records while it is entered; see :mod:`chainer_hybridmem.recording.inference`.
+    """Records while it is entered.
 
     Args:
         device: Installed.

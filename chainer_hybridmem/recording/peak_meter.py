@@ -22,7 +22,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.devices.host import lending, numpy_memory
+from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.errors import SessionError
@@ -68,7 +68,7 @@ class PeakMeter:
             )
         self._device.memory.install(lambda missing_bytes: None)
         self._device.memory.start_events()
-        lending.offer(self)
+        memory.offer(self)
         self._garbage.hold()
         self._links.__enter__()
         self._functions.__enter__()
@@ -79,12 +79,12 @@ class PeakMeter:
         self._links.__exit__(*error)
         self._garbage.release()
         self._settle()
-        lending.offer(None)
+        memory.offer(None)
         self._device.memory.uninstall()
         self._device.close()
 
     def lend(self, guest: Memory) -> None:
-        """A session begins to count; see :class:`.lending.Lender`."""
+        """A session begins to count; see :class:`.memory.Lender`."""
         self._settle()
         self.guest = guest
 
@@ -242,7 +242,6 @@ class _LinkPaths(chainer.LinkHook):
         self._stack.clear()
 
     def forward_preprocess(self, args: Any) -> None:
-        """See :class:`chainer.LinkHook`."""
         link = args.link
         if not self._stack:
             self._known = {
@@ -255,7 +254,6 @@ class _LinkPaths(chainer.LinkHook):
         self._stack.append((link, path))
 
     def forward_postprocess(self, args: Any) -> None:
-        """See :class:`chainer.LinkHook`."""
         if any(link is args.link for link, _ in self._stack):
             while self._stack.pop()[0] is not args.link:
                 pass

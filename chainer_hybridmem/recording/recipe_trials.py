@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import is_parameter
-from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.devices.bits import fingerprint
+from chainer_hybridmem.devices.protocol import Array, Device, View
+from chainer_hybridmem.execution import Executor
+from chainer_hybridmem.execution.graph_slots import find_nothing, track_memory
 from chainer_hybridmem.recompute import fused_replays, trust
-from chainer_hybridmem.recording.readings import Reading, WrittenMemory
-from chainer_hybridmem.recording.running_maps import RunningMaps
 from chainer_hybridmem.recording.steps import OF_ATTRIBUTE, Step
 from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
+from chainer_hybridmem.records.profile import Slot
 
 SMALLEST_COPY_BYTES = 4096  # smaller inputs are parameters or noise
 
@@ -180,7 +182,7 @@ class RecipeTrials:
             result = try_replay(
                 before, function, inputs, made, self._device, self._walker
             )
-        step.set_whole(result)
+        step.whole = result
         for name in result.attributes if result else ():
             self._given.append(Reading(self._device, made[name]))
 
@@ -221,3 +223,154 @@ class RecipeTrials:
         spare = self._maps.spare
         for node in [node for node in spare if node not in needed]:
             del spare[node]
+
+
+# -- what functions have read -------------------------------------------------
+class Reading:
+    """A checksum of what a forward function has read.
+
+    It is that of the whole allocation where the device knows it, else of the array.
+
+    Args:
+        device (Device): Where it is.
+        array (Array): What is read.
+
+    Attributes:
+        allocation (int): Id of the allocation; 0 for what is not the device's.
+    """
+
+    def __init__(self, device: Device, array: Any) -> None:
+        self._device = device
+        owned = device.arrays.owns(array)
+        self.allocation = device.arrays.allocation_id(array) if owned else 0
+        self._memory: Callable[[], Any] = find_nothing
+        if self.allocation:
+            self._memory = track_memory(device, array)
+        elif owned:
+            self._memory = weakref.ref(array)
+        self._before = self._checksum()
+
+    def _checksum(self) -> int | None:
+        """None once the memory is free."""
+        memory = self._memory()
+        if memory is None:
+            return None
+        if not self.allocation:
+            return fingerprint(memory)
+        whole = View(0, (self._device.arrays.root_bytes(memory),), (1,), '|u1')
+        return fingerprint(self._device.arrays.restore(memory, whole))
+
+    def changed(self) -> bool:
+        """Whether the contents have changed since; False if the memory is gone."""
+        now = self._checksum()
+        return now is not None and now != self._before
+
+    def may_have_changed(self) -> bool:
+        """Like :meth:`changed`; True also if there is no memory for finding out."""
+        try:
+            with self._device.memory.attempt():
+                return self.changed()
+        except MemoryError:
+            return True
+
+
+class WrittenMemory:
+    """Finds what the program has changed in place since a function has read it.
+
+    Args:
+        maps (RunningMaps): Tells which maps were written into after they had left.
+    """
+
+    def __init__(self, maps: RunningMaps) -> None:
+        self._maps = maps
+        # By allocation: a function, what it has read, and what is noted of a change.
+        self._readings: dict[int, list[tuple[Step, Reading, int]]] = {}
+
+    def watch(self, step: Step, reading: Reading, allocation: int) -> None:
+        """Compares a reading before its map leaves, and at the end of forward.
+
+        Args:
+            step: The function that has read it; a change is noted there.
+            reading: What it was.
+            allocation: What is noted; ``OF_ATTRIBUTE`` for an attribute.
+        """
+        readings = self._readings.setdefault(reading.allocation, [])
+        readings.append((step, reading, allocation))
+
+    def look(self, allocation: int) -> None:
+        """Compares the readings of a map while its memory is there.
+
+        ``RunningMaps.is_rewritten`` tells what the program writes afterwards.
+        """
+        for step, reading, noted in self._readings.get(allocation, ()):
+            if noted not in step.written and reading.may_have_changed():
+                step.written.add(noted)
+
+    def find(self) -> None:
+        """Compares all readings, and forgets them."""
+        for readings in self._readings.values():
+            for step, reading, noted in readings:
+                changed = reading.changed()
+                if changed or self._maps.is_rewritten(reading.allocation):
+                    step.written.add(noted)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all readings."""
+        self._readings.clear()
+
+
+class RunningMaps:
+    """Answers questions about the feature maps of the running graph.
+
+    Args:
+        executor (Executor): Follows the iteration's plan.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    @property
+    def permanent(self) -> set[int]:
+        """Allocations that never leave."""
+        return self._executor.maps.permanent
+
+    @property
+    def pinned(self) -> set[int]:
+        """Permanent allocations that the graph refers to itself."""
+        return self._executor.maps.pinned
+
+    @property
+    def parked(self) -> set[int]:
+        """Allocations of parameters and states before and after they were away."""
+        return self._executor.maps.parked
+
+    @property
+    def spare(self) -> dict[Any, Any]:
+        """Copies of arrays by node; the executor drops them when memory is short."""
+        return self._executor.evictor.spare
+
+    def list_allocations(self, function: Any) -> list[int]:
+        """Ids of the allocations that a function's backward reads."""
+        return [live.allocation for live in self._executor.maps.find(function)]
+
+    def list_slots(self, function: Any) -> list[tuple[int, list[Slot]]]:
+        """The same allocations with their slots of this iteration."""
+        maps = self._executor.maps.find(function)
+        return [(live.allocation, live.slots.name_present()) for live in maps]
+
+    def knows(self, node: Any) -> bool:
+        """Whether a node retains a feature map, present or away."""
+        return self._executor.maps.knows(node)
+
+    def is_rewritten(self, allocation: int) -> bool:
+        """Whether the program has changed a map before it was copied out."""
+        return self._executor.maps.is_rewritten(allocation)
+
+    def watch_leaving(self, look: Callable[[int], None]) -> None:
+        """Calls ``look`` with a map's allocation while its memory is still there."""
+        self._executor.watch_leaving(lambda live: look(live.allocation))
+
+    def stop_watching(self) -> None:
+        """Ends :meth:`watch_leaving`."""
+        self._executor.watch_leaving(None)

@@ -18,14 +18,12 @@ from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.recording.allocations import Allocations
-from chainer_hybridmem.recording.graph_life import GraphLife
-from chainer_hybridmem.recording.hook_log import HookLog
 from chainer_hybridmem.recording.profile_builder import ProfileBuilder
-from chainer_hybridmem.recording.recipe_trials import RecipeTrials
-from chainer_hybridmem.recording.running_maps import RunningMaps
+from chainer_hybridmem.recording.recipe_trials import RecipeTrials, RunningMaps
 from chainer_hybridmem.recording.steps import (
     IN_GRAPH,
+    Allocations,
+    HookLog,
     ModelMemory,
     Recording,
     Span,
@@ -92,7 +90,7 @@ class Recorder:
         self.draft = True
 
     def keep_small_apart(self) -> None:
-        """Never counts small arrays together; see :mod:`.small_arrays`."""
+        """Never counts small arrays together; see :func:`.count_together`."""
         self._merges_small = False
 
     def skip_times(self) -> None:
@@ -148,7 +146,7 @@ class Recorder:
             )
             if name not in self._before
         }
-        step.set_products(self._list_products(k, function, made))
+        step.products = tuple(self._list_products(k, function, made))
         if self._trials is not None:
             self._trials.complete(step, function, made)
 
@@ -211,7 +209,7 @@ class Recorder:
             step, function = self._steps[k], reference()
             if function is None or function.inputs is None:
                 continue
-            step.set_input_nodes(
+            step.input_nodes = tuple(
                 (allocation, self._find_source(node))
                 for allocation, node in zip(step.reads, function.inputs, strict=False)
             )
@@ -292,3 +290,36 @@ class Recorder:
 def _make_update(hook: int) -> Step:
     """The update after a hook call."""
     return Step('update', Phase.UPDATE, hook, -1, ())
+
+
+class GraphLife:
+    """Watches the functions at which backward begins; a graph dies with its last one.
+
+    Args:
+        device (Device): Counts events.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._end = -1
+        self._watched: list[weakref.ref[Any]] = []
+        self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by backward
+
+    def watch(self, function: Any) -> None:
+        """Backward of a function begins; one that none has reached is another loss."""
+        if function not in self._reached:
+
+            def graph_died(_: Any) -> None:
+                self._end = self._device.memory.event_count
+
+            self._watched.append(weakref.ref(function, graph_died))
+        for node in function.inputs:
+            if node.creator_node is not None:
+                self._reached.add(node.creator_node)
+
+    def finish(self) -> int:
+        """Ends watching; the events before the end, -1 if a graph lives on."""
+        if any(reference() is not None for reference in self._watched):
+            self._end = -1
+        self._watched.clear()
+        return self._end

@@ -4,15 +4,101 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access.owners import Owner
-from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.recording.allocations import Allocations
-from chainer_hybridmem.recording.hook_log import HookCall
+from chainer_hybridmem.devices.protocol import Device, Mark
 from chainer_hybridmem.recording.trials import TrialResult
 from chainer_hybridmem.records.profile import Category, Phase, Slot, Split
+
+
+@dataclasses.dataclass(slots=True)
+class HookCall:
+    """One hook call: its marks, and its positions in the raw event log."""
+
+    entered: Mark
+    left: Mark
+    entered_seconds: float
+    left_seconds: float
+    first_event: int
+    end_event: int
+
+
+class HookLog:
+    """Logs hook calls.
+
+    Args:
+        device (Device): Tells the time and counts events.
+
+    Attributes:
+        calls (list of HookCall): In order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.calls: list[HookCall] = []
+
+    @property
+    def latest(self) -> int:
+        """Index of the latest call."""
+        return len(self.calls) - 1
+
+    def enter(self) -> None:
+        """The session's hook begins."""
+        mark, now = self._device.clock.mark(), timing.now()
+        position = self._device.memory.event_count
+        self.calls.append(HookCall(mark, mark, now, now, position, position))
+
+    def leave(self) -> None:
+        """The session's hook ends."""
+        call = self.calls[-1]
+        call.end_event = self._device.memory.event_count
+        call.left, call.left_seconds = self._device.clock.mark(), timing.now()
+
+
+NOT_OF_DEVICE = 0  # in place of an allocation id
+
+
+class Allocations:
+    """Identifies arrays by their allocation, and collects who uses each allocation.
+
+    Args:
+        device (Device): Owns the memory.
+
+    Attributes:
+        sizes (dict): Bytes of what is read, by allocation id.
+        slots (dict): Where the graph keeps each allocation.
+        uses (dict): Backward operations that read each allocation.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.sizes: dict[int, int] = {}
+        self.slots: dict[int, list[Slot]] = {}
+        self.uses: dict[int, list[int]] = {}
+
+    def identify(self, array: Any) -> int:
+        """The allocation of an array; ``NOT_OF_DEVICE`` for other memory."""
+        device = self._device
+        if not device.arrays.owns(array):
+            return NOT_OF_DEVICE
+        allocation = device.arrays.allocation_id(array)
+        if allocation not in self.sizes:
+            self.sizes[allocation] = device.arrays.root_bytes(device.arrays.root(array))
+        return allocation
+
+    def add_slots(self, allocation: int, slots: Iterable[Slot]) -> None:
+        """Notes slots of an allocation, each one once."""
+        known = self.slots.setdefault(allocation, [])
+        known += [slot for slot in slots if slot not in known]
+
+    def add_use(self, allocation: int, operation: int) -> None:
+        """Notes a backward operation that reads an allocation."""
+        self.uses.setdefault(allocation, []).append(operation)
+
 
 IN_GRAPH = -1  # the source of an input that the graph holds itself
 OF_ATTRIBUTE = 0  # in place of an allocation: an attribute that a function starts from
@@ -54,18 +140,6 @@ class Step:
     )
     written: set[int] = dataclasses.field(default_factory=set)
     exchanged_bytes: int = 0
-
-    def set_products(self, products: Iterable[tuple[int, Slot]]) -> None:
-        """Notes what the operation has made."""
-        self.products = tuple(products)
-
-    def set_input_nodes(self, nodes: Iterable[tuple[int, int | None]]) -> None:
-        """Notes where a replay of the operation gets its inputs from."""
-        self.input_nodes = tuple(nodes)
-
-    def set_whole(self, result: TrialResult | None) -> None:
-        """Notes what running the whole forward again has shown."""
-        self.whole = result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.devices.protocol import Device, Mark
+from chainer_hybridmem.devices.protocol import Device, Mark, Span
 from chainer_hybridmem.execution.movements import Observer
 from chainer_hybridmem.records.profile import Profile
 
@@ -107,14 +107,12 @@ class Stopwatch(Hooks, Observer):
 
     # -- reports of the executor ----------------------------------------------
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
-        """See :class:`.Observer`."""
         if self._acts:
             self._waited += self._time(action)
         else:
             self._leave_out(action)
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
-        """See :class:`.Observer`."""
         if self._acts:
             action()
             return
@@ -170,3 +168,43 @@ class Stopwatch(Hooks, Observer):
         if self.observes:
             return 0.0
         return self._issued[end] - self._issued[start]
+
+
+class Lateness(Observer):
+    """Watches one iteration.
+
+    Costs two marks per wait and one per iteration. The results are there once the
+    device has finished the iteration's work.
+
+    Args:
+        device (Device): Tells the time.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._origin = device.clock.mark()
+        self._copies: list[tuple[str, int, Span]] = []
+        self._waits: list[tuple[int, Mark, Mark]] = []
+
+    def copy(self, kind: str, storage: int, span: Span) -> None:
+        self._copies.append((kind, storage, span))
+
+    def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
+        start = self._device.clock.mark()
+        action()
+        if kind == 'swap-in':
+            self._waits.append((storage, start, self._device.clock.mark()))
+
+    def late_seconds(self) -> dict[int, float]:
+        """Seconds that compute waited for swap-ins, by storage."""
+        elapsed = self._device.clock.elapsed
+        return {storage: elapsed(start, end) for storage, start, end in self._waits}
+
+    def copy_seconds(self, kind: str) -> dict[int, float]:
+        """Seconds of the copies of one kind, by storage."""
+        result = {}
+        for other, storage, span in self._copies:
+            if other == kind:
+                start, end = span.after(self._origin)
+                result[storage] = end - start
+        return result

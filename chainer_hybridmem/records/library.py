@@ -60,7 +60,7 @@ def load_timeline(path: Path) -> Measured:
     Raises:
         FormatError: If the file is missing, damaged or of another version.
     """
-    from chainer_hybridmem.records.measured_timeline_file import (
+    from chainer_hybridmem.records.measured_timeline import (
         FORMAT,
         parse_timeline,
     )
@@ -92,8 +92,7 @@ def save(item: Profile | Plan | Measured | None, path: Path) -> None:
         FormatError: If the file cannot be written.
         OptionError: If it is none of these, as long as a session has none.
     """
-    from chainer_hybridmem.records.measured_timeline import Measured
-    from chainer_hybridmem.records.measured_timeline_file import serialise_timeline
+    from chainer_hybridmem.records.measured_timeline import Measured, serialise_timeline
     from chainer_hybridmem.records.plan import Plan
     from chainer_hybridmem.records.plan_file import serialise_plan
     from chainer_hybridmem.records.profile import Profile

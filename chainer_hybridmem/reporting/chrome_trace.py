@@ -98,26 +98,18 @@ def trace_events(
     return [{'pid': process, **event} for event in events]
 
 
-def measured_events(
-    measured: Measured, process: int = MEASURED, title: str = 'measured'
-) -> list[Event]:
-    """The events of a measured timeline.
-
-    Args:
-        measured: The timeline.
-        process: Process id; another one for each timeline of a file.
-        title: Name of the process.
-    """
+def measured_events(measured: Measured) -> list[Event]:
+    """The events of a measured timeline, as another process of the file."""
     loads = [(s.seconds, s.peak_bytes) for s in measured.samples]
     events = [
-        *_names(title, process),
+        *_names('measured', MEASURED),
         *_slices(measured.intervals),
-        *_arrows(measured.intervals, dict(measured.uses), process),
+        *_arrows(measured.intervals, dict(measured.uses), MEASURED),
         *_counter('memory load', loads),
         *_limit(measured.memory_limit_bytes, measured.total_seconds),
         *series_events(measured.samples),
     ]
-    return [{'pid': process, **event} for event in events]
+    return [{'pid': MEASURED, **event} for event in events]
 
 
 def profile_trace(samples: Sequence[Any], title: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Planners side by side, as tables.
+"""Planners side by side: as tables, and as a picture of overhead against limit.
 
 A row is a dict as :func:`chainer_hybridmem.commands.compare.compare_one` makes it,
 with ``profile`` and ``memory_limit_bytes``. A case is a profile under a limit.
@@ -11,28 +11,40 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting import canvas
+from chainer_hybridmem.reporting.palette import LINE_COLOURS
+from chainer_hybridmem.reporting.tables import (
+    UNKNOWN,
+    Column,
+    difference,
+    figures_table,
+    share,
+    table,
+)
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 Row = dict[str, Any]
 Case = tuple[str, int]
 
-DISK = 'disk'  # shown where there is one
-HEADERS = (
-    'planner',
-    's / iteration',
-    'overhead',
-    'bound',
-    'gap',
-    'peak',
-    'host',
+PREDICTED = (
+    Column('overhead', 'overhead', difference),
+    Column('bound', 'lower_bound_seconds', format_seconds),
+    Column('gap', 'gap', share),
+    Column('peak', 'peak_bytes', format_bytes),
+    Column('host', 'host_bytes', format_bytes),
+)
+DISK = Column('disk', 'disk_bytes', format_bytes)  # shown where there is one
+COLUMNS = (
+    Column('planner', 'planner'),
+    Column('s / iteration', 'iteration_seconds', format_seconds),
+    *PREDICTED,
     DISK,
-    'keep',
-    'swap',
-    'recompute',
-    'planning',
-    'simulations',
+    Column('keep', 'keep'),
+    Column('swap', 'swap'),
+    Column('recompute', 'recompute'),
+    Column('planning', 'planning_seconds', format_seconds),
+    Column('simulations', 'simulations'),
 )
 SUMMARY_HEADERS = ('planner', 'fits', 'time / bound', 'fastest', 'longest planning')
 # Plans this close count as equally fast: searches stop at such a gap to the bound.
@@ -42,12 +54,17 @@ TIE = 1e-4
 def comparison(rows: Sequence[Row]) -> str:
     """A table of planners, and below it why some do not fit."""
     reasons = dict.fromkeys(row['reason'] for row in rows if not row['fits'])
-    headers, cells = list(HEADERS), [_cells(row) for row in rows]
-    if not any(row['disk_bytes'] for row in rows):
-        column = headers.index(DISK)
-        for line in (headers, *cells):
-            del line[column]
-    return '\n'.join([table(headers, cells), *map(printable, reasons)])
+    disk = any(row['disk_bytes'] for row in rows)
+    columns = [column for column in COLUMNS if disk or column is not DISK]
+    told = figures_table(columns, [with_reason(row) for row in rows])
+    return '\n'.join([told, *map(printable, reasons)])
+
+
+def with_reason(row: Row) -> Row:
+    """A row that says in short why there is no plan, if there is none."""
+    if row['fits']:
+        return row
+    return {**row, 'why': 'failed' if row['failed'] else 'does not fit'}
 
 
 def sweep(rows: Sequence[Row], peak_bytes: int) -> str:
@@ -79,7 +96,7 @@ def _bound(rows: Sequence[Row]) -> str:
 
 def _overhead(row: Row) -> str:
     if row['fits']:
-        return f'{row["overhead"]:+.1%}'
+        return difference(row['overhead'])
     return 'failed' if row['failed'] else UNKNOWN
 
 
@@ -162,22 +179,153 @@ def _summary_cells(standing: _Standing, cases: int) -> list[str]:
     ]
 
 
-def _cells(row: Row) -> list[str]:
-    if not row['fits']:
-        why = 'failed' if row['failed'] else 'does not fit'
-        return [row['planner'], why, *[UNKNOWN] * (len(HEADERS) - 2)]
-    return [
-        row['planner'],
-        format_seconds(row['iteration_seconds']),
-        f'{row["overhead"]:+.1%}',
-        format_seconds(row['lower_bound_seconds']),
-        f'{row["gap"]:.1%}',
-        format_bytes(row['peak_bytes']),
-        format_bytes(row['host_bytes']),
-        format_bytes(row['disk_bytes']),
-        str(row['keep']),
-        str(row['swap']),
-        str(row['recompute']),
-        format_seconds(row['planning_seconds']),
-        str(row['simulations']),
-    ]
+# Lengths that share no factor: planners of one colour differ in the others.
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
+LINES = ('-', '--', '-.', ':', (0, (5, 1)))
+THIN = {'linewidth': 1.4, 'markersize': 5, 'zorder': 3}
+# An eye tells few colours apart in thin lines: the best planners have one, others none.
+MOST_COLOURED = 6
+PLAIN = {'color': '#aab1ba', 'linewidth': 0.8, 'markersize': 4, 'zorder': 1}
+# Thick and below the others, so that both are seen where lines meet.
+EMPHASIS = {
+    'color': '#111827',
+    'linestyle': '-',
+    'linewidth': 4.0,
+    'markersize': 9,
+    'zorder': 2,
+}
+BOUND_COLOUR = '#d9dde2'
+BOUND = {'color': '#5a6470', 'marker': '_', 'linestyle': ':'}
+# Overheads from nothing to several times: percent, logarithmic above the first.
+LINEAR_PERCENT = 1.0
+TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+PANEL_INCHES = (6.0, 4.6)
+LEGEND_INCHES = 2.2
+LINE_INCHES = 0.24  # of the legend
+MOST_COLUMNS = 3
+
+
+def draw_comparison(
+    rows: Sequence[Row],
+    path: str,
+    peaks: dict[str, int],
+    planners: Sequence[str],
+    default: str,
+) -> None:
+    """Draws a panel for each profile, with a line for each planner.
+
+    Args:
+        rows: As in :mod:`chainer_hybridmem.reporting.comparison`.
+        path: Picture to write; the ending says which kind (``.png``, ``.svg``).
+        peaks: In-core peak of each profile, in bytes.
+        planners: All planners there are: the place in this list decides about
+            colour and marker, so that they are the same in every picture.
+        default: The planner to emphasise. Of the others, the best ones have their
+            colours.
+
+    Raises:
+        OptionError: If matplotlib is missing or does not know the kind of picture.
+    """
+    lines = math.ceil(len(peaks) / MOST_COLUMNS)
+    columns = math.ceil(len(peaks) / lines)
+    width, height = PANEL_INCHES
+    entries = len({row['planner'] for row in rows}) + 2  # bound and its range, too
+    figure = canvas.make(
+        columns * width + LEGEND_INCHES, max(lines * height, entries * LINE_INCHES)
+    )
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    order = rank(rows)
+    best = [name for name in order if name != default][:MOST_COLOURED]
+    styles = {
+        name: {**_style(i), **_weight(name, default, best)}
+        for i, name in enumerate(planners)
+    }
+    for panel, (profile, peak) in zip(panels, peaks.items(), strict=False):
+        _draw_panel(panel, [r for r in rows if r['profile'] == profile], peak, styles)
+        panel.set_title(profile)
+    for panel in panels[len(peaks) :]:
+        panel.remove()
+    handles, labels = panels[0].get_legend_handles_labels()
+    places = {name: place for place, name in enumerate(order)}
+    listed = sorted(  # the bound comes first, then the best planner
+        zip(labels, handles, strict=True), key=lambda pair: places.get(pair[0], -1)
+    )
+    named = [f'{label} (default)' if label == default else label for label, _ in listed]
+    figure.legend([handle for _, handle in listed], named, loc='outside right upper')
+    canvas.save(figure, path)
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {
+        'color': LINE_COLOURS[index % len(LINE_COLOURS)],
+        'marker': MARKERS[index % len(MARKERS)],
+        'linestyle': LINES[index % len(LINES)],
+    }
+
+
+def _weight(name: str, default: str, best: Sequence[str]) -> dict[str, Any]:
+    """Colour and width: of the default, of the best others, of the rest."""
+    if name == default:
+        return EMPHASIS
+    if name in best:
+        return THIN
+    return PLAIN
+
+
+def _draw_panel(
+    axes: Any, rows: Sequence[Row], peak_bytes: int, styles: dict[str, Any]
+) -> None:
+    """One profile: rows of all limits, in any order."""
+    cases = sorted(by_case(rows).items())
+    limits = [limit for (_, limit), _ in cases]
+    unit, size = canvas.unit_of(max(*limits, peak_bytes))
+    places = [limit / size for limit in limits]
+    bounds = [_bound_percent(found) for _, found in cases]
+    # What is proven for a limit holds for all below it, hence steps to the left.
+    axes.fill_between(
+        places, bounds, -1, step='pre', color=BOUND_COLOUR, label='proven impossible'
+    )
+    axes.plot(places, bounds, drawstyle='steps-pre', **BOUND, label='bound')
+    columns = _columns([found for _, found in cases])
+    for planner, percents in columns.items():
+        axes.plot(places, percents, label=planner, **styles[planner])
+    axes.axvline(peak_bytes / size, color='#5a6470', linewidth=1, linestyle='--')
+    _label(axes, unit, peak_bytes / size)
+    _scale(axes, [p for percents in columns.values() for p in percents])
+
+
+def _columns(cases: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
+    """Overheads of each planner by case; not a number where it does not fit."""
+    found = [{row['planner']: _percent(row) for row in rows} for rows in cases]
+    planners = dict.fromkeys(name for column in found for name in column)
+    return {name: [column[name] for column in found] for name in planners}
+
+
+def _percent(row: Row) -> float:
+    return 100 * row['overhead'] if row['fits'] else math.nan
+
+
+def _bound_percent(rows: Sequence[Row]) -> float:
+    bound, in_core = bound_seconds(rows), rows[0]['in_core_seconds']
+    if bound is None or not in_core:
+        return math.nan
+    return 100 * (bound / in_core - 1)
+
+
+def _label(axes: Any, unit: str, peak: float) -> None:
+    axes.set_xlabel(f'memory limit, {unit}')
+    axes.set_ylabel('time over in-core, %')
+    axes.grid(alpha=0.3)
+    shares = axes.secondary_xaxis(
+        'top', functions=(lambda x: 100 * x / peak, lambda x: x * peak / 100)
+    )
+    shares.set_xlabel('memory limit, % of the in-core peak')
+
+
+def _scale(axes: Any, percents: Sequence[float]) -> None:
+    highest = max([LINEAR_PERCENT, *(p for p in percents if math.isfinite(p))])
+    ticks = [tick for tick in TICKS if tick <= 2 * highest]
+    axes.set_yscale('symlog', linthresh=LINEAR_PERCENT)
+    axes.set_yticks(ticks, [f'{tick:g}' for tick in ticks])
+    axes.set_yticks([], minor=True)
+    axes.set_ylim(-LINEAR_PERCENT / 10, 1.3 * highest)

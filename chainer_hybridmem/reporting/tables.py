@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chainer_hybridmem.terminal import printable
 
 UNKNOWN = '-'
+
+
+class Column(NamedTuple):
+    """A column of a table of figures, each row of which is a mapping.
+
+    Attributes:
+        name (str): Its header.
+        key (str): Of the figure.
+        show (callable): The figure as text; what is None or missing is ``UNKNOWN``.
+    """
+
+    name: str
+    key: str
+    show: Callable[[Any], str] = str
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """The figure of one row for people."""
+        figure = row.get(self.key)
+        return UNKNOWN if figure is None else self.show(figure)
+
+
+def share(figure: float) -> str:
+    """Such as ``'1.5%'``."""
+    return f'{figure:.1%}'
+
+
+def difference(figure: float) -> str:
+    """A share that is more or less than something, such as ``'+1.5%'``."""
+    return f'{figure:+.1%}'
+
+
+def figures_table(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], left: int = 1
+) -> str:
+    """Formats figures; see :func:`table`.
+
+    A row that does not fit has its reason in short, ``row['why']``, in the second
+    column.
+    """
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    for row, line in zip(rows, cells, strict=True):
+        line[1] = row.get('why', line[1])
+    return table([column.name for column in columns], cells, left)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

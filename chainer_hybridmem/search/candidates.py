@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.jit import compiling_seconds
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.jit import compiled, compiling_seconds
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.enumeration import find_fastest
 from chainer_hybridmem.simulation import kernel
+from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.simulation.obedience import NUMBERS, keeps_everything, obeyed
 from chainer_hybridmem.simulation.problem import Problem, with_rules
@@ -38,6 +39,7 @@ __all__ = [
     'SWAP',
     'Candidate',
     'Search',
+    'accept',
     'check_host',
     'infeasible',
     'kept_load',
@@ -110,7 +112,7 @@ class Search:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What runs inside is no planning: neither its time nor its simulations."""
+        """Excludes this block from planning time and counts."""
         began, simulations = timing.now(), self.simulations
         try:
             yield
@@ -126,9 +128,9 @@ class Search:
         """The assignment, changed where the rules do not allow it."""
         return obeyed(self.problem.arrays, action)
 
-    def may(self, m: int, action: int) -> bool:
-        """Whether the rules, and its recipe, allow a map to have an action."""
-        return bool(self.problem.arrays.allowed[m, action])
+    def may_keep(self, m: int) -> bool:
+        """Whether the rules allow a map to be kept."""
+        return bool(self.problem.arrays.allowed[m, KEEP])
 
     def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
         """Simulates one assignment, or what the rules make of it.
@@ -255,23 +257,7 @@ class Search:
         if self.problem.profile.disk_link is None:
             work.on_disk[:] = False  # what has no room is beyond the limit
         maps, replays = plan_from_positions(self.problem, action, work)
-        plan = Plan(
-            planner=planner,
-            options=options,
-            profile_fingerprint=self.problem.profile.fingerprint(),
-            memory_limit_bytes=self.limit_bytes,
-            maps=maps,
-            replays=replays,
-            predicted_seconds=seconds,
-            predicted_peak_bytes=0,
-            in_core_seconds=self.problem.in_core_seconds,
-            lower_bound_seconds=self.problem.in_core_seconds,
-            planning_seconds=timing.now() - self.started,
-            simulations=self.simulations,
-            host_limit_bytes=self.problem.host_limit_bytes,
-            parts=self.problem.parts,
-            rules=pairs_of(self.problem.rules),
-        )
+        plan = self._plan_with(planner, maps, replays, seconds, 0, options)
         check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
         peak_bytes = max(loads)
@@ -296,15 +282,34 @@ class Search:
         if not self.in_core_fits():
             raise infeasible(self.problem, self.limit_bytes, planner, None)
         problem = self.problem
+        return self._plan_with(
+            planner,
+            tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
+            (),
+            problem.in_core_seconds,
+            problem.in_core_peak_bytes,
+            options,
+        )
+
+    def _plan_with(
+        self,
+        planner: str,
+        maps: tuple[MapPlan, ...],
+        replays: tuple[Replay, ...],
+        seconds: float,
+        peak_bytes: int,
+        options: dict[str, Any],
+    ) -> Plan:
+        problem = self.problem
         return Plan(
             planner=planner,
             options=options,
             profile_fingerprint=problem.profile.fingerprint(),
             memory_limit_bytes=self.limit_bytes,
-            maps=tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
-            replays=(),
-            predicted_seconds=problem.in_core_seconds,
-            predicted_peak_bytes=problem.in_core_peak_bytes,
+            maps=maps,
+            replays=replays,
+            predicted_seconds=seconds,
+            predicted_peak_bytes=peak_bytes,
             in_core_seconds=problem.in_core_seconds,
             lower_bound_seconds=problem.in_core_seconds,
             planning_seconds=timing.now() - self.started,
@@ -313,6 +318,27 @@ class Search:
             parts=problem.parts,
             rules=pairs_of(problem.rules),
         )
+
+
+def accept(problem: Problem, plan: Plan, limit_bytes: int | None = None) -> Plan:
+    """Checks a finished plan: the one place for it, with :func:`.check_plan` inside.
+
+    Args:
+        problem: What the plan is for.
+        plan: Obeys the rules that it names.
+        limit_bytes: Most bytes at any moment; None takes no notice of memory.
+
+    Returns:
+        Plan: With its peak.
+
+    Raises:
+        InfeasibleError: If host copies have no place.
+        PlanError: If it is for another profile, cannot be executed, breaks a rule or
+            exceeds the limit.
+    """
+    check_host(problem, plan)
+    loads = check_plan(problem.profile, plan, limit_bytes)
+    return dataclasses.replace(plan, predicted_peak_bytes=max(loads))
 
 
 def check_host(problem: Problem, plan: Plan) -> None:
@@ -414,3 +440,53 @@ def _too_much(
         f'{limit}. {advice}.'
     )
     return InfeasibleError(message, needed, limit_bytes)
+
+
+def count_assignments(problem: Problem) -> int:
+    """Number of ways to keep, swap or recompute every map, as far as it may."""
+    return math.prod(problem.arrays.allowed.sum(axis=1).tolist())
+
+
+@compiled(uses=(kernel, *kernel.PARTS))
+def find_fastest(
+    a: Arrays,
+    limit: int,
+    lead: np.ndarray,
+    out_seconds: np.ndarray,
+    in_seconds: np.ndarray,
+    barrier: bool,
+    w: Work,
+    best: np.ndarray,
+) -> int:
+    """Simulates every assignment, and writes the first of the fastest into ``best``.
+
+    Returns:
+        int: How many there are.
+    """
+    allowed = a.allowed
+    action = np.zeros(len(allowed), np.int64)
+    for i in range(len(action)):
+        while not allowed[i, action[i]]:
+            action[i] += 1
+    best[:] = action
+    best_seconds, count, m = np.inf, 0, 0
+    while m < len(action):
+        seconds = kernel.judge(
+            a, action, limit, lead, out_seconds, in_seconds, barrier, best_seconds, w
+        )[0]
+        count += 1
+        if seconds < best_seconds:
+            best_seconds = seconds
+            best[:] = action
+        m = 0
+        while m < len(action):  # count up in a mixed radix
+            action[m] += 1
+            while action[m] <= 2 and not allowed[m, action[m]]:
+                action[m] += 1
+            if action[m] <= 2:
+                break
+            action[m] = 0
+            while not allowed[m, action[m]]:
+                action[m] += 1
+            m += 1
+    return count

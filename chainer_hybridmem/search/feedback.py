@@ -20,6 +20,7 @@ import numpy as np
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import accept
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds, with_profile
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work
@@ -245,11 +246,9 @@ def with_swap_ins(problem: Problem, plan: Plan, positions: Mapping[int, int]) ->
     if maps == plan.maps:
         return plan
     plan = dataclasses.replace(plan, maps=maps)
-    peak_bytes = max(check_plan(problem.profile, plan, plan.memory_limit_bytes))
+    plan = accept(problem, plan, plan.memory_limit_bytes)
     seconds, _ = _simulated(problem, plan)
-    return dataclasses.replace(
-        plan, predicted_seconds=seconds, predicted_peak_bytes=peak_bytes
-    )
+    return dataclasses.replace(plan, predicted_seconds=seconds)
 
 
 def _simulated(problem: Problem, plan: Plan) -> tuple[float, Work]:

@@ -25,7 +25,7 @@ from chainer_hybridmem.search.annealing import (
 )
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import Candidate, Search
-from chainer_hybridmem.search.trimming import keep_more
+from chainer_hybridmem.search.repairs import undo_useless_moves
 from chainer_hybridmem.simulation.problem import Problem
 
 STEPS = 4_000  # of a round; the thread ends between rounds
@@ -129,7 +129,7 @@ class Improvement:
                 warm = WARMEST * self.problem.in_core_seconds
             found = annealer.run_round(best, STEPS, warm, goal, FIRST_SEED + number)
             if found.seconds < best.seconds:
-                found, stuck = keep_more(search, found), 0
+                found, stuck = undo_useless_moves(search, found), 0
             else:
                 stuck += 1
             self._simulations = search.simulations

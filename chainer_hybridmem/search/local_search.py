@@ -14,11 +14,66 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.search import coarse
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work
 
+# -- moves of many maps at once -----------------------------------------------
+SPARSEST = 16  # of so many maps one changes
+
+
+@compiled()
+def spread(
+    current: np.ndarray,
+    allowed: np.ndarray,
+    pointers: np.ndarray,
+    alike: np.ndarray,
+    proposed: np.ndarray,
+) -> int:
+    """Writes one evenly spread change of ``current`` into ``proposed``.
+
+    Maps made by the same kind of function, of the same size, are alike. A move takes a
+    stretch of alike maps in order of production and gives every so-many-th map of one
+    action another action: evenly spread changes are what large networks of repeated
+    blocks need, and single maps are too small a step there.
+
+    Args:
+        allowed: (M, 3) bool, which actions each map may have; alike in a group.
+        pointers: Beginnings of the groups in ``alike``, and its end.
+        alike: (M,) maps by group, within each in order of production.
+
+    Returns:
+        int: Maps changed.
+    """
+    # A group is drawn by its number of maps.
+    place = np.random.randint(len(alike))
+    group = np.searchsorted(pointers, place, side='right') - 1
+    begin, end = pointers[group], pointers[group + 1]
+    whole = end - begin
+    length = whole
+    if np.random.random() < 0.7:
+        length = int(np.exp(np.random.random() * np.log(whole + 0.999)))
+    first = begin + np.random.randint(whole - length + 1)
+    old = current[alike[place]]
+    new = (old + 1 + np.random.randint(2)) % 3
+    if not allowed[alike[place], new]:
+        return 0
+    every = int(np.exp(np.random.random() * np.log(SPARSEST + 0.999)))
+    phase = np.random.randint(every)
+    changed = 0
+    for i in range(first, first + length):
+        m = alike[i]
+        if current[m] != old:
+            continue
+        phase += 1
+        if phase >= every:
+            phase = 0
+            proposed[m] = new
+            changed += 1
+    return changed
+
+
+# -- moves of few maps ----------------------------------------------------------
 MOST_EXCHANGED = 16  # maps that a move exchanges for one
 
 
@@ -159,7 +214,7 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
                 kept -= a.size[m]
 
 
-@compiled(uses=(kernel, *kernel.PARTS, coarse), nogil=True)
+@compiled(uses=(kernel, *kernel.PARTS), nogil=True)
 def anneal(
     a: Arrays,
     current: np.ndarray,
@@ -186,7 +241,7 @@ def anneal(
     Args:
         current: (M,) where it begins, and how far it has come in the end.
         kind_of: (M,) number of the function that makes each map.
-        pointers: Groups of maps to change evenly spread, as in :func:`.coarse.spread`;
+        pointers: Groups of maps to change evenly spread, as in :func:`spread`;
             empty for moves of a few maps.
         alike: (M,) maps by group.
         steps: Candidates to judge.
@@ -220,9 +275,9 @@ def anneal(
         if len(pointers) == 0:
             changed = _move(current, a.allowed, a.size, kind_of, proposed)
         else:
-            changed = coarse.spread(current, a.allowed, pointers, alike, proposed)
+            changed = spread(current, a.allowed, pointers, alike, proposed)
             if np.random.random() < 0.5:  # a change that may pay for the first
-                changed += coarse.spread(current, a.allowed, pointers, alike, proposed)
+                changed += spread(current, a.allowed, pointers, alike, proposed)
         if changed == 0:
             continue
         if a.ruled:

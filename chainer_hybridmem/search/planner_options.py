@@ -39,7 +39,6 @@ class Number(NamedTuple):
     optional: bool = False
 
     def check(self, name: str, value: Any) -> Any:
-        """See :class:`Option`."""
         if value is None and self.optional:
             return None
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)

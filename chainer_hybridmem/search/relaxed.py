@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import accept
 from chainer_hybridmem.search.planner_options import SHARE
 from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
@@ -73,13 +73,9 @@ def relaxed(problem: Problem, plan: Plan, margin: float = MARGIN) -> Plan:
             plan.maps, moved.release.tolist(), moved.swap_in.tolist(), strict=True
         )
     )
-    result = dataclasses.replace(
-        plan,
-        maps=maps,
-        predicted_seconds=min(after, plan.predicted_seconds),
-    )
-    peak_bytes = max(check_plan(problem.profile, result))
-    return dataclasses.replace(result, predicted_peak_bytes=peak_bytes)
+    seconds = min(after, plan.predicted_seconds)
+    moved_plan = dataclasses.replace(plan, maps=maps, predicted_seconds=seconds)
+    return accept(problem, moved_plan)
 
 
 def _moved(problem: Problem, work: Work, margin: float) -> _Moved:

@@ -1,11 +1,18 @@
-"""Assignments that do not fit, changed until they do."""
+"""Assignments that do not fit, changed until they do; and what leaves for nothing."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 
+from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.alike import group_alike
 from chainer_hybridmem.search.bound import Bound
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.simulation.problem import Problem
 
 
 def find_start(search: Search) -> Candidate:
@@ -92,3 +99,138 @@ def free_memory(
             break
         current = search.evaluate(action)
     return current
+
+
+# -- fractions of the relaxation made whole -----------------------------------
+def round_bound(search: Search, bound: Bound) -> list[Candidate]:
+    """The relaxation's fractions made whole, if that can be made to fit.
+
+    Rounding errors are carried on in bytes from map to map in order of production,
+    so that every stretch of the network swaps and recomputes what it should.
+    """
+    problem, a = search.problem, search.problem.arrays
+    action = search.fill(KEEP)
+    swap_bytes = recompute_bytes = 0.0
+    for m in a.by_producer:
+        size = float(a.size[m])
+        swap_bytes += bound.swapped[m] * size
+        recompute_bytes += bound.recomputed[m] * size
+        may_recompute = problem.recomputable[m] and bound.recomputed[m] > 0
+        if may_recompute and recompute_bytes >= size / 2:
+            action[m] = RECOMPUTE
+            recompute_bytes -= size
+        elif bound.swapped[m] > 0 and swap_bytes >= size / 2:
+            action[m] = SWAP
+            swap_bytes -= size
+    repaired = free_memory(search, action, bound)
+    return [repaired] if repaired.fits else []
+
+
+def even_out(problem: Problem, bound: Bound) -> Bound:
+    """The fractions, the same for maps that are alike.
+
+    The optimum is a corner: it swaps the first of the maps that are alike and
+    recomputes the last, say. A mixture is as good to the relaxation, and nearer to
+    what it leaves out.
+    """
+    pointers, alike = group_alike(problem)
+    swapped, recomputed = bound.swapped.copy(), bound.recomputed.copy()
+    for begin, end in itertools.pairwise(pointers.tolist()):
+        maps = alike[begin:end]
+        swapped[maps] = bound.swapped[maps].mean()
+        recomputed[maps] = bound.recomputed[maps].mean()
+    return dataclasses.replace(bound, swapped=swapped, recomputed=recomputed)
+
+
+# -- what leaves for nothing --------------------------------------------------
+MOST_WORK = 20_000_000  # operations simulated
+
+
+def undo_useless_moves(search: Search, best: Candidate) -> Candidate:
+    """Keeps as many maps as it finds to cost nothing, many at a time first.
+
+    Where copies hide behind compute, a plan that swaps everything is as fast, by the
+    simulator, as one that swaps little. But every copy costs the interpreter, the
+    memory bus and the link something that no simulator sees.
+
+    Args:
+        search: Judges.
+        best: Fits.
+
+    Returns:
+        Candidate: Not slower, with no more maps that leave.
+    """
+    leaving = np.flatnonzero(best.action != KEEP)
+    order = np.argsort(-search.problem.arrays.producer[leaving], kind='stable')
+    chunks = [leaving[order]]  # what lives shortest comes first
+    trials = MOST_WORK // len(search.problem.arrays.seconds)
+    while chunks and trials > 0:
+        chunk = chunks.pop()
+        action = best.action.copy()
+        action[chunk] = KEEP
+        found = search.evaluate(action)
+        trials -= 1
+        if found.fits and found.seconds <= best.seconds:
+            best = found
+        elif len(chunk) > 1:
+            middle = len(chunk) // 2
+            chunks += [chunk[middle:], chunk[:middle]]
+    return best
+
+
+# -- drops that nothing needs -------------------------------------------------
+LARGEST_BYTES = 2**20  # functions that make more take longer than a look for it
+
+
+def defer_drops(problem: Problem, plan: Plan, room: float = 1.0) -> Plan:
+    """Leaves as many kept maps to the graph as memory allows, small ones first.
+
+    Planners drop what is kept after its last use. Where memory is not short by then,
+    that can wait for the death of the graph, as in plain Chainer: a function whose maps
+    a plan leaves alone costs an iteration nothing (execution, [idle functions]).
+
+    Args:
+        problem: What the plan is for.
+        plan: Any plan that can be executed.
+        room: Share of the memory that is free under the plan's highest load, and that
+            may be taken.
+
+    Returns:
+        Plan: With the same actions, times and replays; its peak is not higher. The same
+        plan if the graph outlives the iteration.
+
+    Raises:
+        PlanError: If the plan is for another profile or cannot be executed.
+    """
+    profile = problem.profile
+    storages = profile.storages
+    dropped = [
+        entry
+        for entry in plan.maps
+        if entry.action is Action.KEEP
+        and entry.drop_before >= 0
+        and not storages[entry.storage].persistent
+        and storages[entry.storage].nbytes <= LARGEST_BYTES
+    ]
+    if not dropped or profile.graph_end_event >= len(profile.events):
+        return plan
+    loads = np.array(check_plan(profile, plan))
+    peak_bytes = int(loads.max())
+    free_bytes = ((peak_bytes - loads) * room).astype(np.int64)
+    left: set[int] = set()
+    for entry in sorted(dropped, key=lambda m: storages[m.storage].nbytes):
+        nbytes = storages[entry.storage].nbytes
+        later = free_bytes[entry.drop_before :]
+        if nbytes <= later.min(initial=peak_bytes):
+            later -= nbytes
+            left.add(entry.storage)
+    if not left:
+        return plan
+    maps = tuple(
+        dataclasses.replace(entry, drop_before=-1) if entry.storage in left else entry
+        for entry in plan.maps
+    )
+    result = dataclasses.replace(plan, maps=maps)
+    if max(check_plan(profile, result)) > peak_bytes:
+        return plan
+    return result

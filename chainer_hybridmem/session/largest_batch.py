@@ -18,13 +18,16 @@ from chainer_hybridmem.estimation import (
     load_device_model,
 )
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.planners.largest import LargestBatch, find_largest_batch
+from chainer_hybridmem.planners.largest import (
+    LargestBatch,
+    find_largest_batch,
+    largest_batchsize,
+)
 from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
-from chainer_hybridmem.search.largest import largest_batchsize
 from chainer_hybridmem.session.recording_session import record_pair
 from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.crossing import CrossIteration
+from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import parse_bytes
 
 SMALL = (2, 4)

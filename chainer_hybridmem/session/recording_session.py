@@ -7,8 +7,8 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access.kept_state import kept
 from chainer_hybridmem.chainer_access.models import Model, one_model
+from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import SamplePair
 from chainer_hybridmem.records.profile import Profile

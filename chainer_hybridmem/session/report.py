@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
-from chainer_hybridmem.reporting.link_rows import all_reduce_rows
-from chainer_hybridmem.reporting.peak_rows import in_core_row
-from chainer_hybridmem.reporting.rule_rows import rule_rows
+from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, rule_rows
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,

@@ -24,8 +24,7 @@ from chainer_hybridmem.records.rules import (
     silent_functions,
 )
 from chainer_hybridmem.simulation import work
-from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.recipes import find_recomputable
+from chainer_hybridmem.simulation.arrays import Arrays, find_recomputable
 from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP
 from chainer_hybridmem.units import format_bytes
 

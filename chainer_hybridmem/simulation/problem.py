@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records.plan import Action, Part
-from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.plan import Action, Part, Plan
+from chainer_hybridmem.records.profile import PERSISTENT, Category, Profile, Storage
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.rules import Rules, check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
-from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.arrays import Arrays, find_recomputable, list_recipes
 from chainer_hybridmem.simulation.in_core import (
     between_phases,
     fixed_load,
@@ -28,11 +27,52 @@ from chainer_hybridmem.simulation.obedience import (
     rule_arrays,
     with_free_choice,
 )
-from chainer_hybridmem.simulation.recipes import find_recomputable, list_recipes
+
+# -- what crosses iterations --------------------------------------------------
+CrossIteration = bool | str
+STATES, ALL = 'states', 'all'
+CROSSINGS: dict[CrossIteration, frozenset[Category]] = {
+    False: frozenset(),
+    STATES: frozenset({Category.OPTIMIZER_STATE}),
+    ALL: PERSISTENT,
+    True: PERSISTENT,
+}
+
+
+def crossing_of(cross_iteration: CrossIteration) -> frozenset[Category]:
+    """What may leave between its uses of two iterations.
+
+    Args:
+        cross_iteration: ``'states'`` for optimizer states, ``'all'`` or True for
+            parameters as well, False for nothing.
+
+    Raises:
+        OptionError: If it is something else.
+    """
+    if isinstance(cross_iteration, bool | str) and cross_iteration in CROSSINGS:
+        return CROSSINGS[cross_iteration]
+    raise OptionError(
+        f'cross_iteration is {cross_iteration!r}; False, True, {STATES!r} or {ALL!r} '
+        'is needed.'
+    )
+
+
+def decided_by(profile: Profile, plan: Plan) -> CrossIteration:
+    """What crosses iterations under a plan, as ``make_problem`` wants it."""
+    kinds = {
+        profile.storages[entry.storage].category
+        for entry in plan.maps
+        if 0 <= entry.storage < len(profile.storages)
+    }
+    if Category.PARAMETER in kinds:
+        return ALL
+    return STATES if Category.OPTIMIZER_STATE in kinds else False
+
 
 BEYOND = 10.0  # what host copies without a place cost, of all else there is to do
 
 
+# -- the problem --------------------------------------------------------------
 class InCore(NamedTuple):
     """The iteration in which every map stays.
 
@@ -94,12 +134,10 @@ class Problem:
 
     @property
     def in_core_peak_bytes(self) -> int:
-        """See :class:`InCore`."""
         return self.in_core.peak_bytes
 
     @property
     def in_core_seconds(self) -> float:
-        """See :class:`InCore`."""
         return self.in_core.seconds
 
     @property

@@ -74,9 +74,7 @@ class _Program(NamedTuple):
     on_link: np.ndarray  # (2, C) float64, seconds of the bytes on the whole link
 
 
-def stagger(
-    problem: Problem, plan: Plan, ranks: int, spreads: tuple[float, ...] = SPREADS
-) -> Staggered:
+def stagger(problem: Problem, plan: Plan, ranks: int) -> Staggered:
     """The best of some ways to begin: one half later, or all evenly spread.
 
     Args:
@@ -84,13 +82,11 @@ def stagger(
             among ``ranks``.
         plan: Of each process.
         ranks: How many processes.
-        spreads: By how much one half begins later, in iterations of the plan on half of
-            the link; and half of the range over which all are spread.
     """
     half = with_profile(problem, share_links(problem.profile, max(1, ranks // 2)))
     seconds = run_lanes(half, positions_from_plan(half, plan))
-    ways = [tuple(r % 2 * spread for r in range(ranks)) for spread in spreads]
-    ways += [tuple(2 * spread * r / ranks for r in range(ranks)) for spread in spreads]
+    ways = [tuple(r % 2 * spread for r in range(ranks)) for spread in SPREADS]
+    ways += [tuple(2 * spread * r / ranks for r in range(ranks)) for spread in SPREADS]
     found = []
     for way in dict.fromkeys(ways):
         offsets = tuple(begin * seconds for begin in way)

@@ -14,9 +14,13 @@ from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.lanes import time_lanes
-from chainer_hybridmem.simulation.problem import Problem, copy_seconds, make_problem
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    copy_seconds,
+    decided_by,
+    make_problem,
+)
 from chainer_hybridmem.simulation.work import RUN, STAY, Work, make_work
 
 

@@ -20,20 +20,20 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import chainer
 
 from chainer_hybridmem.chainer_access import graph, sums_of_gradients
 from chainer_hybridmem.devices.protocol import Array, Device
+from chainer_hybridmem.records.profile import Split
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.splitting import rules
 from chainer_hybridmem.splitting.rules import Way
-from chainer_hybridmem.splitting.sums import add_in_place
-from chainer_hybridmem.splitting.trials import Recording, Trials
 
 __all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting']
 IN_PLACE = Way('in place', 1, True)
@@ -367,3 +367,217 @@ def _return(way: Way | None) -> Way | None:
 def _alike(function: Any, inputs: tuple[Array, ...], place: Place) -> Alike:
     shapes = tuple((x.shape, x.dtype.char) for x in inputs)
     return type(function), place[0] < 0, shapes
+
+
+def _references(holder: list[Any], index: int) -> int:
+    item = holder[index]
+    return sys.getrefcount(item)
+
+
+_ALONE = _references([object()], 0)  # what its list alone holds
+
+
+# -- sums of gradients --------------------------------------------------------
+def add_in_place(gradients: list[Any]) -> bool:
+    """Replaces two gradients by their sum, bit for bit, if it may take one's place.
+
+    Where branches of a network join, backward adds two arrays into a third. If nothing
+    else refers to one of the two any more, the sum can take its place.
+
+    Args:
+        gradients: Variables; with success only the sum is left.
+
+    Returns:
+        bool: Whether they were added.
+    """
+    if len(gradients) != 2:
+        return False
+    first, second = (variable.array for variable in gradients)
+    if first.shape != second.shape or first.dtype != second.dtype or not first.ndim:
+        return False
+    order = _order_of_sum(first, second)
+    del first, second
+    for index in (0, 1):
+        total = _place(gradients, index, order)
+        if total is None:
+            continue
+        target, other = gradients[index].array, gradients[1 - index].array
+        axis = order[0]
+        for i in range(total.shape[axis]):  # ahead of what is still to be read
+            part = (slice(None),) * axis + (i,)
+            total[part] = target[part] + other[part]
+        needed = any(variable.requires_grad for variable in gradients)
+        gradients[:] = [chainer.Variable(total, requires_grad=needed)]
+        return True
+    return False
+
+
+def _order_of_sum(first: Array, second: Array) -> list[int]:
+    """Axes of the sum, outermost first; found out with a corner of the arrays."""
+    corner = (slice(2),) * first.ndim
+    total = first[corner] + second[corner]
+    # Those of length one say nothing.
+    return sorted(
+        range(first.ndim), key=lambda a: (first.shape[a] == 1, -total.strides[a])
+    )
+
+
+def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
+    """The sum's array in the memory of a gradient, None if it may not be there.
+
+    A gradient may be cut out of something padded; the sum is not.
+    """
+    if not _alone(gradients, index):
+        return None
+    array = gradients[index].array
+    turned = array.transpose(order)
+    owner = turned if array.base is None else array.base
+    if not owner.flags.c_contiguous or owner.dtype != array.dtype:
+        return None
+    # In the same order as the sum, with nothing in the same place twice.
+    least = array.itemsize
+    for axis in reversed(range(array.ndim)):
+        if turned.shape[axis] > 1:
+            if turned.strides[axis] < least:
+                return None
+            least = turned.strides[axis] * turned.shape[axis]
+    flat = owner.reshape(-1)[: array.size]
+    inverse = [order.index(a) for a in range(array.ndim)]
+    return flat.reshape(turned.shape).transpose(inverse)
+
+
+def _alone(gradients: list[Any], index: int) -> bool:
+    """Whether only the list refers to a variable and to the memory behind it."""
+    if _references(gradients, index) > _ALONE:
+        return False
+    held = sums_of_gradients.holder(gradients[index])
+    if _references(held, 0) > _ALONE:
+        return False
+    base = held[0].base
+    if base is None:
+        return True
+    # A view keeps the array that owns the memory; others may view it, too.
+    return base.base is None and _references([base], 0) <= _ALONE + 2
+
+
+LEAST_SAVING = 0.02  # of the load, for which even more parts are tried
+
+
+class Recording(Protocol):
+    """Takes the results; the time and memory of trials must not count there."""
+
+    def enter(self) -> None:
+        """What follows is not the program's."""
+
+    def leave(self) -> None:
+        """The program goes on."""
+
+    def note_split_trial(
+        self, first_event: int, end_event: int, splits: Sequence[Split]
+    ) -> None:
+        """Takes the result for one function.
+
+        Args:
+            first_event: Events before the function.
+            end_event: Events after it.
+            splits: What its parts need; storages are missing.
+        """
+
+
+# -- trials -------------------------------------------------------------------
+class Trials:
+    """Measures how much memory functions need in parts, during a recording.
+
+    Every function that has a rule is run in parts first, in more and more of them, and
+    everything that this leaves is undone; then it runs as it does anyway.
+
+    Args:
+        device: Where they run.
+        recording: Of the iteration.
+    """
+
+    def __init__(self, device: Device, recording: Recording) -> None:
+        self._device = device
+        self._recording = recording
+        self._loads: list[tuple[Way, int, int, tuple[int, ...]]] = []
+        self._first_event = 0
+        self._load_bytes = 0
+
+    def begin(
+        self,
+        function: object,
+        inputs: tuple[Array, ...],
+        ways: Sequence[Way],
+        restore: Callable[[], None],
+    ) -> None:
+        """A function is about to run.
+
+        Args:
+            function: Its forward has not been called.
+            inputs: Its arrays.
+            ways: To try.
+            restore: Undoes what a forward has done to it.
+        """
+        self._recording.enter()
+        self._loads = []
+        useless = ''  # to cut it more
+        for way in ways:
+            if way.cut == useless:
+                continue
+            load = self._load(function, inputs, way, restore)
+            if load is None:
+                continue
+            last = self._loads[-1] if self._loads else None
+            self._loads.append((way, *load))
+            more = last is not None and last[0].cut == way.cut
+            if last is not None and more and load[0] > last[1] * (1 - LEAST_SAVING):
+                useless = way.cut
+        self._recording.leave()
+        self._first_event = self._device.memory.event_count
+        self._load_bytes = self._device.memory.used_bytes
+
+    def _load(
+        self,
+        function: object,
+        inputs: tuple[Array, ...],
+        way: Way,
+        restore: Callable[[], None],
+    ) -> tuple[int, int, tuple[int, ...]] | None:
+        """Bytes above the beginning: the most, at the end, and the most of stages."""
+        device = self._device
+        before = device.memory.used_bytes
+        stages: list[int] = []
+
+        def mark() -> None:
+            stages.append(device.memory.window_peak_bytes - before)
+            device.memory.reset_window()
+
+        device.memory.reset_window()
+        result = None
+        try:
+            with device.memory.attempt():
+                outputs = rules.run(function, inputs, way, mark)
+            mark()
+            result = (max(stages), device.memory.used_bytes - before, tuple(stages))
+            del outputs
+        except MemoryError:
+            pass
+        restore()
+        # Something else may have been evicted: then this is not the function's load.
+        return result if device.memory.used_bytes == before else None
+
+    def end(self, place: tuple[int, int, str]) -> None:
+        """It has run as it does anyway.
+
+        Args:
+            place: Operation, which of its functions, class.
+        """
+        left_bytes = self._device.memory.used_bytes - self._load_bytes
+        splits = [
+            Split(*place, way.cut, way.parts, way.exact, 0, (), peak_bytes, stages)
+            for way, peak_bytes, stays_bytes, stages in self._loads
+            if stays_bytes == left_bytes  # else later operations would differ, too
+        ]
+        self._recording.note_split_trial(
+            self._first_event, self._device.memory.event_count, splits
+        )

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.chainer_access.compat import requirements
+from chainer_hybridmem.chainer_access.compat import stand_ins
 
 chainer = compat.import_chainer()
 F = chainer.functions
@@ -217,17 +217,17 @@ class TestRequire:
         'requirement', ['tool', 'tool>=2,<3', 'tool>=2.0.0.post3, <2.1', 'tool!=2.0']
     )
     def test_met(self, requirement):
-        requirements.require(requirement)
-        requirements.WorkingSet().require(requirement)
+        stand_ins.require(requirement)
+        stand_ins.WorkingSet().require(requirement)
 
     @pytest.mark.parametrize('requirement', ['tool<2.0', 'tool>=2.0.1', 'tool==2.0'])
     def test_other_version(self, requirement):
-        with pytest.raises(requirements.VersionConflict, match=r'2\.0\.0\.post3'):
-            requirements.require(requirement)
+        with pytest.raises(stand_ins.VersionConflict, match=r'2\.0\.0\.post3'):
+            stand_ins.require(requirement)
 
     def test_not_installed(self):
-        with pytest.raises(requirements.DistributionNotFound, match='other'):
-            requirements.require('tool', 'other>=1')
+        with pytest.raises(stand_ins.DistributionNotFound, match='other'):
+            stand_ins.require('tool', 'other>=1')
 
 
 class TestSummary:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import cuda_checks, doctor, machine, self_check
+from chainer_hybridmem.commands import doctor, machine, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
 from chainer_hybridmem.errors import HybridMemoryError
 
@@ -182,11 +182,9 @@ def test_a_library_that_is_missing(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('name', cuda_checks.looks())
+@pytest.mark.parametrize('name', doctor.looks())
 def test_every_part_of_cuda(name):
-    assert (
-        doctor.examine_library(name, cuda_checks.looks()[name]).status is Status.WORKS
-    )
+    assert doctor.examine_library(name, doctor.looks()[name]).status is Status.WORKS
 
 
 @pytest.mark.gpu

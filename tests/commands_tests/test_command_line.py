@@ -13,7 +13,7 @@ from support import toys
 
 import chainer_hybridmem
 from chainer_hybridmem import commands, version
-from chainer_hybridmem.commands import argument_types
+from chainer_hybridmem.commands import arguments
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile_file import serialise_profile
@@ -265,24 +265,24 @@ class Problem:
     [('50%', 100), ('12.5 %', 25), ('700', 700), ('2 kB', 2000), ('1KiB', 1024)],
 )
 def test_limit(text, nbytes):
-    assert argument_types.Limit(text).bytes_for(Problem()) == nbytes
+    assert arguments.Limit(text).bytes_for(Problem()) == nbytes
 
 
 @pytest.mark.parametrize('text', ['50', '100', '7'])
 def test_a_percentage_without_its_sign_is_asked_for(text):
     with pytest.raises(argparse.ArgumentTypeError, match=f'write {text}%.*{text}GB'):
-        argument_types.Limit(text)
+        arguments.Limit(text)
 
 
 def test_limit_is_never_zero():
-    assert argument_types.Limit('0.001%').bytes_for(Problem()) == 1
+    assert arguments.Limit('0.001%').bytes_for(Problem()) == 1
 
 
 def test_positive():
-    assert argument_types.positive('3') == 3
+    assert arguments.positive('3') == 3
     for text in ('0', '-2', '1.5', 'x', ''):
         with pytest.raises(argparse.ArgumentTypeError, match='above zero'):
-            argument_types.positive(text)
+            arguments.positive(text)
 
 
 EVIL = 'a\x1b[2J\u202eb\x9b\u2066c\u2028d\re\nf'

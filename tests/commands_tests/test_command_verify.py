@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.commands import argument_types
+from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
@@ -102,7 +102,7 @@ def test_a_share_of_its_own_peak(arguments, hybridmem):
     profiled = ['profile', *arguments[1:-4], '--memory-limit', '80%', '-o', 'p.json']
     assert hybridmem(*profiled)[0] == 0
     problem = make_problem(library.load_profile('p.json'))
-    limit_bytes = argument_types.Limit('80%').bytes_for(problem)
+    limit_bytes = Limit('80%').bytes_for(problem)
     assert figures['memory_limit_bytes'] == pytest.approx(limit_bytes, rel=0.01)
 
 

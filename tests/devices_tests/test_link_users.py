@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from support.own_time import own_time
 
-from chainer_hybridmem.devices.link import measure_link
-from chainer_hybridmem.devices.link_users import Copied, LinkUsers, seconds_among
+from chainer_hybridmem.devices.link import (
+    Copied,
+    LinkUsers,
+    measure_link,
+    seconds_among,
+)
 
 _MIB = 2**20
 

@@ -13,7 +13,7 @@ from hypothesis import strategies
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.swap_store import store
 from chainer_hybridmem.devices.swap_store.blocks import RamBlock
-from chainer_hybridmem.devices.swap_store.free_list import FreeList
+from chainer_hybridmem.devices.swap_store.space import FreeList
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.records.plan import Tier
 

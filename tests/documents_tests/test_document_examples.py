@@ -33,7 +33,7 @@ from typing import NamedTuple
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.memory_tests.measured_peak import MeasuredPeak
+from chainer_hybridmem.memory_tests.plugin import MeasuredPeak
 from chainer_hybridmem.recording.peak_meter import PeakMeter
 
 # isort: split

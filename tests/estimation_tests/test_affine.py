@@ -7,8 +7,7 @@ from support import toys
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.records.profile_checks import check_profile
-from chainer_hybridmem.records.profile_file import serialise_profile
+from chainer_hybridmem.records.profile_file import check_profile, serialise_profile
 from chainer_hybridmem.simulation import make_problem
 
 

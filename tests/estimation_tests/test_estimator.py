@@ -9,9 +9,12 @@ from chainer_hybridmem.estimation import (
     Estimator,
     load_device_model,
 )
-from chainer_hybridmem.records.profile_checks import check_profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.search.largest import largest_batchsize, largest_planned
+from chainer_hybridmem.planners.largest import largest_batchsize, largest_planned
+from chainer_hybridmem.records.profile_file import (
+    check_profile,
+    parse_profile,
+    serialise_profile,
+)
 from chainer_hybridmem.simulation import make_problem
 
 

@@ -10,8 +10,11 @@ from chainer_hybridmem.estimation.specs import spec_bytes
 from chainer_hybridmem.estimation.structure import events_by_operation, passing
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records.profile import Category, Phase, SlotKind
-from chainer_hybridmem.records.profile_checks import check_profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.records.profile_file import (
+    check_profile,
+    parse_profile,
+    serialise_profile,
+)
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem

@@ -12,10 +12,9 @@ from chainer_hybridmem.estimation import (
     load_device_model,
     lower_to_cudnn,
 )
-from chainer_hybridmem.estimation.costs import LRN
-from chainer_hybridmem.estimation.recomputing import with_whole_forwards
+from chainer_hybridmem.estimation.costs import LRN, with_whole_forwards
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem

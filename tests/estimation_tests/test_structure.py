@@ -13,7 +13,7 @@ from chainer_hybridmem.estimation.structure import (
     events_by_operation,
 )
 from chainer_hybridmem.records.profile import Category, Storage
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 
 
 def again(profile, groups=None, storages=None):

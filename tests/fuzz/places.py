@@ -120,7 +120,7 @@ class Cuda(Host):
         case: Case,
         machine: Machine,
     ) -> None:
-        from chainer_hybridmem.devices.cuda.clock import CudaClock
+        from chainer_hybridmem.devices.cuda.gpu import CudaClock
 
         enter(poisoned_blocks())
         elapsed = CudaClock.elapsed

@@ -10,9 +10,9 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import autoswap, make_plan
+from chainer_hybridmem.planners.autoswap import import_guess
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.gaussian import import_guess
 from chainer_hybridmem.simulation import make_problem
 
 MIB = toys.MIB

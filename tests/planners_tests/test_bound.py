@@ -17,13 +17,13 @@ from support import toys
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planners.exact import WholeRelaxation
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
 from chainer_hybridmem.search.annealing import actions_of
-from chainer_hybridmem.search.bound import chains, lower_bound
-from chainer_hybridmem.search.bound.whole import WholeRelaxation
+from chainer_hybridmem.search.bound import lower_bound, model
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.lanes import time_lanes
@@ -97,7 +97,7 @@ every_profile = pytest.mark.parametrize('name', list(PROFILES))
 @pytest.fixture(autouse=True)
 def long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the bound knows about the sources of replays, not only what is cheap."""
-    monkeypatch.setattr(chains, 'LONGEST', 12)
+    monkeypatch.setattr(model, 'LONGEST', 12)
 
 
 @functools.cache

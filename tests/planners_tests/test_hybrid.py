@@ -13,8 +13,7 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.search.candidates import Search, least_memory
-from chainer_hybridmem.search.enumeration import count_assignments
+from chainer_hybridmem.search.candidates import Search, count_assignments, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
 hybrid = importlib.import_module('chainer_hybridmem.planners.hybrid')

@@ -8,11 +8,10 @@ from support.toys import networks
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.largest import find_largest_batch
+from chainer_hybridmem.planners.largest import find_largest_batch, with_room_for_trials
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import last_forward
-from chainer_hybridmem.simulation.trials import with_room_for_trials
 
 PROFILE = networks.random_network(7, nodes=10)
 MOST = 100

@@ -15,7 +15,7 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
 from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan
-from chainer_hybridmem.planners.rule_costs import price_rules
+from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.records.library import load_profile
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan

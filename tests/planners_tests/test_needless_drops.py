@@ -12,7 +12,7 @@ from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.needless_drops import without_needless_drops
+from chainer_hybridmem.search.repairs import defer_drops
 from chainer_hybridmem.simulation import make_problem, simulate
 
 
@@ -25,12 +25,12 @@ def dying(profile: Profile) -> Profile:
 @pytest.mark.parametrize('seed', range(20))
 @pytest.mark.parametrize('share', [0.0, 0.3, 0.7, 1.0])
 def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):
-    monkeypatch.setattr('chainer_hybridmem.search.needless_drops.LARGEST_BYTES', 2**40)
+    monkeypatch.setattr('chainer_hybridmem.search.repairs.LARGEST_BYTES', 2**40)
     problem = make_problem(dying(toys.random_graph(seed)))
     least = least_memory(problem)[0]
     limit = int(least + share * (problem.in_core_peak_bytes - least))
     plan = make_plan(problem, limit, 'pooch')
-    left = without_needless_drops(problem, plan)
+    left = defer_drops(problem, plan)
     assert max(check_plan(problem.profile, left)) <= max(
         check_plan(problem.profile, plan)
     )
@@ -46,16 +46,16 @@ def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):
 def test_some_drops_are_left_out_and_large_maps_keep_theirs(monkeypatch):
     problem = make_problem(dying(toys.random_graph(3)))
     plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
-    assert without_needless_drops(problem, plan) == plan  # all of them are large
-    monkeypatch.setattr('chainer_hybridmem.search.needless_drops.LARGEST_BYTES', 2**40)
-    left = without_needless_drops(problem, plan)
+    assert defer_drops(problem, plan) == plan  # all of them are large
+    monkeypatch.setattr('chainer_hybridmem.search.repairs.LARGEST_BYTES', 2**40)
+    left = defer_drops(problem, plan)
     assert sum(m.drop_before < 0 for m in left.maps) > sum(
         m.drop_before < 0 for m in plan.maps
     )
-    assert without_needless_drops(problem, plan, room=0.0) == plan
+    assert defer_drops(problem, plan, room=0.0) == plan
 
 
 def test_a_graph_that_outlives_the_iteration_gets_its_drops():
     problem = make_problem(toys.random_graph(3))
     plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
-    assert without_needless_drops(problem, plan) is plan
+    assert defer_drops(problem, plan) is plan

@@ -23,7 +23,7 @@ from chainer_hybridmem.planners import (
     make_plan,
     names,
     options_of,
-    third_party,
+    registry,
 )
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.plan import Plan
@@ -65,7 +65,7 @@ def install(
         folder.mkdir()
         (folder / 'METADATA').write_text(f'Name: {module}\nVersion: 1.0\n')
         lines = [f'{name} = {value}' for name, value in entries.items()]
-        text = '\n'.join([f'[{third_party.GROUP}]', *lines])
+        text = '\n'.join([f'[{registry.GROUP}]', *lines])
         (folder / 'entry_points.txt').write_text(text)
         forget()
 
@@ -77,8 +77,8 @@ def install(
 
 def forget() -> None:
     importlib.invalidate_caches()
-    third_party.found.cache_clear()
-    third_party.load.cache_clear()
+    registry.found.cache_clear()
+    registry.load.cache_clear()
 
 
 def compared(tmp_path: pathlib.Path, *planners: str) -> list[dict[str, object]]:
@@ -224,7 +224,7 @@ def test_the_example_of_the_documentation_runs(install: Install) -> None:
         blocks[language] += block
     setup = configparser.ConfigParser()
     setup.read_string(blocks['ini'])
-    declared = setup['options.entry_points'][third_party.GROUP]
+    declared = setup['options.entry_points'][registry.GROUP]
     name, value = declared.strip().split(' = ')
     module = setup['options']['py_modules']
     entries = {name: value, f'{name}-quick': f'{module}:{name.upper()}'}

@@ -13,7 +13,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.search.trimming import keep_more
+from chainer_hybridmem.search.repairs import undo_useless_moves
 from chainer_hybridmem.simulation import make_problem, simulate
 
 
@@ -28,7 +28,7 @@ def test_nothing_is_slower_and_less_leaves(seed, share):
     problem = make_problem(networks.random_network(seed, nodes=20))
     search = Search(problem, half_way(problem, share), barrier=False)
     start = search.evaluate(search.fill(SWAP))
-    kept = keep_more(search, start)
+    kept = undo_useless_moves(search, start)
     assert kept.fits and kept.seconds <= start.seconds
     assert not np.any((kept.action != KEEP) & (start.action == KEEP))
     fewer = np.count_nonzero(kept.action != KEEP) < np.count_nonzero(
@@ -42,7 +42,7 @@ def test_rules_are_obeyed():
     problem = make_problem(profile, rules={'*': 'no keep'})
     search = Search(problem, problem.in_core_peak_bytes, barrier=False)
     start = search.evaluate(search.fill(SWAP))
-    assert (keep_more(search, start).action == start.action).all()
+    assert (undo_useless_moves(search, start).action == start.action).all()
 
 
 def test_recomputes_that_hide_nothing_end_too():
@@ -50,7 +50,7 @@ def test_recomputes_that_hide_nothing_end_too():
     search = Search(problem, problem.in_core_peak_bytes, barrier=False)
     start = search.evaluate(search.fill(RECOMPUTE))
     assert (start.action == RECOMPUTE).any()
-    assert (keep_more(search, start).action == KEEP).all()
+    assert (undo_useless_moves(search, start).action == KEEP).all()
 
 
 def test_a_plan_near_what_plain_chainer_needs_copies_little():

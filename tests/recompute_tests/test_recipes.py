@@ -15,7 +15,7 @@ import pytest
 from support.virtual import Machine
 
 from chainer_hybridmem import planners
-from chainer_hybridmem.recompute import fused_replays, max_pooling
+from chainer_hybridmem.recompute import fused_replays
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
 
@@ -195,7 +195,7 @@ def test_half_precision_trains_the_same(recomputing):
 def test_seconds_are_of_the_form_used(data, monkeypatch):
     """A slow first run does not count."""
     calls = []
-    original = max_pooling.pool
+    original = fused_replays.pool
 
     def slow_at_first(function: Any, x: Any) -> Any:
         calls.append(function)
@@ -203,7 +203,7 @@ def test_seconds_are_of_the_form_used(data, monkeypatch):
             machine.sleep(0.3)
         return original(function, x)
 
-    monkeypatch.setattr(max_pooling, 'pool', slow_at_first)
+    monkeypatch.setattr(fused_replays, 'pool', slow_at_first)
     machine = Machine()
     with machine.running():
         _, session = networks.train(networks.Everything, data, memory_limit=LIMIT)

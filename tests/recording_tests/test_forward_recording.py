@@ -19,8 +19,11 @@ from chainer_hybridmem.records.profile import (
     Phase,
     SlotKind,
 )
-from chainer_hybridmem.records.profile_checks import check_profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.records.profile_file import (
+    check_profile,
+    parse_profile,
+    serialise_profile,
+)
 
 
 def recorded(batchsize):

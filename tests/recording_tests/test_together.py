@@ -17,10 +17,10 @@ from support import networks, toys
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.pools import in_core_trace, planned_trace
-from chainer_hybridmem.recording import small_arrays
-from chainer_hybridmem.recording.small_arrays import count_together, find_small
+from chainer_hybridmem.recording import profile_builder
+from chainer_hybridmem.recording.profile_builder import count_together, find_small
 from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.profile_checks import check_profile
+from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.simulation import make_problem
 
@@ -167,8 +167,8 @@ def test_what_is_freed_a_part_at_a_time_is_several() -> None:
 def test_none_are_counted_together_unless_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(small_arrays, 'MOST_APART', 6)
-    monkeypatch.setattr(small_arrays, 'LARGEST_APART', 2)
+    monkeypatch.setattr(profile_builder, 'MOST_APART', 6)
+    monkeypatch.setattr(profile_builder, 'LARGEST_APART', 2)
     nbytes = np.array([5, 9, 1, 7, 3, 8, 2, 100], np.int64)
     named = np.arange(8) == 2
     small = find_small(nbytes, named)
@@ -179,8 +179,8 @@ def test_none_are_counted_together_unless_there_are_too_many(
 
 def record(small: bool, monkeypatch: pytest.MonkeyPatch) -> Profile:
     with monkeypatch.context() as patch:
-        patch.setattr(small_arrays, 'MOST_APART', 0 if small else 10**9)
-        patch.setattr(small_arrays, 'LARGEST_APART', 3)
+        patch.setattr(profile_builder, 'MOST_APART', 0 if small else 10**9)
+        patch.setattr(profile_builder, 'LARGEST_APART', 3)
         np.random.seed(0)
         model = networks.Everything()
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)

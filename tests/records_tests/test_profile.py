@@ -24,8 +24,11 @@ from chainer_hybridmem.records.profile import (
     Recipe,
     Storage,
 )
-from chainer_hybridmem.records.profile_checks import check_profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.records.profile_file import (
+    check_profile,
+    parse_profile,
+    serialise_profile,
+)
 from chainer_hybridmem.simulation import make_problem
 
 NAMES: dict[str, list[str]] = {}

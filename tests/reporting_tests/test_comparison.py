@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from chainer_hybridmem.reporting import canvas, comparison, comparison_plot
+from chainer_hybridmem.reporting import canvas, comparison
 
 PLANNERS = ('fast', 'slow', 'picky')
 
@@ -44,7 +44,7 @@ def panels(monkeypatch):
     monkeypatch.setattr(canvas, 'save', lambda figure, path: drawn.append(figure))
 
     def draw(rows, peaks):
-        comparison_plot.draw(rows, 'c.png', peaks, PLANNERS, 'fast')
+        comparison.draw_comparison(rows, 'c.png', peaks, PLANNERS, 'fast')
         return drawn[-1].axes
 
     return draw
@@ -107,16 +107,16 @@ def test_only_the_best_of_many_planners_have_colours(monkeypatch):
     ]
     drawn = []
     monkeypatch.setattr(canvas, 'save', lambda figure, path: drawn.append(figure))
-    comparison_plot.draw(rows, 'c.png', {'p': 100}, planners, planners[5])
+    comparison.draw_comparison(rows, 'c.png', {'p': 100}, planners, planners[5])
     (figure,) = drawn
     found = {
         name: line for name, line in lines(figure.axes[0]).items() if name in planners
     }
-    grey = comparison_plot.PLAIN['color']
+    grey = comparison.PLAIN['color']
     coloured = {name for name, line in found.items() if line.get_color() != grey}
     ranked = comparison.rank(rows)
     best = [name for name in ranked if name != planners[5]]
-    assert coloured == {planners[5], *best[: comparison_plot.MOST_COLOURED]}
+    assert coloured == {planners[5], *best[: comparison.MOST_COLOURED]}
     assert len({found[name].get_color() for name in coloured}) == len(coloured)
     below = max(found[name].get_zorder() for name in found.keys() - coloured)
     assert below < min(found[name].get_zorder() for name in coloured)
@@ -135,6 +135,6 @@ def test_a_legend_of_all_planners_fits(monkeypatch):
         figures.append((legend.y0, legend.y1, figure.bbox.height))
 
     monkeypatch.setattr(canvas, 'save', measure)
-    comparison_plot.draw(rows, 'c.png', {'p': 100}, planners, planners[0])
+    comparison.draw_comparison(rows, 'c.png', {'p': 100}, planners, planners[0])
     ((bottom, top, height),) = figures
     assert bottom >= 0 and top <= height

@@ -18,15 +18,23 @@ from chainer_hybridmem.records.measured_timeline import Sample
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Category, Profile, Storage
 from chainer_hybridmem.records.timeline import Interval
-from chainer_hybridmem.reporting.page import Run, html, make_data, make_page
+from chainer_hybridmem.reporting import page
+from chainer_hybridmem.reporting.page import (
+    Run,
+    embed,
+    make_data,
+    make_frame,
+    make_page,
+    make_text,
+)
 from chainer_hybridmem.reporting.page import prices as prices_module
 from chainer_hybridmem.reporting.page.composition import REST, compose
-from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
-from chainer_hybridmem.reporting.page.thinning import (
+from chainer_hybridmem.reporting.page.data import (
     thin_intervals,
     thin_operations,
     thin_samples,
 )
+from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
@@ -190,21 +198,21 @@ def test_figures_are_those_of_plan_and_simulator():
     assert data['differences'][0]['maps'] == len(differing) > 0
     rows = data['differences'][0]['operations']
     assert rows[0]['seconds'][0] != rows[0]['seconds'][1]
-    assert json.loads(html.embed(data).split('>', 1)[1].rsplit('<', 1)[0]) == data
+    assert json.loads(embed(data).split('>', 1)[1].rsplit('<', 1)[0]) == data
 
 
 def test_the_drawing_library_is_the_one_that_was_published():
     """Version 1.6.32 of the package uplot, not edited."""
-    folder = pathlib.Path(html.__file__).parent / 'assets'
+    folder = pathlib.Path(page.__file__).parent / 'assets'
     for name, digest in PUBLISHED.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
 
 def test_no_name_ends_the_data():
     data = {'name': '</script><!--<script>', 'other': '\u2028\ud800'}
-    text = html.embed(data)
+    text = embed(data)
     assert text.count('<') == 2 and text.isascii()
-    assert '&lt;' in html.make_text('<b>') and '"' not in html.make_frame('"')[60:-60]
+    assert '&lt;' in make_text('<b>') and '"' not in make_frame('"')[60:-60]
 
 
 def crowded(profile: Profile, pairs: int) -> Profile:

@@ -9,7 +9,7 @@ from support.virtual import Machine
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.session.planning.planning import Planning
 

@@ -16,8 +16,8 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.commands import main
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records import library
-from chainer_hybridmem.records.measured_timeline import OPERATIONS
-from chainer_hybridmem.records.measured_timeline_file import (
+from chainer_hybridmem.records.measured_timeline import (
+    OPERATIONS,
     parse_timeline,
     serialise_timeline,
 )

@@ -10,9 +10,9 @@ import pytest
 from support import networks, virtual
 from support.virtual import Machine
 
-from chainer_hybridmem.devices.host.offsets import HostOffsets
+from chainer_hybridmem.devices.host.device import HostOffsets
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.session.guides.guide import (
     LONGEST_REST,
     LONGEST_WAIT,
@@ -181,7 +181,7 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
         return False
 
     monkeypatch.setattr(
-        'chainer_hybridmem.devices.host.offsets.HostOffsets.follow', refuse
+        'chainer_hybridmem.devices.host.device.HostOffsets.follow', refuse
     )
     watched = Watched(data[:9])
     reason = 'none: no memory for it beside what the pool keeps'

@@ -12,9 +12,9 @@ from support import toys
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
 from chainer_hybridmem.simulation import Problem, kernel, make_problem
 from chainer_hybridmem.simulation.arrays import Arrays
+from chainer_hybridmem.simulation.kernel import place_swap_ins
 from chainer_hybridmem.simulation.lanes import list_by
 from chainer_hybridmem.simulation.replays import choose_stays
-from chainer_hybridmem.simulation.swap_ins import place_swap_ins
 from chainer_hybridmem.simulation.work import NEED, Outcome, make_work
 
 many = settings(max_examples=150, deadline=None)

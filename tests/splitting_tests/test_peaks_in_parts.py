@@ -10,7 +10,7 @@ from support import networks  # imports chainer_hybridmem before chainer
 # isort: split
 import pytest
 
-from chainer_hybridmem.commands.argument_types import Limit
+from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.commands.report import KEPT_IN_PARTS, make_in_core
 from chainer_hybridmem.errors import InfeasibleError, OptionError

@@ -27,7 +27,7 @@ from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.splitting import splitter
-from chainer_hybridmem.splitting.trials import Trials
+from chainer_hybridmem.splitting.splitter import Trials
 
 ITERATIONS = 8
 PLENTY = 10**9

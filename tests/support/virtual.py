@@ -343,7 +343,7 @@ class VirtualCopies(CopyEngine):
         if isinstance(before, VirtualCompletion) and before.error and not outward:
             copy.fails = True
         copy.completion.ended = self._free_from[outward] = copy.ended
-        space.follow(copy.completion)
+        space.last = copy.completion
         return VirtualTransfer(copy)
 
     def wait(self, transfer: Transfer) -> None:

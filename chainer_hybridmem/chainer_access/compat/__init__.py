@@ -4,7 +4,7 @@ Chainer 7.8.1 was released for Python 3.5 to 3.9 and NumPy 1. Two kinds of repai
 needed, and both leave everything that exists for real alone:
 
 * *Before* ``import chainer``: names that Chainer imports and that are gone
-  (``stand_ins``, ``requirements``). They are there only while Chainer is being
+  (``stand_ins``). They are there only while Chainer is being
   imported, so no other package meets a stand-in where it expects the real thing. CuPy
   also needs cuDNN, which it does not find in its package (``cuda``).
 * *After* it: code that fails, or silently gives other numbers (``patches``).

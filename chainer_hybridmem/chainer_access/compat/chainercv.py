@@ -23,7 +23,7 @@ import numpy
 
 from chainer_hybridmem.chainer_access.compat import stand_ins
 from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
-from chainer_hybridmem.chainer_access.compat.overlay import Overlay
+from chainer_hybridmem.chainer_access.compat.patches import Overlay
 
 NAME = 'chainercv'
 COMPILED = 'chainercv.utils.bbox._nms_gpu_post'

@@ -21,7 +21,6 @@ from chainer_hybridmem.chainer_access.compat.chainermn import (
     FLOAT16,
     has_float16_header,
 )
-from chainer_hybridmem.chainer_access.compat.overlay import Overlay
 from chainer_hybridmem.chainer_access.compat.stand_ins import list_scalar_types
 
 _MARK = '_chainer_hybridmem_patch'
@@ -221,3 +220,19 @@ def _patch_pooling_cycle() -> None:
         self._func = weakref.ref(function)
 
     helper.func = property(get, hold_weakly)
+
+
+class Overlay(types.ModuleType):
+    """What one module gets for its global ``numpy``, say.
+
+    The module itself, which all others share, stays as it is. Not for modules that test
+    ``xp is numpy``.
+    """
+
+    def __init__(self, module: types.ModuleType, **replaced: Any) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)

@@ -18,12 +18,13 @@ from chainer_hybridmem.chainer_access.graph.attributes import (
     attribute_arrays,
     read_attribute,
 )
-from chainer_hybridmem.chainer_access.graph.backward_loops import (
-    BACKWARD_LOOP,
-    backward_runs,
-)
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner, Entries, Entry
-from chainer_hybridmem.chainer_access.graph.doors import BringBack, watch
+from chainer_hybridmem.chainer_access.graph.doors import (
+    BACKWARD_LOOP,
+    BringBack,
+    backward_runs,
+    watch,
+)
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
     FRAMEWORK,
     add_local_hook,
@@ -47,9 +48,9 @@ from chainer_hybridmem.chainer_access.graph.replaying import (
     product,
     replay,
     set_forward,
+    settings,
 )
 from chainer_hybridmem.chainer_access.graph.slots import SlotRef, find_slots
-from chainer_hybridmem.chainer_access.settings import settings
 
 __all__ = [
     'BACKWARD_LOOP',

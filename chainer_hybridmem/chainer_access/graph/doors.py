@@ -22,18 +22,19 @@ import copy
 import functools
 import inspect
 import sys
+import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import chainer
+from chainer import _backprop, _backprop_utils
 from chainer.variable import VariableNode
 
 from chainer_hybridmem.chainer_access.graph.attributes import (
     is_attribute_away,
     list_away,
 )
-from chainer_hybridmem.chainer_access.graph.backward_loops import is_loop
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.chainer_access.graph.nodes import is_node_away
 from chainer_hybridmem.devices.protocol import Array
@@ -199,3 +200,24 @@ def _copies_by_fields(kind: Hashable) -> bool:
     own = (vars(base).get(name) for base in kind.__mro__[:-1] for name in _COPYING)
     is_plain = all(method is None or method is _reduce for method in own)
     return is_plain and kind.__module__.partition('.')[0] == 'chainer'
+
+
+BACKWARD_LOOP = _backprop._backprop_to_all.__code__
+_LOOPS = (BACKWARD_LOOP, chainer.function_node._backprop.__code__)
+
+
+def is_loop(frame: types.FrameType | None) -> bool:
+    """Whether a frame belongs to Chainer's walk through the functions of a graph."""
+    while frame is not None and frame.f_code.co_name == '<listcomp>':
+        frame = frame.f_back
+    return frame is not None and frame.f_code in _LOOPS
+
+
+def backward_runs() -> bool:
+    """Whether a backward function is among the callers."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _backprop_utils.backprop_step.__code__:
+            return True
+        frame = frame.f_back
+    return False

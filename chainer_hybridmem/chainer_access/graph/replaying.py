@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -18,7 +19,6 @@ from chainer_hybridmem.chainer_access.graph.attributes import (
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.chainer_access.graph.doors import copy_as_it_is
 from chainer_hybridmem.chainer_access.graph.function_nodes import target
-from chainer_hybridmem.chainer_access.settings import remember_settings, use_settings
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
@@ -124,3 +124,37 @@ def product(slot: Slot, function: Any, outputs: Any, made: Any) -> Array:
     if slot.kind is SlotKind.RETAINED:
         return outputs[function._output_indexes_to_retain[int(slot.key)]]
     return read_attribute(made, str(slot.key))
+
+
+_last: dict[str, Any] = {}  # most functions share the settings of the one before
+
+
+def settings() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The live dictionaries of Chainer's configuration: this thread's, all threads'.
+
+    Looking a name up in both takes a tenth of the time that ``chainer.config`` takes.
+    """
+    return vars(chainer.config._local), vars(chainer.config._global)
+
+
+def remember_settings() -> dict[str, Any]:
+    """All settings of Chainer as they are now for this thread."""
+    global _last
+    local, common = settings()
+    now = {**common, **local}
+    if now != _last:
+        _last = now
+    return _last
+
+
+@contextlib.contextmanager
+def use_settings(values: dict[str, Any]) -> Iterator[None]:
+    """Runs this thread under other settings of Chainer, and restores its own."""
+    local, _ = settings()
+    before = dict(local)
+    local.update(values)
+    try:
+        yield
+    finally:
+        local.clear()
+        local.update(before)

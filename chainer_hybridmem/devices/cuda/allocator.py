@@ -11,19 +11,19 @@ Note: [block owners]
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
-from chainer_hybridmem.devices.cuda.counting import AllocationCounter
-from chainer_hybridmem.devices.cuda.errors import make_out_of_memory_error
-from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
-from chainer_hybridmem.devices.cuda.other_pools import OtherPools
+from chainer_hybridmem.devices.cuda.gpu import Gpu, import_cupy, round_up
 from chainer_hybridmem.devices.values import Root
-from chainer_hybridmem.errors import without_frames
+from chainer_hybridmem.errors import OutOfMemoryError, without_frames
 
 
 class Allocator:
@@ -95,7 +95,6 @@ class Allocator:
 
     @contextmanager
     def without_reclaim(self) -> Iterator[None]:
-        """See :meth:`.Memory.without_reclaim`."""
         former, self._reclaiming = self._reclaiming, True
         try:
             with self._gpu.current():
@@ -242,3 +241,163 @@ class _Look:
 
     def __init__(self, look: Callable[[int], None]) -> None:
         self.look = look
+
+
+def make_out_of_memory_error(
+    message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+) -> OutOfMemoryError:
+    """An error that is both ours and CuPy's."""
+    error: OutOfMemoryError = _out_of_memory_class()(
+        message, requested_bytes, limit_bytes, used_bytes
+    )
+    return error
+
+
+@functools.cache
+def _out_of_memory_class() -> Any:
+    """Made when it is first needed, because its base is CuPy's."""
+    cupy_error = import_cupy().cuda.memory.OutOfMemoryError
+
+    class CudaOutOfMemoryError(OutOfMemoryError, cupy_error):  # type: ignore[misc,valid-type]
+        """An allocation on the GPU does not fit."""
+
+        def __init__(
+            self, message: str, requested_bytes: int, limit_bytes: int, used_bytes: int
+        ) -> None:
+            # Neither base's __init__ can pass on to the other one.
+            MemoryError.__init__(self, message)
+            self.requested_bytes = self._size = requested_bytes
+            self.limit_bytes = self._limit = limit_bytes
+            self.used_bytes = self._total = used_bytes
+
+        def __reduce__(self) -> tuple[Any, tuple[str, int, int, int]]:
+            return make_out_of_memory_error, (
+                str(self),
+                self.requested_bytes,
+                self.limit_bytes,
+                self.used_bytes,
+            )
+
+    return CudaOutOfMemoryError
+
+
+class OtherPools:
+    """Counts what CuPy's default pool takes up beside a session.
+
+    Note: [other pools]
+        Arrays that were made before the session lie in CuPy's default pool. It keeps
+        whole chunks as long as one small array in them lives, so what it holds beyond
+        the arrays that are known counts as in use: the driver's memory is what the
+        limit is about.
+
+    Args:
+        gpu: Whose memory it is.
+        counter: Where it is counted.
+
+    Attributes:
+        nbytes (int): Counted now.
+        shrinks (bool): Whether an array has died there, so that less may be held.
+    """
+
+    def __init__(self, gpu: Gpu, counter: AllocationCounter) -> None:
+        self._gpu = gpu
+        self._counter = counter
+        self._ident = 0
+        self.nbytes = 0
+        self.shrinks = False
+
+    def count(self, known_bytes: int) -> None:
+        """Counts anew what is held.
+
+        Args:
+            known_bytes: Of it, counted elsewhere.
+        """
+        self.shrinks = False
+        self.forget()
+        with self._gpu.current():
+            pool = self._gpu.cupy.get_default_memory_pool()
+            pool.free_all_blocks()
+            nbytes = int(pool.total_bytes()) - known_bytes
+        if nbytes > 0:
+            self._ident, self.nbytes = self._counter.count(nbytes), nbytes
+
+    def forget(self) -> None:
+        """Counts nothing any more."""
+        if self.nbytes:
+            nbytes, self.nbytes = self.nbytes, 0
+            self._counter.uncount(self._ident, nbytes)
+
+
+_new_id = itertools.count(1).__next__  # over all devices, so never used twice
+
+
+class AllocationCounter:
+    """What is in use, its peaks, and a log of mallocs and frees; for all threads.
+
+    Attributes:
+        used_bytes (int): In use now.
+        peak_bytes (int): Highest load since :meth:`reset_peak`.
+        window_peak_bytes (int): Highest load since :meth:`reset_window`.
+        lock: Held while something is counted.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self.window_peak_bytes = 0
+        self._sample_peak = 0
+        self._log: list[tuple[int, int]] | None = None
+
+    def count(self, nbytes: int) -> int:
+        """Counts an allocation; returns its id."""
+        with self.lock:
+            ident = _new_id()
+            used = self.used_bytes = self.used_bytes + nbytes
+            # Comparisons take a third of the time of max(): this runs very often.
+            if used > self.peak_bytes:
+                self.peak_bytes = used
+            if used > self.window_peak_bytes:
+                self.window_peak_bytes = used
+            if used > self._sample_peak:
+                self._sample_peak = used
+            if self._log is not None:
+                self._log.append((ident, nbytes))
+            return ident
+
+    def uncount(self, ident: int, nbytes: int) -> None:
+        """Takes back what :meth:`count` has counted."""
+        with self.lock:
+            self.used_bytes -= nbytes
+            if self._log is not None:
+                self._log.append((-ident, nbytes))
+
+    def reset_peak(self) -> None:
+        """Starts a new peak at the present load."""
+        self.peak_bytes = self.used_bytes
+
+    def reset_window(self) -> None:
+        """Starts a new window peak at the present load."""
+        self.window_peak_bytes = self.used_bytes
+
+    def sample(self, new_peak: bool) -> tuple[int, int]:
+        """The load and its peak since the last sample that began a new one."""
+        with self.lock:
+            used, peak = self.used_bytes, max(self._sample_peak, self.used_bytes)
+            if new_peak:
+                self._sample_peak = used
+        return used, peak
+
+    def start_events(self) -> None:
+        """Starts a new log."""
+        self._log = []
+
+    @property
+    def event_count(self) -> int:
+        """Events logged so far."""
+        return len(self._log or ())
+
+    def take_events(self) -> list[tuple[int, int]]:
+        """Ends the log: ``(+id or -id, bytes)`` for each malloc and free."""
+        log, self._log = self._log, None
+        return log or []

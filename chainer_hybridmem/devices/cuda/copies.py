@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.copies import CopyEngine
-from chainer_hybridmem.devices.cuda.clock import CudaClock
-from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.gpu import CudaClock, Gpu
 from chainer_hybridmem.devices.cuda.memory import CudaMemory
 from chainer_hybridmem.devices.swap_store.blocks import MemoryBlock, check_available
 from chainer_hybridmem.devices.swap_store.space import Completion, Space
@@ -71,7 +70,7 @@ class CudaCopyEngine(CopyEngine):
             if space.nbytes:
                 self._issue(root, space, outward, stream)
             end.record(stream)
-        space.follow(_CudaCompletion(end))
+        space.last = _CudaCompletion(end)
         return CudaTransfer(self, root, space, (start, end))
 
     def _issue(self, root: Root, space: Space, outward: bool, stream: Any) -> None:
@@ -109,7 +108,7 @@ class CudaCopyEngine(CopyEngine):
                 space.address, root.ptr, space.nbytes,
                 self._gpu.runtime.memcpyDeviceToHost,
             )  # fmt: skip
-        space.follow(None)
+        space.last = None
 
     def elapsed(self, start: Mark, end: Mark) -> float:
         """Seconds between two moments on a stream."""

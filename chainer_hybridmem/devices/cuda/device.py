@@ -6,22 +6,32 @@ beside the user's current one, which is called the compute stream here.
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.cuda.arrays import CudaArrays
-from chainer_hybridmem.devices.cuda.block_pool import WHOLE_SHARE
-from chainer_hybridmem.devices.cuda.clock import CudaClock
+from chainer_hybridmem.devices.cuda.block_pool import (
+    WHOLE_SHARE,
+    ArenaMemory,
+    BlockPool,
+)
 from chainer_hybridmem.devices.cuda.copies import CudaCopyEngine
-from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.gpu import UNIT_BYTES, CudaClock, Gpu, round_up
 from chainer_hybridmem.devices.cuda.late_checks import LateChecks
 from chainer_hybridmem.devices.cuda.memory import CudaMemory
-from chainer_hybridmem.devices.cuda.offsets import CudaOffsets
+from chainer_hybridmem.devices.ports import Arrays, Offsets
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.devices.swap_store.store import Store
-from chainer_hybridmem.devices.swap_store.tiers import TieredStore
+from chainer_hybridmem.devices.references import held_by_none_but
+from chainer_hybridmem.devices.swap_store.store import Store, TieredStore
+from chainer_hybridmem.devices.values import Array, PlaceFigures, Root, View
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Tier
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools.arena import Arena
+
 
 _PINNED_BYTES = 1 << 26  # at once, at least, or such a part of the limit
 
@@ -101,3 +111,148 @@ def _check_options(
             f'disk_bandwidth is {disk_bandwidth}, but a GPU swaps to no disk; leave it '
             "out, or use device 'cpu'."
         )
+
+
+_COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them
+
+
+class CudaArrays(Arrays):
+    """Roots are CuPy's memory objects, which all views of an allocation share.
+
+    Args:
+        gpu: Where the arrays are.
+        memory: Knows the ids of allocations.
+    """
+
+    def __init__(self, gpu: Gpu, memory: CudaMemory) -> None:
+        self._memory = memory
+        self._number = gpu.number
+        self._new_array: Callable[..., Any] = gpu.cupy.ndarray
+        self._new_memory: Callable[..., Any] = gpu.cuda.UnownedMemory
+        self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, self._new_array)  # type: ignore[arg-type]
+
+    def allocation_id(self, array: Array) -> int:
+        return self._memory.ident_of(array.data.mem)
+
+    def root(self, array: Array) -> Root:
+        return array.data.mem
+
+    def root_bytes(self, root: Root) -> int:
+        return int(root.size)
+
+    def capture(self, array: Array) -> View:
+        pointer = array.data
+        offset_bytes = pointer.ptr - pointer.mem.ptr if array.size else 0
+        return View(offset_bytes, array.shape, array.strides, array.dtype.str)
+
+    def restore(self, root: Root, view: View) -> Array:
+        pointer = self._new_pointer(root, view.offset_bytes)
+        return self._new_array(view.shape, view.dtype, pointer, view.strides)
+
+    def memory_at(self, address: int, nbytes: int) -> Root:
+        return self._new_memory(address, nbytes, None, self._number)
+
+    def same_bits(self, left: Array, right: Array) -> bool:
+        return same_bits(left, right, _COMPARED_ELEMENTS)
+
+    def last_look(self, root: Root, look: Callable[[int], None]) -> object:
+        owner = self._memory.find_owner(root)
+        return None if owner is None else owner.call_last(look)
+
+    def held_by_none_but(
+        self, arrays: dict[int, Array], holders: dict[int, set[object]]
+    ) -> bool:
+        _add_bases(arrays, holders)
+        return held_by_none_but(arrays, holders, self.root, _pointer_of)
+
+
+def _add_bases(arrays: dict[int, Array], holders: dict[int, set[object]]) -> None:
+    """Adds what views are of: these arrays refer to the memory as well."""
+    for key in list(arrays):
+        base = arrays[key].base
+        if base is not None:
+            arrays[id(base)] = base
+            holders.setdefault(id(base), set()).add(key)
+
+
+def _pointer_of(array: Array) -> Any:
+    """What refers to the memory; views may share one."""
+    return array.data
+
+
+class CudaOffsets(Offsets):
+    """The arena is one block of the driver's.
+
+    Args:
+        gpu: Where it lies.
+        pool: Which gives that block, and whose other blocks lie beside it.
+    """
+
+    alignment_bytes = UNIT_BYTES
+    moves_in = False
+
+    def __init__(self, gpu: Gpu, pool: BlockPool) -> None:
+        self._gpu = gpu
+        self._pool = pool
+        self._counted = PlaceFigures(0, 0, 0)  # in arenas that are gone
+        self._missing_bytes = 0
+
+    def block_bytes(self, nbytes: int) -> int:
+        return round_up(nbytes)
+
+    def follow(self, arena: Arena) -> bool:
+        """See :meth:`.Offsets.follow`; a larger arena replaces a smaller one."""
+        memory = self._pool.arena
+        if memory is None or memory.nbytes < arena.slab_bytes:
+            memory = self._replace(memory, arena.slab_bytes)
+        if memory is None:
+            return False
+        memory.table.expect(arena)
+        return True
+
+    def _replace(self, smaller: ArenaMemory | None, nbytes: int) -> ArenaMemory | None:
+        """Memory for an arena; None if there is none beside what blocks need."""
+        former = weakref.ref(smaller) if smaller is not None else None
+        del smaller
+        counted = self._counted
+        self.release()
+        block = self._pool.new_block(nbytes)
+        if block is None:
+            self._missing_bytes = max(0, self._pool.excess_bytes(nbytes))
+            # Where blocks keep it alive, the rest of it is still to be used.
+            kept = former() if former is not None else None
+            if kept is not None:
+                self._pool.arena = kept
+                self._counted = counted
+            return None
+        memory = ArenaMemory(block, nbytes, self._gpu.compute().ptr)
+        self._pool.arena = memory
+        return memory
+
+    @property
+    def missing_bytes(self) -> int:
+        return self._missing_bytes
+
+    def release(self) -> None:
+        self._counted = self.figures()
+        self._pool.arena = None  # it goes with the last block in it
+        self._pool.give_back()
+
+    def seek(self, k: int) -> None:
+        memory = self._pool.arena
+        if memory is not None:
+            memory.table.seek(k)
+
+    def figures(self) -> PlaceFigures:
+        memory = self._pool.arena
+        if memory is None:
+            return self._counted
+        return PlaceFigures(
+            *map(sum, zip(self._counted, memory.table.figures(), strict=True))
+        )
+
+    def close(self) -> None:
+        self._pool.arena = None

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
-from chainer_hybridmem.devices.cuda.allocator import Allocation, Allocator
+from chainer_hybridmem.devices.cuda.allocator import (
+    Allocation,
+    AllocationCounter,
+    Allocator,
+    OtherPools,
+)
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
-from chainer_hybridmem.devices.cuda.counting import AllocationCounter
 from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
-from chainer_hybridmem.devices.cuda.other_pools import OtherPools
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
 from chainer_hybridmem.errors import SessionError
@@ -62,19 +65,19 @@ class CudaMemory(Memory):
             ) from error
         self._allocator.begin(reclaim, previous)
         self._installed = True
-        self.pool.enforce_limit(True)
+        self.pool.enforces_limit = True
         self._count_others()
 
     def uninstall(self) -> None:
         if not self._installed:
             return
         self._installed = False
-        self.pool.enforce_limit(False)  # graphs that the program keeps come back
+        self.pool.enforces_limit = False  # graphs that the program keeps come back
         previous = self._allocator.end()
         if self._gpu.cuda.get_allocator() is self._allocator.pointer:
             self._gpu.cuda.set_allocator(previous)
         self._others.forget()
-        self.pool.leave_bytes(self._elsewhere_bytes)
+        self.pool.set_external_bytes(self._elsewhere_bytes)
         self.pool.give_back()
 
     def close(self) -> None:
@@ -91,7 +94,7 @@ class CudaMemory(Memory):
             if memory.size and not self.ident_of(memory):
                 with self._counter.lock:
                     self._adopted.add(memory.ptr, base, round_up(memory.size))
-                    self.pool.leave_bytes(self._elsewhere_bytes)
+                    self.pool.set_external_bytes(self._elsewhere_bytes)
 
     def allocate(self, nbytes: int) -> Root:
         with self._gpu.current():
@@ -109,22 +112,19 @@ class CudaMemory(Memory):
     # -- counting -----------------------------------------------------------
     @property
     def used_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._counter.used_bytes
 
     @property
     def peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._counter.peak_bytes
 
     @property
     def window_peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._counter.window_peak_bytes
 
     @property
     def other_bytes(self) -> int:
-        """See [other pools] in :mod:`.other_pools`."""
+        """See [other pools] in :mod:`.allocator`."""
         return self._others.nbytes
 
     @property
@@ -134,17 +134,14 @@ class CudaMemory(Memory):
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._allocator.last_failure
 
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._allocator.reclaim_error
 
     @property
     def wanted_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self._allocator.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
@@ -188,10 +185,10 @@ class CudaMemory(Memory):
 
     def _count_others(self) -> None:
         self._others.count(self._adopted.nbytes)
-        self.pool.leave_bytes(self._elsewhere_bytes)
+        self.pool.set_external_bytes(self._elsewhere_bytes)
 
     def _lose_adopted(self, ident: int, nbytes: int) -> None:
         self._counter.uncount(ident, nbytes)
         if self._installed:
-            self._others.expect_less()
-        self.pool.leave_bytes(self._elsewhere_bytes)
+            self._others.shrinks = True
+        self.pool.set_external_bytes(self._elsewhere_bytes)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import platform
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from chainer_hybridmem import timing
+from chainer_hybridmem.devices.bits import same_bits
 from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.host.arrays import HostArrays
-from chainer_hybridmem.devices.host.clock import HostClock
-from chainer_hybridmem.devices.host.copy_engine import HostCopyEngine
+from chainer_hybridmem.devices.host import counter_words
+from chainer_hybridmem.devices.host.array_data import address_of, bytes_of, root_of
+from chainer_hybridmem.devices.host.copies import HostCopyEngine
 from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.devices.host.offsets import HostOffsets
 from chainer_hybridmem.devices.host.shared_link import SharedLink
+from chainer_hybridmem.devices.offset_table import OffsetTable
+from chainer_hybridmem.devices.ports import Arrays, Clock, Offsets
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore
-from chainer_hybridmem.devices.swap_store.tiers import TieredStore
+from chainer_hybridmem.devices.references import held_by_none_but
+from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, TieredStore
+from chainer_hybridmem.devices.values import Array, Mark, PlaceFigures, Root, View
 from chainer_hybridmem.errors import OptionError
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.pools.arena import Arena
 
 
 class HostDevice(Device):
@@ -171,3 +182,130 @@ def _usable_cores() -> int:
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class HostClock(Clock):
+    """Marks are seconds of ``perf_counter``.
+
+    Args:
+        finish_copies: Waits for all copies.
+    """
+
+    asynchronous = False
+
+    def __init__(self, finish_copies: Callable[[], None]) -> None:
+        self._finish_copies = finish_copies
+
+    def mark(self) -> Mark:
+        return timing.now()
+
+    def elapsed(self, start: Mark, end: Mark) -> float:
+        return float(end - start)
+
+    def synchronize(self) -> None:
+        self._finish_copies()
+
+
+_NUMBERS = '?biufcmM'  # kinds of types
+_COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
+
+
+class HostArrays(Arrays):
+    """Roots are the arrays that own their memory.
+
+    Args:
+        memory: Knows the ids of allocations.
+    """
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+
+    def owns(self, array: Any) -> bool:
+        """Arrays of numbers; subclasses, objects and records cannot be made again."""
+        if type(array) is not numpy.ndarray:
+            return False
+        return array.dtype.kind in _NUMBERS
+
+    def allocation_id(self, array: Array) -> int:
+        return self._memory.ident_of(root_of(array))
+
+    def root(self, array: Array) -> Root:
+        return root_of(array)
+
+    def root_bytes(self, root: Root) -> int:
+        return int(root.nbytes)
+
+    def capture(self, array: Array) -> View:
+        offset = address_of(array) - address_of(root_of(array))
+        return View(
+            offset_bytes=offset if array.size else 0,
+            shape=array.shape,
+            strides=array.strides,
+            dtype=array.dtype.str,
+            writeable=array.flags.writeable,
+        )
+
+    def restore(self, root: Root, view: View) -> Array:
+        if not isinstance(root, numpy.ndarray):
+            raise TypeError(f'not a NumPy array: {type(root).__name__}')
+        array: Array = numpy.ndarray(
+            view.shape,
+            view.dtype,
+            buffer=bytes_of(root),
+            offset=view.offset_bytes,
+            strides=view.strides,
+        )
+        if not view.writeable:
+            array.setflags(write=False)
+        return array
+
+    def memory_at(self, address: int, nbytes: int) -> Root:
+        memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+        return numpy.frombuffer(memory, numpy.uint8)
+
+    def same_bits(self, left: Array, right: Array) -> bool:
+        return same_bits(left, right, _COMPARED_ELEMENTS)
+
+    def last_look(self, root: Root, look: Callable[[int], None]) -> object:
+        address = address_of(root)
+        # NumPy calls back before it frees the memory.
+        return weakref.ref(root, lambda _: look(address))
+
+    def held_by_none_but(
+        self, arrays: dict[int, Array], holders: dict[int, set[object]]
+    ) -> bool:
+        return held_by_none_but(arrays, holders, root_of)
+
+
+class HostOffsets(Offsets):
+    """The arena is a range of addresses as large as the limit.
+
+    Args:
+        memory: Which reserves it.
+    """
+
+    alignment_bytes = counter_words.ALIGNMENT
+    moves_in = True  # it takes addresses first, and memory as it is touched
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+
+    @functools.cached_property
+    def _table(self) -> OffsetTable:
+        return OffsetTable(self._memory.counter.table_address)
+
+    def block_bytes(self, nbytes: int) -> int:
+        return counter_words.block_bytes(nbytes)
+
+    def follow(self, arena: Arena) -> bool:
+        """See :meth:`.Offsets.follow`; the system may have refused the addresses."""
+        counter = self._memory.counter
+        if self._table.expect(arena):
+            counter.release_side()  # the arena takes its memory over
+        return counter.arena_bytes >= arena.slab_bytes
+
+    def seek(self, k: int) -> None:
+        self._table.seek(k)
+
+    def figures(self) -> PlaceFigures:
+        return self._table.figures()

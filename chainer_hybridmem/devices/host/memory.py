@@ -7,14 +7,16 @@ that libraries take for themselves (BLAS buffers, Python objects) is not seen.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
-from chainer_hybridmem.devices.host import lending, numpy_memory
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.array_data import address_of, root_of
 from chainer_hybridmem.devices.host.counter import Counter
 from chainer_hybridmem.devices.ports import Memory
@@ -54,7 +56,7 @@ class HostMemory(Memory):
             SessionError: If a host device is installed in this context.
         """
         counted = numpy_memory.installed()
-        if self._installed or (counted and not lending.lend(self)):
+        if self._installed or (counted and not lend(self)):
             raise SessionError(
                 'a host device already counts the NumPy allocations of this thread; '
                 'leave the first session before entering another one, and enter '
@@ -80,7 +82,7 @@ class HostMemory(Memory):
         self.counter.uninstall()
         self._reclaim = None
         self._installed = False
-        lending.take_back(self)
+        take_back(self)
 
     def close(self) -> None:
         self._adopted.clear()
@@ -129,22 +131,18 @@ class HostMemory(Memory):
     # -- counting -----------------------------------------------------------
     @property
     def used_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.used_bytes
 
     @property
     def peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.peak_bytes
 
     @property
     def window_peak_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.window_peak_bytes
 
     @property
     def wanted_bytes(self) -> int:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
@@ -165,7 +163,6 @@ class HostMemory(Memory):
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.last_failure
 
     def forget_failure(self) -> None:
@@ -173,7 +170,6 @@ class HostMemory(Memory):
 
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
-        """See :class:`.Memory`."""
         return self.counter.error
 
     def start_events(self) -> None:
@@ -191,3 +187,49 @@ class HostMemory(Memory):
 
     def pool_figures(self, new_peak: bool = False) -> PoolFigures:
         return PoolFigures(*self.counter.pool_figures(new_peak))
+
+
+class Lender(Protocol):
+    """Counts until another memory is installed, and after that one is uninstalled.
+
+    A test that measures its peak may train in a session, whose device counts and limits
+    meanwhile.
+    """
+
+    guest: Memory | None
+
+    def lend(self, guest: Memory) -> None:
+        """The guest counts from now on."""
+
+    def take_back(self) -> None:
+        """The guest counts no more."""
+
+
+_lender: contextvars.ContextVar[Lender | None] = contextvars.ContextVar(
+    'hybridmem_lender', default=None
+)
+
+
+def offer(lender: Lender | None) -> None:
+    """From now on memories that are installed in this context are its guests.
+
+    Args:
+        lender: It counts already. None ends this.
+    """
+    _lender.set(lender)
+
+
+def lend(guest: Memory) -> bool:
+    """Whether what counts in this context lets a guest count."""
+    lender = _lender.get()
+    if lender is None or lender.guest is not None:
+        return False
+    lender.lend(guest)
+    return True
+
+
+def take_back(guest: Memory) -> None:
+    """The guest has been uninstalled, if it has been one."""
+    lender = _lender.get()
+    if lender is not None and lender.guest is guest:
+        lender.take_back()

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from chainer_hybridmem.devices.swap_store.blocks import Block
-from chainer_hybridmem.devices.swap_store.free_list import FreeList
 from chainer_hybridmem.devices.values import HostCopy
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.records.plan import Tier
@@ -53,10 +52,6 @@ class Slab:
         self.free.give(offset, nbytes)
         self.spaces -= 1
 
-    def retire(self) -> None:
-        """Has the slab closed as soon as it is empty."""
-        self.retired = True
-
 
 Give = Callable[[Slab, int, int, Completion | None], None]
 
@@ -101,10 +96,6 @@ class Space(HostCopy):
         """Of the first byte, for stores in memory."""
         return self.block.address + self.offset
 
-    def follow(self, copy: Completion | None) -> None:
-        """The latest copy to or from here is this one; None: there is none."""
-        self.last = copy
-
     def has(self, address: int) -> bool:
         """Whether it has what is in memory.
 
@@ -147,3 +138,44 @@ class Space(HostCopy):
         if self._slab is not None:
             slab, self._slab = self._slab, None
             self._give(slab, self.offset, self.nbytes, self.last)
+
+
+class FreeList:
+    """First-fit space management with merging of free neighbours."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self._holes: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
+
+    def take(self, nbytes: int) -> int | None:
+        """Offset of the first hole that is large enough, or None."""
+        for index, (start, end) in enumerate(self._holes):
+            if end - start >= nbytes:
+                if end - start == nbytes:
+                    del self._holes[index]
+                else:
+                    self._holes[index] = (start + nbytes, end)
+                return start
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Makes a range free again."""
+        holes = sorted([*self._holes, (offset, offset + nbytes)])
+        merged = holes[:1]
+        for start, end in holes[1:]:
+            if start == merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+            else:
+                merged.append((start, end))
+        self._holes = merged
+
+    def cut_tail(self, end: int) -> int:
+        """Removes the hole that reaches ``end``; returns where it began."""
+        if self._holes and self._holes[-1][1] == end:
+            return self._holes.pop()[0]
+        return end
+
+    def tail(self, end: int) -> int:
+        """Where the hole that reaches ``end`` begins."""
+        if self._holes and self._holes[-1][1] == end:
+            return self._holes[-1][0]
+        return end

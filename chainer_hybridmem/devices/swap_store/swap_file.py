@@ -9,7 +9,7 @@ import tempfile
 import weakref
 
 from chainer_hybridmem.devices.swap_store.blocks import Block
-from chainer_hybridmem.devices.swap_store.free_list import FreeList
+from chainer_hybridmem.devices.swap_store.space import FreeList
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.units import format_bytes
 

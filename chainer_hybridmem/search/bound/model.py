@@ -10,12 +10,249 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.search.bound.chains import Chains
-from chainer_hybridmem.search.bound.columns import lay_out_columns, make_variables
-from chainer_hybridmem.search.bound.events import Row, make_row
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.work import KEEP, SWAP
 
+# -- rows, and sums over the operations that become rows ----------------------
+Row = tuple[np.ndarray, np.ndarray, float]
+"""Columns, values and right side of ``sum(values * x[columns]) <= right``."""
+
+
+def make_row(columns: Any, values: Any, right: float) -> Row:
+    """A row of plain arrays."""
+    return np.asarray(columns, np.int64), np.asarray(values, float), float(right)
+
+
+class Events:
+    """Changes of a sum over the operations.
+
+    Args:
+        parts (list): Positions, columns and values of changes: from the position on
+            the sum is higher by the value times the column.
+        slots (list or None): Per part, a second position of each change.
+    """
+
+    def __init__(
+        self,
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        slots: list[np.ndarray] | None = None,
+    ) -> None:
+        position, column, value = (
+            np.concatenate([part[i] for part in parts]) for i in range(3)
+        )
+        order = np.argsort(position, kind='stable')
+        self.position, self.column = position[order], column[order]
+        self.value = value[order].astype(float)
+        self.slot = np.concatenate(slots)[order] if slots else self.position
+
+    def sums(self, x: np.ndarray, n: int) -> np.ndarray:
+        """(n,) the sum at every operation."""
+        changes = np.bincount(
+            self.position, self.value * x[self.column], minlength=n + 1
+        )
+        return np.cumsum(changes)[:n]
+
+    def amounts(
+        self, x: np.ndarray, n: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pointers by position, slots and values times columns."""
+        pointers = np.searchsorted(self.position, np.arange(n + 1))
+        return pointers, self.slot, self.value * x[self.column]
+
+    def between(self, positions: np.ndarray, first: int) -> list[Row]:
+        """Equations that make ``first + k`` the sum at every one of the positions."""
+        ends = np.searchsorted(self.position, positions, side='right')
+        rows: list[Row] = []
+        begin, before = 0, -1
+        for k, end in zip(positions.tolist(), ends.tolist(), strict=True):
+            others = [first + k] if before < 0 else [first + k, first + before]
+            signs = [1.0, -1.0][: len(others)]
+            columns = np.concatenate([others, self.column[begin:end]])
+            values = np.concatenate([signs, -self.value[begin:end]])
+            rows.append(make_row(columns, values, 0))
+            begin, before = end, k
+        return rows
+
+
+# -- chains: what replays lead to ---------------------------------------------
+LONGEST = 2  # operations a chain of replays is followed at most
+
+
+class Chains:
+    """What the replay of a map leads to, a few operations back.
+
+    Args:
+        problem (Problem): What is planned.
+        followed (bool): Whether to look; if not, nothing is known.
+
+    Attributes:
+        followed (bool): Likewise.
+        made (dict): Column offset of ``(x, operation)``: the operation is replayed
+            by the first use of map x.
+        edges (list): ``(x, operation, item, again)``: the operation needs the item,
+            which is first used after x; ``again`` makes it, -1 if nothing can.
+        breaks (list): Per map the positions at which it is known to be back.
+    """
+
+    def __init__(self, problem: Problem, followed: bool = True) -> None:
+        self._arrays = a = problem.arrays
+        self._n_maps = len(problem.maps)
+        self.made: dict[tuple[int, int], int] = {}
+        self.edges: list[tuple[int, int, int, int]] = []
+        self.followed = followed
+        for x in np.flatnonzero(problem.recomputable & followed).tolist():
+            self._follow(x)
+        breaks: list[set[int]] = [set() for _ in range(self._n_maps)]
+        for x, _, item, _ in self.edges:
+            if item < self._n_maps:
+                breaks[item].add(int(a.first_use[x]))
+        self.breaks = [sorted(positions) for positions in breaks]
+
+    def _follow(self, x: int) -> None:
+        a = self._arrays
+        queue = [int(a.producer[x])]
+        self.made[x, queue[0]] = len(self.made)
+        for op in queue:
+            for item in a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist():
+                if a.present[item]:
+                    continue
+                if item < self._n_maps and a.first_use[item] <= a.first_use[x]:
+                    continue
+                again = self._maker(item)
+                if again >= 0 and (x, again) not in self.made:
+                    if len(queue) >= LONGEST:
+                        continue
+                    self.made[x, again] = len(self.made)
+                    queue.append(again)
+                self.edges.append((x, op, item, again))
+
+    def _maker(self, item: int) -> int:
+        """Operation whose replay makes an item; -1 if none does."""
+        a, op = self._arrays, int(self._arrays.producer[item])
+        if op < 0:
+            return -1
+        made = a.products[a.product_ptr[op] : a.product_ptr[op + 1]]
+        return op if a.recipe_seconds[op] >= 0 and item in made else -1
+
+
+# -- columns: where the variables stand, and their ranges ---------------------
+class Columns(NamedTuple):
+    """First column of each group of variables; n operations, M maps.
+
+    Attributes:
+        swap (int): M fractions swapped.
+        recompute (int): M fractions recomputed.
+        replay (int): One for each forward operation: whether it is replayed.
+        waited (int): n + 1 waits before each operation, added up.
+        away (int): n bytes of swapped maps that are away.
+        remade (int): n bytes of recomputed maps that are not there.
+        eligible (int): n bytes of swapped maps that may be away.
+        late (int): 2 M fractions swapped and recomputed that are released after the
+            first backward operation.
+        back (int): One for each break of each map: whether it is back by then.
+        back_of (tuple of int): Of these, the first one of each map.
+        made (int): One for each pair of :attr:`.Chains.made`.
+        single (int): M for each of n operations, or none: whether the map is swapped
+            and away.
+        end (int): Columns in all.
+    """
+
+    swap: int
+    recompute: int
+    replay: int
+    waited: int
+    away: int
+    remade: int
+    eligible: int
+    late: int
+    back: int
+    back_of: tuple[int, ...]
+    made: int
+    single: int
+    end: int
+
+
+def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
+    """The columns, one group after the other.
+
+    Args:
+        problem: What is planned.
+        chains: What replays lead to.
+        singles: Whether there are columns for single maps at single operations.
+    """
+    n, n_maps = len(problem.arrays.seconds), len(problem.maps)
+    replay = 2 * n_maps
+    waited = replay + problem.arrays.first_backward
+    away = waited + n + 1
+    late = away + 3 * n
+    back = late + 2 * n_maps
+    counts = [len(positions) for positions in chains.breaks]
+    starts = back + np.concatenate([[0], np.cumsum(counts)])
+    made = back + sum(counts)
+    return Columns(
+        swap=0,
+        recompute=n_maps,
+        replay=replay,
+        waited=waited,
+        away=away,
+        remade=away + n,
+        eligible=away + 2 * n,
+        late=late,
+        back=back,
+        back_of=tuple(starts.astype(int).tolist()),
+        made=made,
+        single=made + len(chains.made),
+        end=made + len(chains.made) + (n * n_maps if singles else 0),
+    )
+
+
+class Variables(NamedTuple):
+    """What is known of each column by itself.
+
+    Attributes:
+        lower (ndarray): Its least value.
+        upper (ndarray): Its largest value.
+        cost (ndarray): What one of it adds to the time.
+        same_as (ndarray): The column that it always equals, perhaps itself.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    cost: np.ndarray
+    same_as: np.ndarray
+
+
+def make_variables(
+    problem: Problem, columns: Columns, longest: float, total: float
+) -> Variables:
+    """Ranges and costs of all columns.
+
+    Args:
+        problem: What is planned.
+        columns: Where they are.
+        longest: The longest wait in seconds.
+        total: Bytes of all maps, over the limit.
+    """
+    a, n = problem.arrays, len(problem.arrays.seconds)
+    upper = np.concatenate(
+        [
+            a.allowed[:, SWAP].astype(float),
+            problem.recomputable.astype(float),
+            np.ones(a.first_backward),
+            np.full(n + 1, longest),
+            np.full(3 * n, total),
+            np.tile(a.first_use > a.first_backward, 2).astype(float),
+            np.ones(columns.end - columns.back),
+        ]
+    )
+    upper[columns.waited] = 0
+    cost = np.zeros(columns.end)
+    cost[columns.waited + n] = 1
+    lower = np.zeros(columns.end)
+    return Variables(lower, upper, cost, np.arange(columns.end))
+
+
+# -- the linear program -------------------------------------------------------
 MOST_LANE_ROWS = 16  # in each direction
 
 

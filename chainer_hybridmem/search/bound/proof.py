@@ -88,7 +88,7 @@ import dataclasses
 import numpy as np
 
 from chainer_hybridmem.records.sharing import check_ranks, share_links
-from chainer_hybridmem.search.bound import cuts
+from chainer_hybridmem.search.bound import relaxation
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.simulation.obedience import keeps_everything
 from chainer_hybridmem.simulation.problem import Problem, with_profile, with_rules
@@ -165,7 +165,7 @@ def bound_of_ranks(problem: Problem, limit_bytes: int, ranks: int) -> float:
 
 def warm_up() -> None:
     """Compiles and imports what a bound needs; that is not planning."""
-    cuts.warm_up()
+    relaxation.warm_up()
     from scipy import optimize, sparse  # noqa: F401
 
 

@@ -4,17 +4,177 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chainer_hybridmem.interrupts import run_aside
-from chainer_hybridmem.search.bound.cuts import find_tightest
-from chainer_hybridmem.search.bound.events import Row, make_row
-from chainer_hybridmem.search.bound.model import Model
-from chainer_hybridmem.search.bound.sums import make_sums, sum_excess
+from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.search.bound.model import Events, Model, Row, make_row
 from chainer_hybridmem.simulation.problem import Problem
 
+
+# -- sums that the rows of memory and copies are about ------------------------
+class Sums(NamedTuple):
+    """At which position which column changes what may be away, and by how much.
+
+    Attributes:
+        remade (Events): Bytes of recomputed maps that are not there.
+        eligible (Events): Bytes of swapped maps that may be away.
+        leaving (Events): Of ``eligible``, with the position from which each map's copy
+            may start.
+        coming (Events): Likewise, with the position by which each map must be back.
+    """
+
+    remade: Events
+    eligible: Events
+    leaving: Events
+    coming: Events
+
+
+def make_sums(model: Model) -> Sums:
+    """The sums of a model."""
+    a, size, at = model.problem.arrays, model.scaled.size, model.columns
+    b0 = a.first_backward
+    maps = np.arange(model.n_maps)
+    # Nothing that is released after b0 is away up to b0.
+    late = maps[a.first_use > b0] if model.chains.followed else maps[:0]
+    sums = []
+    for variable, delayed in (
+        (at.recompute, at.late + model.n_maps),
+        (at.swap, at.late),
+    ):
+        sums.append(
+            [
+                (a.release_from, variable + maps, size),
+                (a.first_use, variable + maps, -size),
+                (a.release_from[late], delayed + late, -size[late]),
+                (np.full(len(late), b0 + 1), delayed + late, size[late]),
+            ]
+        )
+    back = _list_back_steps(model)
+    sums[1].append((back[0], back[1], -back[2]))
+    remade, eligible = (Events(parts) for parts in sums)
+    # The same for single maps: what is away by the end of its copy, or its use.
+    at_start = (a.release_from, at.swap + maps, size)
+    at_end = (a.first_use, at.swap + maps, -size)
+    leaving = Events(
+        [at_start, at_end, (back[0], back[1], -back[2])],
+        [a.copy_from, a.copy_from, a.copy_from[back[3]]],
+    )
+    early = a.release_from[back[3]]
+    coming = Events(
+        [
+            at_start,
+            at_end,
+            (early, back[1], back[2]),
+            (a.first_use[back[3]], back[1], -back[2]),
+        ],
+        [a.first_use, a.first_use, back[0], back[0]],
+    )
+    return Sums(remade, eligible, leaving, coming)
+
+
+def _list_back_steps(model: Model) -> tuple[np.ndarray, ...]:
+    """Position, column, bytes and map of every step towards being back."""
+    steps: list[tuple[int, int, float, int]] = []
+    for m, positions in enumerate(model.chains.breaks):
+        size = float(model.scaled.size[m])
+        use = int(model.problem.arrays.first_use[m])
+        for place, k in enumerate(positions):
+            column = model.columns.back_of[m] + place
+            following = [*positions[place + 1 :], use]
+            steps.append((k, column, size, m))
+            steps.append((following[0], column, -size, m))
+    table = np.array(steps, float).reshape(-1, 4)
+    whole = table[:, [0, 1, 3]].astype(np.int64)
+    return whole[:, 0], whole[:, 1], table[:, 2], whole[:, 2]
+
+
+def sum_excess(model: Model) -> np.ndarray:
+    """(n,) load above the limit if every map were kept."""
+    a, profile = model.problem.arrays, model.problem.profile
+    alive = np.zeros(model.n + 2)
+    np.add.at(alive, a.producer[: model.n_maps] + 1, model.scaled.size)
+    np.add.at(alive, a.last_use + 1, -model.scaled.size)
+    firsts = np.array([op.first_event for op in profile.operations])
+    ends = np.append(firsts[1:], len(profile.events) + 1)
+    dies = (firsts <= profile.graph_end_event) & (profile.graph_end_event < ends)
+    fixed = np.where(dies, a.fixed_start, a.fixed_peak)
+    base = fixed / model.scaled.scale
+    return base + np.cumsum(alive)[: model.n] - model.scaled.limit
+
+
+# -- cuts: the pairs of operations whose rows a point violates most -----------
+@compiled()
+def find_tightest(
+    outs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ins: tuple[np.ndarray, np.ndarray, np.ndarray],
+    need: np.ndarray,
+    start: np.ndarray,
+    run: np.ndarray,
+    first_backward: int,
+    out_rate: float,
+    in_rate: float,
+    most: np.ndarray,
+    pair: np.ndarray,
+) -> None:
+    """The pairs that allow the fewest bytes to be away.
+
+    Args:
+        outs: Pointers by position, slots and bytes: from the position on so many
+            more bytes may be away whose copy may start at the slot.
+        ins: Likewise, with what must have been copied back by the slot.
+        need: (n,) bytes that have to be away; where none, nothing is looked for.
+        start: (n+1,) time at which the wait before each operation begins.
+        run: (n,) time at which each operation begins.
+        most: Result, (2, n): per operation k the bytes that may have left by then, and
+            those that can be back in time; infinite where nothing is looked for.
+        pair: Result, (2, n): the i of the pair that says so, and the j of that pair.
+    """
+    out_pointers, out_slots, out_values = outs
+    in_pointers, in_slots, in_values = ins
+    n = len(need)
+    out_bytes, in_bytes = most[0], most[1]
+    out_from, in_to = pair[0], pair[1]
+    out_bytes[:] = in_bytes[:] = np.inf
+    out_from[:] = in_to[:] = 0
+    leaving, coming = np.zeros(n + 1), np.zeros(n + 1)
+    for k in range(n):
+        for e in range(out_pointers[k], out_pointers[k + 1]):
+            leaving[out_slots[e]] += out_values[e]
+        for e in range(in_pointers[k], in_pointers[k + 1]):
+            coming[in_slots[e]] += in_values[e]
+        if need[k] <= 0:
+            continue
+        earlier = 0.0
+        for i in range(k + 1):
+            allowed = earlier + out_rate * (run[k] - start[i])
+            if allowed < out_bytes[k]:
+                out_bytes[k], out_from[k] = allowed, i
+            earlier += leaving[i]
+        later = 0.0
+        for j in range(first_backward, n):
+            later += coming[j]
+        for j in range(first_backward, n):
+            later -= coming[j]
+            if j > k:
+                allowed = later + in_rate * (run[j] - start[k + 1])
+                if allowed < in_bytes[k]:
+                    in_bytes[k], in_to[k] = allowed, j
+
+
+def warm_up() -> None:
+    """Compiles on a fresh installation."""
+    whole, number = np.zeros(0, np.int64), np.zeros(0)
+    pointers = np.zeros(1, np.int64)
+    changes = (pointers, whole, number)
+    none, pair = np.zeros((2, 0)), np.zeros((2, 0), np.int64)
+    one = np.zeros(1)
+    find_tightest(changes, changes, number, one, number, 0, 1.0, 1.0, none, pair)
+
+
+# -- the program, solved ------------------------------------------------------
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
 VIOLATED = 1e-7  # of the limit
 ROUNDING = 1e-9  # share given away for sums in floating point

@@ -37,8 +37,8 @@ from chainer_hybridmem.session.guides.profiling_plan import (
     with_median_times,
 )
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
-from chainer_hybridmem.simulation.crossing import CrossIteration
 from chainer_hybridmem.simulation.problem import (
+    CrossIteration,
     Problem,
     with_parts,
     with_plain_peak,

@@ -17,10 +17,10 @@ from chainer_hybridmem.records.profile import (
     Recipe,
 )
 from chainer_hybridmem.records.splits import Splitting
-from chainer_hybridmem.simulation.crossing import decided_by
 from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
+    decided_by,
     make_problem,
     with_plain_peak,
 )

@@ -17,8 +17,8 @@ from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.annealing import count_steps
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.deadline import Deadline
-from chainer_hybridmem.search.needless_drops import without_needless_drops
 from chainer_hybridmem.search.relaxed import relaxed
+from chainer_hybridmem.search.repairs import defer_drops
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
@@ -177,7 +177,7 @@ class PlanMaker:
             return dataclasses.replace(plan, options={**plan.options, **told})
 
         if not self._wants_arena(guide):
-            return without_needless_drops(problem, make_plan_for(room_bytes))
+            return defer_drops(problem, make_plan_for(room_bytes))
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
@@ -236,7 +236,7 @@ class PlanMaker:
         """
         deadline = self.find_deadline(problem)
         for room in ROOMS:
-            left = without_needless_drops(problem, plan, room)
+            left = defer_drops(problem, plan, room)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
             if deadline.is_over:

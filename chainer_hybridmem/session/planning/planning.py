@@ -16,8 +16,8 @@ from typing import Any
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.planners import DEFAULT, find_planner
-from chainer_hybridmem.planners.rule_costs import price_rules
-from chainer_hybridmem.recording.lateness import Lateness
+from chainer_hybridmem.planners.make import price_rules
+from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.records.plan import Action, Plan, Tier
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound

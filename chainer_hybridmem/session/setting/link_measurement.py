@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from chainer_hybridmem.devices.link import measure_link
-from chainer_hybridmem.devices.link_users import LinkUsers, Runs
+from chainer_hybridmem.devices.link import LinkUsers, Runs, measure_link
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.sharing import share_link

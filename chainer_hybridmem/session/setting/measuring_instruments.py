@@ -8,8 +8,7 @@ from chainer_hybridmem.execution.verifier import Verdict, Verification, Verifier
 from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.recording.lateness import Lateness
-from chainer_hybridmem.recording.stopwatch import Stopwatch
+from chainer_hybridmem.recording.stopwatch import Lateness, Stopwatch
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan

@@ -25,7 +25,7 @@ from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.setting.cache_folder import open_folder
 from chainer_hybridmem.session.setting.ranks import check_communicator
-from chainer_hybridmem.simulation.crossing import CrossIteration, crossing_of
+from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
 from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that

@@ -1,0 +1,64 @@
+"""What several reports and commands say in the same rows: names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.units import format_bytes, format_seconds
+
+IN_CORE_PEAK = 'in-core peak'
+IN_CORE_PEAK_IN_PARTS = 'in-core peak, functions in parts'
+
+
+def in_core_row(plain_bytes: int | None, in_parts_bytes: int | None) -> tuple[str, str]:
+    """A name and a value: plain Chainer's peak, or the one that is known instead.
+
+    Args:
+        plain_bytes: Of plain Chainer; None if the recording ran functions in parts.
+        in_parts_bytes: With functions in parts as recorded; None before a recording.
+    """
+    if plain_bytes is None and in_parts_bytes is not None:
+        return IN_CORE_PEAK_IN_PARTS, format_bytes(in_parts_bytes)
+    return IN_CORE_PEAK, 'unknown' if plain_bytes is None else format_bytes(plain_bytes)
+
+
+def sharing_rows(ranks: int, name: str = '  shared by') -> list[tuple[str, str]]:
+    """Says whose the rates of a shared link are; nothing where it is not shared.
+
+    Args:
+        ranks: Processes on the link.
+        name: Of the row.
+    """
+    if ranks == 1:
+        return []
+    return [(name, f'{ranks} processes; rates are of one while all copy')]
+
+
+def all_reduce_rows(seconds: float, exchanged_bytes: int) -> list[tuple[str, str]]:
+    """Says what the sum of gradients takes; nothing where no process sends any.
+
+    Args:
+        seconds: Of an iteration.
+        exchanged_bytes: What each process sends to others, and receives.
+    """
+    if not exchanged_bytes:
+        return []
+    sent = f'each process sends {format_bytes(exchanged_bytes)}'
+    return [('sum of gradients', f'{format_seconds(seconds)}, {sent}')]
+
+
+def rule_rows(costs: Iterable[RuleCost]) -> list[tuple[str, str]]:
+    """A name and a value for each rule: what it names, and what it costs."""
+    return [(f'rule {cost.pattern}: {cost.says}', _value(cost)) for cost in costs]
+
+
+def _value(cost: RuleCost) -> str:
+    named = 'no feature map'
+    if cost.maps:
+        named = f'{cost.maps} feature maps, {format_bytes(cost.nbytes)}'
+    if cost.seconds is None:
+        return f'{named}; no plan is found without it'
+    if cost.seconds <= 0:
+        return f'{named}; costs nothing'
+    return f'{named}; costs {format_seconds(cost.seconds)} ({cost.share:+.1%})'
