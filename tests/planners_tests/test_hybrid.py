@@ -36,6 +36,7 @@ def ladder(problem: Problem, rungs: int) -> list[int]:
     return sorted(limit for limit in spread if limit >= least)
 
 
+@pytest.mark.matrix(first=0, every=2)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_no_other_planner_is_faster(seed: int) -> None:
     problem = random_problem(seed)
@@ -54,6 +55,7 @@ def test_no_other_planner_is_faster(seed: int) -> None:
             assert plan.predicted_seconds <= most * (1 + 1e-9), name
 
 
+@pytest.mark.matrix(first=1, every=2)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_more_memory_is_never_slower(seed: int) -> None:
     """But for the tolerance, at which the search stops."""

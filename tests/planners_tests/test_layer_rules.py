@@ -122,6 +122,7 @@ def problem_of(network: str, number: int) -> tuple[Problem, list[int]]:
     return problem, limits(problem)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('network', list(NETWORKS))
 @pytest.mark.parametrize('planner', list(PLANNERS))
 def test_a_planner_obeys_or_refuses(planner: str, network: str) -> None:
