@@ -85,6 +85,7 @@ def test_same_bits_inside_the_limit(name):
     assert_same(name, undisturbed(name))
 
 
+@pytest.mark.real_time  # with the threads of the package; bits are judged, no times
 @pytest.mark.matrix(first=1, every=3)
 @pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_poisoned_memory_and_late_copies_change_nothing(name, hostile):

@@ -49,6 +49,8 @@ def cover(cases: Sequence[Iterable[tuple[str, int]]]) -> list[int]:
     had: dict[tuple[str, int], int] = dict.fromkeys(
         (value for case in cases for value in case), 0
     )
+    if not had:
+        return list(range(len(cases)))
     chosen: list[int] = []
     while not all(had.values()):
         number = max(
@@ -65,6 +67,15 @@ def cover(cases: Sequence[Iterable[tuple[str, int]]]) -> list[int]:
 
 
 def _axes_of(item: pytest.Function) -> tuple[tuple[str, int], ...]:
-    """The place of a case on each axis; arguments of one ``parametrize`` share one."""
+    """The value of a case on each axis; all cases of a test have the same objects."""
     callspec = getattr(item, 'callspec', None)
-    return tuple(callspec.indices.items()) if callspec is not None else ()
+    if callspec is None:
+        return ()
+    values = {name: id(value) for name, value in callspec.params.items()}
+    axes = []
+    for mark in item.iter_markers('parametrize'):
+        names = mark.args[0]
+        together = names.split(',') if isinstance(names, str) else names
+        stripped = [name.strip() for name in together]
+        axes.append((str(names), hash(tuple(values.pop(name) for name in stripped))))
+    return (*axes, *values.items())  # the latter are parameters of fixtures
