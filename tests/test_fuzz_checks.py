@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from chainer_hybridmem.devices.host.array_data import bytes_of
+from chainer_hybridmem.devices.host.copies import CopyThread
 from chainer_hybridmem.devices.host.counter import Counter
 from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.devices.swap_store.tiers import TieredStore
@@ -64,3 +65,16 @@ def test_the_limit_is_not_kept_and_the_package_does_not_see_it(
 def test_a_session_leaves_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TieredStore, 'close', lambda self: None)
     assert outcome().outcome == 'left'
+
+
+def test_a_session_leaves_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[CopyThread] = []
+    close = CopyThread.close
+    monkeypatch.setattr(CopyThread, 'close', lambda self: left.append(self))
+    case = draw(CASE)
+    case.session['copies'] = 'threads'
+    try:
+        assert check(case).outcome == 'left'
+    finally:
+        for thread in left:
+            close(thread)
