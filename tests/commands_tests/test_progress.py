@@ -22,6 +22,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_long_run_tells_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(progress, 'EVERY_SECONDS', 5.0)
     clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
     monkeypatch.setattr(timing, 'now', lambda: next(clock))
     stream = io.StringIO()
@@ -56,6 +57,7 @@ def wait_for(condition):
 
 def test_a_step_that_takes_long_has_one_line(monkeypatch):
     monkeypatch.setattr(progress, 'TICK_SECONDS', 0.01)
+    monkeypatch.setattr(progress, 'LATE_SECONDS', 3.0)
     now = [0.0]
     monkeypatch.setattr(timing, 'now', lambda: now[0])
     stream = io.StringIO()
