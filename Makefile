@@ -3,9 +3,10 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS;
 #              CHECKED=yes where lint and site have just been made
-# make test-all  the same with more orders of work, networks and drawn cases on the GPU, and
-#              with CuPy 13 and cuDNN, also where only deterministic algorithms give the same bits,
-#              and every command of README and guide, those that take minutes, too
+# make test-all  the same with all cases of every matrix (tests/support/matrices.py), every
+#              command of README and guide, those that take minutes, too, more orders of work,
+#              networks and drawn cases on the GPU, and with CuPy 13 and cuDNN, also where
+#              only deterministic algorithms give the same bits
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make site    builds the documentation site in .site/html, without a warning
@@ -86,9 +87,9 @@ test: $(if $(CHECKED),venv,lint site)
 		*) exit 1;; \
 	esac
 
-test-all: test
-	$(ONE_THREAD) HYBRIDMEM_BLOCKS=all $(PYTEST) tests/documents_tests $(PYTEST_ARGS)
-	HYBRIDMEM_SEEDS=4 EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
+test-all:
+	HYBRIDMEM_MATRICES=full $(MAKE) --no-print-directory test
+	HYBRIDMEM_MATRICES=full EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
 	$(MAKE) --no-print-directory test-cuda CUPY=13
 	EMU_ATOMICS=1 $(MAKE) --no-print-directory test-cuda CUPY=13

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from support import networks
+from support import matrices, networks
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.chainer_access import compat
@@ -27,8 +27,14 @@ plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf
 guides.STALE_SHARE = 0.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked ``gpu`` unless CuPy finds a GPU it can use."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves out most of each matrix; skips tests marked ``gpu`` without a GPU."""
+    left = set(matrices.select(items))
+    if left:
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     marked = [item for item in items if item.get_closest_marker('gpu')]
     if not marked or compat.cuda_available():
         return

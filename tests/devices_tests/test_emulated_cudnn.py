@@ -98,6 +98,7 @@ def compute(xp, function, shapes, dtype):
     return [chainer.backends.cuda.to_cpu(array) for array in arrays]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('autotune', [False, True])
 @pytest.mark.parametrize('dtype', TOLERANCES)
 @pytest.mark.parametrize('name', FUNCTIONS)

@@ -12,7 +12,7 @@ What follows ``` says what a block is:
 - ``json FILE``, ``python FILE``, ``ini FILE``, ``toml FILE``: a file for the blocks
   below;
 - ``text``: no code;
-- ``slow`` behind it: runs only with HYBRIDMEM_BLOCKS=all (``make test-all``);
+- ``slow`` behind it: runs only with HYBRIDMEM_MATRICES=full (``make test-all``);
 - ``no-run: REASON``: never runs, and the site shows the reason.
 """
 
@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from support.matrices import FULL
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.memory_tests.plugin import MeasuredPeak
@@ -57,7 +58,6 @@ CODE = sorted(
 FENCE = re.compile(r'^```([^\n]*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 FILES = {'json', 'ini', 'toml'}  # nothing but files
 LANGUAGES = {'python', 'sh', 'console', 'text', *FILES}
-ALL = os.environ.get('HYBRIDMEM_BLOCKS') == 'all'
 TIMEOUT_SECONDS = 1800
 BATCH, EXAMPLES = 4, 64
 # A network and an allocation trace of the user's.
@@ -105,7 +105,7 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
 def runs(block: Block) -> bool:
     if block.language == 'text' or block.mark.startswith('no-run'):
         return False
-    return ALL or block.mark != 'slow'
+    return FULL or block.mark != 'slow'
 
 
 def names() -> dict[str, object]:

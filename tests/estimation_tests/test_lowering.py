@@ -167,6 +167,7 @@ def test_what_cudnn_does_not_serve_stays():
         assert lower_to_cudnn(profile).events == profile.events
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('planner', PLANNERS)
 @pytest.mark.parametrize('share', [0.0, 0.3, 0.7, 1.0])
 def test_every_planner_can_plan_it(planner, share, lowered):

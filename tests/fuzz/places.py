@@ -6,16 +6,18 @@ Cases are drawn for NumPy. On a GPU the same ones run, without what only the hos
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from support.hostile import late_copies, poisoned_blocks, poisoned_memory
+from support.native_faults import NativeFaults
 from support.virtual import Machine
 
 from chainer_hybridmem.devices.host import numpy_memory
@@ -36,6 +38,7 @@ class Host:
 
     name = '@numpy'
     tells_late = False
+    _faults: Sequence[NativeFaults] = ()
 
     def adapted(self, case: Case) -> Case:
         """The case as it runs here."""
@@ -58,11 +61,15 @@ class Host:
     ) -> None:
         """Makes memory and copies of a session odd, and its times drawn ones."""
         options = case.session
-        enter(poisoned_memory())
+        self._faults = enter(poisoned_memory())
         if options['copies'] == 'threads':
             enter(late_copies(options['clock'], THREAD_DELAYS))
         else:
             enter(machine.running())
+
+    def reading(self, watch: Any, reads: Any) -> Any:
+        """Has what backward reads watched, where that does not wait for a device."""
+        return watch(reads)
 
     def open_unlimited(self) -> Any:
         """A device that counts what plain Chainer needs."""
@@ -73,11 +80,11 @@ class Host:
         return numpy_memory.installed()
 
     def take_figures(self) -> tuple[int, int]:
-        """Most memory taken from the driver since this was last called, and races.
+        """Most memory taken since this was last called or a session began, and races.
 
-        Nought where it is not known.
+        It is not the package that counts. Nought where it is not known.
         """
-        return 0, 0
+        return max((fault.most_bytes for fault in self._faults), default=0), 0
 
 
 class Cuda(Host):
@@ -131,6 +138,9 @@ class Cuda(Host):
             return max(_moment(end, machine) - first, 1e-9)
 
         enter(mock.patch.object(CudaClock, 'elapsed', drawn))
+
+    def reading(self, watch: Any, reads: Any) -> Any:
+        return contextlib.nullcontext()
 
     def open_unlimited(self) -> Any:
         from chainer_hybridmem.devices.cuda.device import CudaDevice

@@ -350,6 +350,7 @@ def test_no_enumerated_plan_is_faster(name: str) -> None:
     front.check(problem, whole=5)
 
 
+@pytest.mark.matrix(first=0, every=3)
 @every_profile
 def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None:
     """Hill climbing on the executable plans themselves, at several limits."""
@@ -398,6 +399,7 @@ def bound_of_actions(problem: Problem, limit: int, action: np.ndarray) -> float:
     raise AssertionError('rows are found again and again')
 
 
+@pytest.mark.matrix(first=1, every=3)
 @every_profile
 def test_no_plan_is_faster_than_the_tree_proves_of_its_actions(name: str) -> None:
     """A plan's own actions leave far less slack than the best of all."""
@@ -443,6 +445,7 @@ def test_the_test_judges_as_the_simulator_does() -> None:
     assert judged(problem, plan) == (timeline.peak_bytes, timeline.total_seconds)
 
 
+@pytest.mark.matrix(first=2, every=3)
 @every_profile
 def test_more_memory_never_raises_it(name: str) -> None:
     problem = problem_of(name)

@@ -67,6 +67,7 @@ def limits(problem: Problem) -> list[int]:
     return sorted({least, *between, max(least, most - 1)})
 
 
+@pytest.mark.matrix
 @every_network
 @every_planner
 def test_plans_are_valid_and_keep_the_limit(name: str, network: str) -> None:
@@ -90,6 +91,7 @@ def test_plans_are_valid_and_keep_the_limit(name: str, network: str) -> None:
         assert parse_plan(serialise_plan(plan)) == plan
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('cross_iteration', ['states', True])
 @every_planner
 def test_plans_for_what_crosses_iterations(name: str, cross_iteration: Any) -> None:
@@ -191,6 +193,7 @@ def test_every_option_is_checked(name: str) -> None:
     assert planner.options.keys() == planner.defaults.keys()
 
 
+@pytest.mark.matrix
 @every_network
 @every_planner
 def test_one_byte_too_little_for_any_plan(name: str, network: str) -> None:

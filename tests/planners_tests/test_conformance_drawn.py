@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import toys
+from support.matrices import several
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan, options_of
@@ -66,7 +67,7 @@ def check(problem: Problem, limit: int, name: str, **options: Any) -> Plan | Non
 
 
 @every_planner
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=several(8, all_of_them=25), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), nodes=st.integers(1, 9), share=st.floats(0.0, 1.2)
 )

@@ -173,7 +173,7 @@ def test_it_keeps_to_its_time() -> None:
     make_plan(problem, limit, 'hybrid')  # compiles
     started = time.process_time()  # of this process, not of others beside it
     plan = make_plan(problem, limit, 'exact', time_budget=1e-3)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 10  # 1.7 on a quiet machine
     assert not plan.options['proved']
     assert plan.lower_bound_seconds <= plan.predicted_seconds
 

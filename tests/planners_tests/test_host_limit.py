@@ -62,6 +62,7 @@ def middle(profile: Profile) -> int:
     return (least + max(least, problem.in_core_peak_bytes - 1)) // 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('disk', [True, False], ids=['disk', 'no disk'])
 @pytest.mark.parametrize('seed', SEEDS)
 @pytest.mark.parametrize('name', list(PLANNERS))

@@ -35,6 +35,7 @@ def ladder(problem: Problem, rungs: int) -> list[int]:
     return sorted(limit for limit in spread if limit >= least)
 
 
+@pytest.mark.matrix(first=0, every=2)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_no_other_planner_is_faster(seed: int) -> None:
     problem = random_problem(seed)
@@ -53,6 +54,7 @@ def test_no_other_planner_is_faster(seed: int) -> None:
             assert plan.predicted_seconds <= most * (1 + 1e-9), name
 
 
+@pytest.mark.matrix(first=1, every=2)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_more_memory_is_never_slower(seed: int) -> None:
     """But for the tolerance, at which the search stops."""
@@ -136,7 +138,7 @@ def test_a_time_budget_is_kept() -> None:
     plan = make_plan(
         problem, limit, 'hybrid', steps=10**8, tolerance=0.0, time_budget=1.0
     )
-    assert time.process_time() - started < 6
+    assert time.process_time() - started < 6  # 1.0 on a quiet machine
     assert plan.predicted_peak_bytes <= limit
 
 

@@ -122,6 +122,7 @@ def problem_of(network: str, number: int) -> tuple[Problem, list[int]]:
     return problem, limits(problem)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('network', list(NETWORKS))
 @pytest.mark.parametrize('planner', list(PLANNERS))
 def test_a_planner_obeys_or_refuses(planner: str, network: str) -> None:
@@ -249,6 +250,7 @@ def test_a_shipped_profile(planner: str) -> None:
     assert pooled and not any(e.action is Action.RECOMPUTE for e in pooled)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('says', ['swap', 'no keep', 'at most 0'])
 @pytest.mark.parametrize('name', ['resnet50-b8-host', 'lstm-b128-host'])
 def test_no_rule_is_about_what_backward_begins_with(name: str, says: str) -> None:

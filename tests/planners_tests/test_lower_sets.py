@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import toys
+from support.matrices import several
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners import make_plan
@@ -123,7 +124,7 @@ def test_families_are_those_of_an_enumeration(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=several(15, all_of_them=60), deadline=None)
 def test_the_programme_is_as_good_as_brute_force(seed: int) -> None:
     """At every budget, for both families; whole seconds are told apart exactly."""
     dag = Dag(seed, 5)
@@ -139,7 +140,7 @@ def test_the_programme_is_as_good_as_brute_force(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=several(15, all_of_them=60), deadline=None)
 def test_strategies_are_what_they_say(seed: int) -> None:
     """By the formulas on sets; from the cheapest to the dearest, under the budget."""
     dag = Dag(seed)
@@ -188,7 +189,7 @@ def test_what_lies_between_a_transient_and_its_reader_is_with_them() -> None:
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=several(15, all_of_them=60), deadline=None)
 def test_graphs_of_any_network(seed: int) -> None:
     """In topological order; every map that can be recomputed is in one node."""
     problem = make_problem(toys.random_network(seed, 9))

@@ -22,6 +22,7 @@ def dying(profile: Profile) -> Profile:
     return dataclasses.replace(profile, graph_end_event=end)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('seed', range(20))
 @pytest.mark.parametrize('share', [0.0, 0.3, 0.7, 1.0])
 def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import toys
+from support.matrices import several
 
 from chainer_hybridmem.errors import InfeasibleError, PlanError
 from chainer_hybridmem.planners import make_plan, plan_ranks, retime
@@ -24,7 +25,7 @@ def shared(profile, *numbers: int) -> dict[int, Problem]:
     return {n: make_problem(share_links(profile, n)) for n in numbers}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=several(15, all_of_them=60), deadline=None)
 @given(st.integers(0, 2**32), st.floats(0, 1))
 def test_more_bandwidth_is_never_slower(seed: int, share: float) -> None:
     problems = shared(toys.random_network(seed, 12), 1, 2, 3, 4, 8)
@@ -44,7 +45,7 @@ def test_more_bandwidth_is_never_slower(seed: int, share: float) -> None:
         check_plan(problem.profile, best)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=several(15, all_of_them=60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 8))
 def test_no_plan_is_slower_on_a_faster_link(seed: int, n: int) -> None:
     """What the table of ranks rests on; where copies disturb nothing."""

@@ -115,6 +115,7 @@ def test_the_cases_are_worth_it() -> None:
     assert sum(plan.count(Action.KEEP) > 0 for plan in plans) >= 8
 
 
+@pytest.mark.matrix(first=2, every=4)
 @every_case
 def test_stage_one_is_the_exhaustive_search(problem: Problem, limit: int) -> None:
     plan = make_plan(problem, limit, 'swap-opt')
@@ -124,6 +125,7 @@ def test_stage_one_is_the_exhaustive_search(problem: Problem, limit: int) -> Non
     assert plan.count(Action.RECOMPUTE) == 0
 
 
+@pytest.mark.matrix(first=0, every=4)
 @every_case
 def test_stage_two_follows_equation_1(problem: Problem, limit: int) -> None:
     start = actions(make_plan(problem, limit, 'swap-opt'))
@@ -131,6 +133,7 @@ def test_stage_two_follows_equation_1(problem: Problem, limit: int) -> None:
     assert actions(make_plan(problem, limit, 'pooch')) == expected
 
 
+@pytest.mark.matrix(first=3, every=4)
 @every_case
 def test_each_step_is_never_slower(problem: Problem, limit: int) -> None:
     names = ('pooch', 'swap-opt', 'swap-all', 'swap-all-unscheduled')
@@ -138,6 +141,7 @@ def test_each_step_is_never_slower(problem: Problem, limit: int) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.matrix(first=1, every=4)
 @every_case
 def test_stage_two_does_not_touch_what_is_kept(problem: Problem, limit: int) -> None:
     before = actions(make_plan(problem, limit, 'swap-opt'))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from support import toys
+from support.matrices import several
 
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation.structure import assemble, events_by_operation
@@ -118,7 +119,7 @@ def test_between_the_bound_and_the_smallest_workspaces(seed):
 def test_near_the_best_of_all_choices():
     """A few caps and refinements against every choice there is."""
     ratios = []
-    for seed in range(40):
+    for seed in range(several(10, all_of_them=40)):
         drawn = Drawn(seed)
         found = choose_ways(drawn.ways, drawn.problem, drawn.plan, drawn.limit)
         best = min(plan.predicted_seconds for plan in drawn.every_plan())

@@ -93,6 +93,7 @@ def assert_same_again(functions: Any, expected: Any) -> None:
     assert again.tobytes() == expected.tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('dtype', TYPES)
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('shape', [(4, 5), (3, 7, 6, 5), (2, 3, 4, 5, 6), (1, 9, 8, 8)])
@@ -181,6 +182,7 @@ def test_operands_that_broadcast_or_differ_in_layout():
         np.testing.assert_array_equal(again, y.array)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('cover_all', [False, True])

@@ -44,6 +44,7 @@ def check(x, **options):
     assert made.y is again
 
 
+@pytest.mark.matrix
 @pytest.mark.gpu
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('n', [5, 1, 4, 9])

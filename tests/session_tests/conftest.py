@@ -1,16 +1,48 @@
-"""Shared by the tests of sessions."""
+"""Shared by the tests of sessions, which are on a machine of their own.
+
+Neither how busy this computer is nor how its threads take turns makes a difference to
+a test, unless it has the mark ``real_time``: for real threads, the real link, or the
+real clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from support.hostile import late_copies, poisoned_memory
+from support.virtual import Machine
 
 from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.host.memory import HostMemory
+
+
+def _is_real(node: pytest.Item | pytest.Collector) -> bool:
+    """Whether a test or module knows the real time; each GPU has a time of its own."""
+    return any(node.get_closest_marker(name) for name in ('real_time', 'gpu'))
+
+
+@pytest.fixture(autouse=True)
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
+    """What each test runs on; None for the computer itself."""
+    if _is_real(request.node):
+        yield None
+        return
+    with Machine().running() as machine:
+        yield machine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """What a module prepares for its tests, it prepares on a machine, too."""
+    if fixturedef.scope == 'function' or _is_real(request.node):
+        return (yield)
+    with Machine().running():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +55,10 @@ def unmeasured_link(known_link: None) -> None:
 
 
 @pytest.fixture
-def hostile() -> Iterator[None]:
+def hostile(machine: Machine | None) -> Iterator[None]:
     """Freed memory is full of NaN, and copies are late by chance."""
+    if machine is not None:
+        machine.change(lateness=1000.0)
     with poisoned_memory(), late_copies(0, (0, 0, 0.002, 0.01)):
         yield
 
@@ -40,8 +74,11 @@ def device() -> Iterator[HostDevice]:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is handed out while the copy of its contents still runs."""
+def hasty(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory is handed out while the copy of its contents still runs.
+
+    The machine finds that, too.
+    """
     swap_out, wait, uninstall = Copies.swap_out, Copies.wait, HostMemory.uninstall
     engines: set[Any] = set()
 
@@ -63,3 +100,5 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         'wait',
         lambda self, transfer: transfer.root is None or wait(self, transfer),
     )
+    yield
+    assert any('freed in their copy' in fault for fault in machine.take_faults())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.estimation import with_all_reduce
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.profile import Phase
@@ -38,7 +38,7 @@ def slow_down(communicator, monkeypatch):
     sum_up = communicator.multi_node_mean_grad
 
     def late(*args, **kwargs):
-        time.sleep(SLOW_SECONDS)
+        timing.sleep(SLOW_SECONDS)
         return sum_up(*args, **kwargs)
 
     monkeypatch.setattr(communicator, 'multi_node_mean_grad', late)

@@ -15,7 +15,7 @@ from chainer_hybridmem.search import deadline
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.session.planning import plan_maker
-from chainer_hybridmem.session.planning.planning import plan_with_arena
+from chainer_hybridmem.session.planning.plan_maker import plan_with_arena
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem
 

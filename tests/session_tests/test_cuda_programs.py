@@ -6,7 +6,6 @@ Nothing in these loops waits for the GPU but what their authors wrote.
 from __future__ import annotations
 
 import gc
-import os
 
 import chainer_hybridmem as hybridmem
 
@@ -29,6 +28,7 @@ from support.gpu_programs import (
     train,
     update,
 )
+from support.matrices import several
 
 from chainer_hybridmem.recompute import drawing
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.gpu
 LONGER = 16  # where several graphs are learnt
 
 
-SEEDS = int(os.environ.get('HYBRIDMEM_SEEDS', '1'))  # of the emulator's order of work
+SEEDS = several(1, all_of_them=4)  # of the emulator's order of work
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from support import networks
-from support.virtual import Machine
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.copies import Copies
@@ -139,8 +138,7 @@ def test_the_link_is_what_the_copies_were(late, plans, data, in_core, monkeypatc
         return take(self)
 
     monkeypatch.setattr(Copies, 'take_stall_seconds', slower)
-    with Machine().running():
-        result, session = run(data, arena=False)
+    result, session = run(data, arena=False)
     networks.assert_same(in_core, result)
     link = session.profile.link
     assert link.h2d_bytes_per_second < 60e6

@@ -6,7 +6,6 @@ import statistics
 
 import pytest
 from support import networks
-from support.virtual import Machine
 
 TOLERANCE = 0.15  # of the measured time
 
@@ -17,14 +16,13 @@ def test_the_forecast_is_close_to_what_is_measured() -> None:
         networks.Everything, networks.batches(5), memory_limit='1GB'
     )
     peak = reference.statistics()['in_core_peak_bytes']
-    with Machine().running():  # or other users of the machine decide, too
-        _, session = networks.train(
-            networks.Everything,
-            networks.batches(12),
-            memory_limit=int(peak * 0.72),
-            planner='swap-all',
-            link_bandwidth='4MB/s',
-        )
+    _, session = networks.train(
+        networks.Everything,
+        networks.batches(12),
+        memory_limit=int(peak * 0.72),
+        planner='swap-all',
+        link_bandwidth='4MB/s',
+    )
     figures = session.statistics()
     measured = statistics.median(session.iteration_times())
     assert figures['predicted_seconds'] == pytest.approx(measured, rel=TOLERANCE)

@@ -67,7 +67,10 @@ def run(limit, folder):
     path = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     result = subprocess.run(
         [sys.executable, os.path.abspath(__file__), str(limit), str(folder)],
-        env={**os.environ, 'PYTHONPATH': path},
+        env={
+            **os.environ,
+            'PYTHONPATH': os.pathsep.join([path, *filter(None, sys.path)]),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import chainer
 import chainer.functions as F
@@ -241,9 +240,7 @@ def test_nothing_is_worked_out_where_the_limit_does(monkeypatch):
         raise AssertionError('takes time')
 
     monkeypatch.setattr(forecasting, '_walk', fail)
-    began = time.perf_counter()
     assert train('MLP, Adam', 20_000_000, 3).iterations == 3
-    assert time.perf_counter() - began < 60
 
 
 def test_what_makes_parameters_is_needed_once():

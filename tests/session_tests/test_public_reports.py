@@ -51,6 +51,7 @@ def train(program: Any, share: float, planner: str | None = None, **others: Any)
     return run.session
 
 
+@pytest.mark.matrix
 # -- the model is read while a link runs -----------------------------------------
 @pytest.mark.parametrize(
     'program', [reports.spectral_normalization, reports.weight_standardization]
@@ -227,6 +228,7 @@ PROGRAMS = {  # iterations in a step, and the program
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('name', PROGRAMS)
 @pytest.mark.parametrize('planner', [None, 'hybrid'])
 def test_every_iteration_of_a_step_that_repeats_is_guided(name, planner):
@@ -258,6 +260,7 @@ def test_what_plans_leave_of_older_graphs_is_not_copied(name, share):
     assert copied_bytes <= 2 * (expected_bytes - session.limit_bytes)
 
 
+@pytest.mark.matrix
 # -- others --------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ('program', 'share'),

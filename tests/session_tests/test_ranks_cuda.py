@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
+from support.matrices import several
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +20,7 @@ pytestmark = [
 ]
 COUNT = 2
 WAYS = ('pure_nccl', 'half', 'flat', 'double')
-SEEDS = int(os.environ.get('HYBRIDMEM_SEEDS', '1'))
+SEEDS = several(1, all_of_them=4)
 
 
 def found_in(way, seed, folder, *options, **environment):

@@ -79,17 +79,21 @@ def assert_same(name: str, outcome: Outcome) -> None:
     assert outcome.figures['footprint_bytes'] <= limit_of(name)
 
 
+@pytest.mark.matrix(first=0, every=3)
 @pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_same_bits_inside_the_limit(name):
     assert_same(name, undisturbed(name))
 
 
+@pytest.mark.real_time  # with the threads of the package; bits are judged, no times
+@pytest.mark.matrix(first=1, every=3)
 @pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_poisoned_memory_and_late_copies_change_nothing(name, hostile):
     options = HOSTILE[list(scenarios.SCENARIOS).index(name) % len(HOSTILE)]
     assert_same(name, train(name, options))
 
 
+@pytest.mark.matrix(first=2, every=3)
 @pytest.mark.parametrize('name', scenarios.SCENARIOS)
 def test_it_settles(name):
     """Who names a planner has every kind of iteration planned."""

@@ -105,8 +105,7 @@ def test_swap_ins_that_are_always_late(any_arena, data, monkeypatch):
         'late_seconds',
         lambda self: dict.fromkeys(list(self.copy_seconds('swap-in'))[-1:], 1e-3),
     )
-    with Machine().running():
-        watched = Watched(data, **OPTIONS['feedback'])
+    watched = Watched(data, **OPTIONS['feedback'])
     assert len(watched.changes) > 2
     watched.check()
 
@@ -138,8 +137,7 @@ def test_a_search_that_finds_better_plans_for_ever(
     any_arena, data, in_core, monkeypatch
 ):
     monkeypatch.setattr(planning, 'Improvement', Restless)
-    with Machine().running():
-        watched = Watched(data, improve=True)
+    watched = Watched(data, improve=True)
     networks.assert_same(in_core, watched.outcome)
     assert len(watched.changes) > 2
     watched.check()

@@ -112,6 +112,7 @@ PROGRAMS = [
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed']
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_the_program_writes_is_what_backward_reads(
@@ -140,6 +141,7 @@ def test_what_the_program_writes_on_a_gpu(program, planner, data):
     assert session.statistics()['guided_iterations'] > 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', REPLACED)
 @pytest.mark.parametrize('begins_at', [0, LATE])
 @pytest.mark.parametrize('planner', [*PLANNERS, 'checkpoint-sqrt'])
@@ -188,6 +190,7 @@ def test_also_where_the_host_has_no_room(program, data):
     networks.assert_same(expected, result)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt', 'checkpoint-speed'])
 def test_writing_that_begins_after_the_recording(program, planner, data):

@@ -81,6 +81,7 @@ LAYOUTS = pytest.mark.parametrize('layout', [channels_first, channels_last])
 BATCHES = pytest.mark.parametrize('batch', [2, 5, 8])
 
 
+@pytest.mark.matrix
 @DTYPES
 @LAYOUTS
 @BATCHES
@@ -116,6 +117,7 @@ def test_convolution_and_its_gradients(
     assert check(back, gy, w) == {'batch'}
 
 
+@pytest.mark.matrix
 @DTYPES
 @pytest.mark.parametrize('batch', [2, 5])
 @pytest.mark.parametrize('sides', [(11,), (7, 6, 5)])

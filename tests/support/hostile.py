@@ -18,8 +18,8 @@ from .native_faults import NativeFaults
 
 
 @contextlib.contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Freed memory is full of NaN."""
+def poisoned_memory() -> Iterator[list[NativeFaults]]:
+    """Freed memory is full of NaN; what sees to it, for each device."""
     install = HostMemory.install
     faults: list[NativeFaults] = []
 
@@ -30,7 +30,7 @@ def poisoned_memory() -> Iterator[None]:
 
     with mock.patch.object(HostMemory, 'install', poisoned):
         try:
-            yield
+            yield faults
         finally:
             for fault in reversed(faults):
                 fault.remove()

@@ -1,8 +1,8 @@
 """Faults in the memory of NumPy arrays: NaN in what is freed, refused blocks.
 
-The functions here take the place of the handler's own ones and call these, as a
-debugging allocator does. They are native code, too: NumPy calls them while an exception
-is on its way.
+They also count, on their own, what is in use. The functions here take the place of the
+handler's own ones and call these, as a debugging allocator does. They are native code,
+too: NumPy calls them while an exception is on its way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chainer_hybridmem.devices.slab import load, store
 from chainer_hybridmem.jit import callback, compiled
 
 # Words of the faults of one handler.
-_COUNTER, _POISON, _ALLOCATIONS, _REFUSED, _KIND, _BYTES = range(0, 48, 8)
+_COUNTER, _POISON, _ALLOCATIONS, _REFUSED, _KIND, _HELD, _MOST, _BYTES = range(0, 64, 8)
 _PASSING, _FINAL, _LASTING = 0, 1, 2  # kinds of refusals
 _NOUGHT = -1  # no allocation is refused
 _USED = slab, words, native_handler
@@ -60,11 +60,20 @@ def _refuse(faults: int, size: int) -> bool:
     return refused
 
 
+@compiled(types.void(_i64, _i64), uses=_USED)
+def _count(faults: int, size: int) -> None:
+    """So many bytes more, or fewer, are in use."""
+    held = load(faults + _HELD) + size
+    store(faults + _HELD, held)
+    store(faults + _MOST, max(held, load(faults + _MOST)))
+
+
 @compiled(types.void(_i64, _i64, _i64), uses=_USED)
 def _free(faults: int, address: int, size: int) -> None:
     """Fills a large block with ones, NaN as numbers, before it is given back."""
     counter = load(faults + _COUNTER)
     base = address - words.HEADER
+    _count(faults, -load(base + words.SIZE))
     place = load(base + words.PLACE)
     if load(faults + _POISON) == 0 or (
         place != words.IN_SIDE and place != words.IN_ARENA
@@ -82,7 +91,10 @@ def _free(faults: int, address: int, size: int) -> None:
 def _malloc(faults: int, size: int) -> int:
     if _refuse(faults, size):
         return 0
-    return _own_malloc(load(faults + _COUNTER), size)
+    address = _own_malloc(load(faults + _COUNTER), size)
+    if address != 0:
+        _count(faults, load(address - words.HEADER + words.SIZE))
+    return address
 
 
 @callback(_i64(_i64, _i64), uses=_USED)
@@ -94,7 +106,10 @@ def _on_malloc(faults: int, size: int) -> int:
 def _on_calloc(faults: int, count: int, size: int) -> int:
     if _refuse(faults, count * size):
         return 0
-    return _own_calloc(load(faults + _COUNTER), count, size)
+    address = _own_calloc(load(faults + _COUNTER), count, size)
+    if address != 0:
+        _count(faults, load(address - words.HEADER + words.SIZE))
+    return address
 
 
 @callback(_i64(_i64, _i64, _i64), uses=_USED)
@@ -166,6 +181,11 @@ class NativeFaults:
     def allocations(self) -> int:
         """How many blocks NumPy has asked for, whether given or refused."""
         return self._words[_ALLOCATIONS // 8]
+
+    @property
+    def most_bytes(self) -> int:
+        """Most that has been in use at once, of blocks given since this was made."""
+        return self._words[_MOST // 8]
 
     @property
     def happened(self) -> bool:

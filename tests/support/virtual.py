@@ -1,10 +1,17 @@
 """A machine that a seed describes: its time, what computing takes, and its copies.
 
-Nothing sleeps and no thread runs. Time goes on by a tick whenever somebody looks, by
-what a function takes, and to the end of a copy that somebody waits for. A copy takes
-what its link and chance say; its bytes move at a drawn moment between its beginning
-and its end, so one that is used too early or freed too soon is noticed. Everything is
-the same in every run of a seed.
+Nothing sleeps and no thread runs; one of the program has a time of its own, which
+moves nothing. Time goes on by a tick whenever somebody looks, by what a function takes,
+and to the end of a copy that somebody waits for. A copy takes what its link and chance
+say; its bytes move at a drawn moment between its beginning and its end, so one that is
+used too early is noticed. Everything is the same in every run of a seed.
+
+Note: [what always holds]
+    The machine looks, for every copy, and lists in ``faults`` what it finds: nothing
+    is freed while it is copied, nothing is written into it while it comes in, and no
+    other copy is under way to or from the same memory then; what comes in is what has
+    left last. ``under_way`` are the copies that have begun and not ended: none, when
+    no session is open.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import itertools
 import math
 import random
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -33,10 +41,13 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.copies import CopyEngine
 from chainer_hybridmem.devices.host import device as host_device
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.array_data import address_of
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
+from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.setting import link_measurement
 
@@ -94,7 +105,7 @@ class Machine:
         conditions: What it is like.
 
     Attributes:
-        faults (list of str): What was written into memory that a copy fills.
+        faults (list of str): What must never happen, and has; see [what always holds].
         copies (Counter): Copies begun, ended, failed, and written into.
     """
 
@@ -105,19 +116,31 @@ class Machine:
         self.copies: collections.Counter[str] = collections.Counter()
         self._now = 1000.0
         self._thread = threading.current_thread()
+        self._others = threading.local()  # times of other threads
         self._due: list[tuple[float, int, _Copy]] = []
         self._numbers = itertools.count()
+        self._stored: dict[tuple[Any, int, int], int] = {}
         self._rates: dict[str, float] = {}
+
+    def change(self, **conditions: Any) -> None:
+        """It has other conditions from here on."""
+        self.conditions = dataclasses.replace(self.conditions, **conditions)
 
     # -- time -------------------------------------------------------------------
     def now(self) -> float:
         """Seconds since some moment."""
+        tick = self.conditions.tick_seconds
         if threading.current_thread() is self._thread:
-            self.pass_to(self._now + self.conditions.tick_seconds)
-        return self._now
+            self.pass_to(self._now + tick)
+            return self._now
+        self._others.now = max(getattr(self._others, 'now', 0.0), self._now) + tick
+        return float(self._others.now)
 
     def sleep(self, seconds: float) -> None:
         """Lets time pass at once."""
+        if threading.current_thread() is not self._thread:
+            self._others.now = self.now() + seconds
+            return
         self.pass_to(self._now + seconds)
 
     def pass_to(self, moment: float) -> None:
@@ -156,7 +179,11 @@ class Machine:
         self.run(live, _bytes_of(inputs))
         return result
 
-    def _measure_link(self, device: Any, **options: Any) -> Link:
+    def _measure_link(
+        self, device: Any, tier: Tier = Tier.RAM, **options: Any
+    ) -> Link | None:
+        if device.copies.host_room(tier) < LEAST_ROOM_BYTES:
+            return None
         conditions = self.conditions
         rate = min(conditions.link, device.describe()['link_bandwidth'] or math.inf)
         late = 1 + (conditions.lateness - 1) / 2
@@ -182,17 +209,52 @@ class Machine:
         copy.ended = copy.began + seconds * self.chance.uniform(1, conditions.lateness)
         copy.fails = self.chance.random() < conditions.failing
         moment = self.chance.uniform(copy.began, copy.ended)
+        for _, _, other in self._due:
+            if copy.shares_memory(other) and not (copy.outward and other.outward):
+                self.faults.append(f'{copy.nbytes} bytes are copied by two at once')
         heapq.heappush(self._due, (moment, next(self._numbers), copy))
         self.copies['begun'] += 1
 
+    def check(self) -> None:
+        """Raises an error unless everything has held; see [what always holds].
+
+        Raises:
+            AssertionError: With the first fault.
+        """
+        if self.under_way and not numpy_memory.installed():
+            self.faults.append(f'{self.under_way} copies outlive their session')
+        assert not self.faults, self.faults[0]
+
+    def take_faults(self) -> list[str]:
+        """What it has found, which is known now."""
+        faults, self.faults = self.faults, []
+        return faults
+
+    @property
+    def under_way(self) -> int:
+        """Copies that have begun and not ended."""
+        return self.copies['begun'] - self.copies['ended'] - self.copies['failed']
+
+    def store(self, place: tuple[Any, int, int], contents: int) -> None:
+        """A place in a store has these contents from here on."""
+        self._stored[place] = contents
+
+    def find_stored(self, place: tuple[Any, int, int]) -> int | None:
+        """What a place in a store must have; None where nothing was put there."""
+        return self._stored.get(place)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[Machine]:
-        """Sessions are on this machine, and know no other time."""
+        """Sessions are on this machine, and know no other time.
+
+        A machine that it is started on stands still until then. Looks at the end
+        whether everything has held.
+        """
 
         def make(
             bandwidth: float | None, latency: float, disk: Any, shared: Any
         ) -> VirtualCopies:
-            return VirtualCopies(self, bandwidth)
+            return VirtualCopies(self, bandwidth, shared)
 
         with contextlib.ExitStack() as stack:
             for module, name, other in (
@@ -203,8 +265,10 @@ class Machine:
                 (graph, 'replay', self._replay),
             ):
                 stack.enter_context(mock.patch.object(module, name, other))
+            stack.enter_context(_standing_still())
             stack.enter_context(_Computing(self))
             yield self
+            self.check()
 
 
 class _Computing(chainer.FunctionHook):
@@ -220,6 +284,18 @@ class _Computing(chainer.FunctionHook):
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         self._machine.run(function, 2 * _bytes_of(in_data))
+
+
+@contextlib.contextmanager
+def _standing_still() -> Iterator[None]:
+    """The time of an outer machine does not go on by what functions take."""
+    hooks = chainer.get_function_hooks()
+    outer = hooks.pop(_Computing.name, None)
+    try:
+        yield
+    finally:
+        if outer is not None:
+            hooks[_Computing.name] = outer
 
 
 def _bytes_of(arrays: Any) -> int:
@@ -242,31 +318,65 @@ class VirtualCompletion(Completion):
 
 
 class _Copy:
-    """One copy: what is between its beginning and its end."""
+    """One copy: what is between its beginning and its end.
+
+    It does not keep its memory alive: whoever has it must do so until the end.
+    """
 
     def __init__(self, machine: Machine, root: Root, space: Space, outward: bool):
         self._machine = machine
-        self.root, self.nbytes, self.outward = root, space.nbytes, outward
+        self._root = weakref.ref(root)
+        self.nbytes, self.outward = space.nbytes, outward
+        self._address = address_of(root)
         self._block, self._offset = space.block, space.offset
+        self._place = _place_of(space)
         self.began = self.ended = 0.0
         self.fails = False
         self.completion = VirtualCompletion(machine)
-        self._bytes = _memory(address_of(root), self.nbytes)
+        self._bytes = _memory(self._address, self.nbytes)
         if not outward:
             self._bytes.fill(POISON)
         self._before = zlib.crc32(self._bytes)
 
+    def shares_memory(self, other: _Copy) -> bool:
+        """Whether another copy is to or from the same memory."""
+        first, last = sorted((self, other), key=lambda copy: copy._address)
+        return last._address < first._address + first.nbytes
+
     def move(self) -> None:
         """Its bytes move, all at once."""
-        self._look()
         if self.fails:
             self.completion.error = f'copying {self.nbytes} bytes failed: drawn'
             self._machine.copies['failed'] += 1
+            self._machine.store(self._place, -1)
+        elif self._root() is None:
+            self._machine.faults.append(f'{self.nbytes} bytes were freed in their copy')
+            self._machine.copies['failed'] += 1
+            self._spoil()
         else:
-            copy = self._block.write if self.outward else self._block.read
-            copy(self._offset, address_of(self.root), self.nbytes)
+            self._look()
+            self._move()
             self._machine.copies['ended'] += 1
-        del self.root, self._bytes
+        del self._bytes
+
+    def _move(self) -> None:
+        copy = self._block.write if self.outward else self._block.read
+        copy(self._offset, self._address, self.nbytes)
+        contents = zlib.crc32(self._bytes)
+        if self.outward:
+            self._machine.store(self._place, contents)
+        elif self._machine.find_stored(self._place) != contents:
+            self._machine.faults.append(
+                f'{self.nbytes} bytes came in that had not left so'
+            )
+
+    def _spoil(self) -> None:
+        """Whoever has the memory now may have written anything."""
+        if self.outward:
+            spoilt = (ctypes.c_uint8 * self.nbytes)()
+            ctypes.memset(spoilt, POISON, self.nbytes)
+            self._block.write(self._offset, ctypes.addressof(spoilt), self.nbytes)
+            self._machine.store(self._place, zlib.crc32(spoilt))
 
     def _look(self) -> None:
         """Nobody has what comes in; into what leaves, the program may write."""
@@ -279,6 +389,10 @@ class _Copy:
             )
 
 
+def _place_of(space: Space) -> tuple[Any, int, int]:
+    return space.block, space.offset, space.nbytes
+
+
 def _memory(address: int, nbytes: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
@@ -286,9 +400,9 @@ def _memory(address: int, nbytes: int) -> np.ndarray:
 class VirtualTransfer(Transfer):
     """A copy of a :class:`VirtualCopies`; keeps its root alive."""
 
-    def __init__(self, copy: _Copy) -> None:
+    def __init__(self, copy: _Copy, root: Root) -> None:
         self.nbytes = copy.nbytes
-        self.root = copy.root
+        self.root = root
         self.completion = copy.completion
         self.began, self.ended = copy.began, copy.ended
 
@@ -316,12 +430,14 @@ class VirtualCopies(CopyEngine):
     Args:
         machine: The machine.
         bandwidth: Bytes per second that no copy exceeds; None for no limit.
+        shared_link: The link that has a name; nobody else is on it.
     """
 
-    shared_link = None
-
-    def __init__(self, machine: Machine, bandwidth: float | None) -> None:
+    def __init__(
+        self, machine: Machine, bandwidth: float | None, shared_link: Any = None
+    ) -> None:
         self._machine = machine
+        self.shared_link = shared_link
         self.bandwidth = bandwidth
         self._free_from = {True: 0.0, False: 0.0}
         self._stall_seconds = 0.0
@@ -344,7 +460,7 @@ class VirtualCopies(CopyEngine):
             copy.fails = True
         copy.completion.ended = self._free_from[outward] = copy.ended
         space.last = copy.completion
-        return VirtualTransfer(copy)
+        return VirtualTransfer(copy, root)
 
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, VirtualTransfer)
@@ -356,6 +472,8 @@ class VirtualCopies(CopyEngine):
 
     def fill(self, space: Space, root: Root) -> None:
         space.fill(address_of(root))
+        contents = zlib.crc32(_memory(address_of(root), space.nbytes))
+        self._machine.store(_place_of(space), contents)
 
     def has(self, space: Space, root: Root) -> bool:
         return space.has(address_of(root))
@@ -370,3 +488,5 @@ class VirtualCopies(CopyEngine):
     def close(self) -> None:
         self.finish()
         self._closed = True
+        if self.shared_link is not None:
+            self.shared_link.close()

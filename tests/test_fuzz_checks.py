@@ -1,0 +1,80 @@
+"""The fuzzer notices what must never happen: here the package does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chainer_hybridmem.devices.host.array_data import bytes_of
+from chainer_hybridmem.devices.host.copies import CopyThread
+from chainer_hybridmem.devices.host.counter import Counter
+from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.devices.swap_store.store import TieredStore
+from chainer_hybridmem.execution.live_map import LiveMap
+
+from .fuzz.cases import draw
+from .fuzz.checking import Result, check
+from .fuzz.training import READS
+
+CASE = 180  # its plan swaps 22 maps and recomputes one
+
+
+def outcome() -> Result:
+    return check(draw(CASE))
+
+
+def test_the_case_is_worth_it() -> None:
+    result = outcome()
+    assert result.outcome == 'same' and min(result.moved) > 0
+
+
+def test_backward_reads_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of a map that has come back."""
+    finish = LiveMap.finish_swap_in
+
+    def flipped(self: LiveMap) -> None:
+        root: Any = self.host.memory
+        finish(self)
+        if root is not None:
+            bytes_of(root)[0] ^= 1
+
+    monkeypatch.setattr(LiveMap, 'finish_swap_in', flipped)
+    result = outcome()
+    assert result.outcome == 'different' and READS in result.detail
+
+
+def test_the_limit_is_not_kept_and_the_package_does_not_see_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = Counter.__init__
+
+    def generous(self: Counter, limit_bytes: int, *arguments: Any) -> None:
+        make(self, 2 * limit_bytes, *arguments)
+
+    monkeypatch.setattr(Counter, '__init__', generous)
+    for name in ('peak_bytes', 'window_peak_bytes'):
+        told = property(
+            lambda self, name=name: min(getattr(self.counter, name), self.limit_bytes)
+        )
+        monkeypatch.setattr(HostMemory, name, told)
+    result = outcome()
+    assert result.outcome == 'limit', result.detail
+
+
+def test_a_session_leaves_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TieredStore, 'close', lambda self: None)
+    assert outcome().outcome == 'left'
+
+
+def test_a_session_leaves_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[CopyThread] = []
+    close = CopyThread.close
+    monkeypatch.setattr(CopyThread, 'close', lambda self: left.append(self))
+    case = draw(CASE)
+    case.session['copies'] = 'threads'
+    try:
+        assert check(case).outcome == 'left'
+    finally:
+        for thread in left:
+            close(thread)
