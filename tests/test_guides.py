@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.known_signatures import (
+from chainer_hybridmem.session.guides.guidebook import (
     FEWEST_REPEATS,
     FREE_TRIES,
     ITERATIONS_PER_TRY,
@@ -16,8 +16,8 @@ from chainer_hybridmem.session.guides.known_signatures import (
     NEWEST,
     SELDOM,
     TRY_ITERATIONS,
+    GuideBook,
     IterationOrder,
-    KnownSignatures,
     Past,
 )
 
@@ -29,14 +29,14 @@ def kind(length: int, stage: Stage = Stage.PROFILING) -> Guide:
 
 
 @pytest.fixture
-def guides() -> KnownSignatures:
-    guides = KnownSignatures()
+def guides() -> GuideBook:
+    guides = GuideBook()
     for length in range(2, 10):
         guides.add(kind(length, Stage.GUIDED))
     return guides
 
 
-def go(guides: KnownSignatures, met: Guide) -> bool:
+def go(guides: GuideBook, met: Guide) -> bool:
     """One iteration; whether it was begun as a draft's."""
     begun = guides.begin(met.signature[0])
     tried = begun is not None and begun.stage is Stage.PROFILING
@@ -94,13 +94,13 @@ KEY = ('f', 0)
 
 
 def test_the_first_shortage_is_reason_enough():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(KEY, 1, 1.0, 0.0)
     assert guides.wants_draft(KEY)
 
 
 def test_what_comes_alone_is_learnt_at_once():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(KEY, 1, 1.0, 0.0)
     guides.end_learning(KEY, 1, 5.0)
     guides.add(kind(20))
@@ -108,7 +108,7 @@ def test_what_comes_alone_is_learnt_at_once():
 
 
 def test_families_that_begin_differently_are_learnt_as_far_as_that_is_paid():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(('f', 1), 1, 1.5, 0.5)
     guides.miss(('f', 2), 2, 1.5, 0.5)
     assert guides.wants_draft(('f', 2))
@@ -121,7 +121,7 @@ def test_families_that_begin_differently_are_learnt_as_far_as_that_is_paid():
 
 
 def test_families_that_come_once_are_recorded_once():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(('f', 0), 0, 2.0, 1.0)
     guides.end_learning(('f', 0), 100, 1.0)
     draft = kind(20)
@@ -135,7 +135,7 @@ def test_families_that_come_once_are_recorded_once():
 
 
 def test_what_never_comes_again_is_not_recorded():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(KEY, 0, 1.0, 0.9)
     guides.end_learning(KEY, 1, 1.0)
     for number in range(2, 100):
@@ -144,7 +144,7 @@ def test_what_never_comes_again_is_not_recorded():
 
 
 def test_a_draft_is_not_tried_where_signatures_do_not_come_again():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(KEY, 0, 1.0, 0.9)
     guides.end_learning(KEY, 1, 1.0)
     guides.add(kind(20, Stage.PROFILING))
@@ -159,7 +159,7 @@ def test_a_draft_is_not_tried_where_signatures_do_not_come_again():
 
 def test_drafts_are_not_tried_while_none_comes_again():
     """Also where a planner is named, so that every kind is recorded."""
-    guides = KnownSignatures()
+    guides = GuideBook()
     tried = []
     for number in range(20, 60):
         tried.append(guides.begin(KEY) is not None)
@@ -171,7 +171,7 @@ def test_drafts_are_not_tried_while_none_comes_again():
 
 
 def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.miss(KEY, 1, 2.0, 1.0)
     guides.end_learning(KEY, 2, 3.0)  # one iteration, which costs 1 s, and 2 s more
     guides.add(kind(20))
@@ -189,7 +189,7 @@ def test_a_family_is_learnt_once_it_has_lost_what_learning_costs():
     assert guides.begin(KEY) is not None
 
 
-def learn_first(guides: KnownSignatures, number: int) -> Guide:
+def learn_first(guides: GuideBook, number: int) -> Guide:
     """An iteration of this fingerprint is recorded, the second one of all."""
     guides.miss(KEY, -1, 1.0, 0.0)  # as of a network without a state yet
     guides.end(None, -1, 1, missed=True)
@@ -201,7 +201,7 @@ def learn_first(guides: KnownSignatures, number: int) -> Guide:
 
 
 def test_what_has_come_several_times_in_a_row_is_learnt():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     draft = learn_first(guides, 2)
     for _ in range(FEWEST_REPEATS):
         assert guides.begin(KEY) is None
@@ -213,7 +213,7 @@ def test_what_has_come_several_times_in_a_row_is_learnt():
 @pytest.mark.parametrize('length', [2, 3, 7])
 def test_each_iteration_of_a_step_that_repeats_is_learnt_where_it_comes(length):
     """They begin alike, and what passive iterations lose does not pay for learning."""
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     last = length - 1  # nothing has to leave in the first one
     draft = learn_first(guides, last)
     guides.end(None, -2, 1)  # as of an evaluation: no step has begun yet
@@ -239,7 +239,7 @@ def test_each_iteration_of_a_step_that_repeats_is_learnt_where_it_comes(length):
 
 
 def test_a_step_that_is_left_is_not_taken_for_one_that_repeats():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     draft = learn_first(guides, 2)
     for number in (2, 2):
         guides.end(None, number, 1, missed=True)
@@ -293,7 +293,7 @@ def test_the_longest_step_is_found_and_longer_ones_are_not():
 
 def test_learning_never_costs_more_than_passive_iterations_have():
     rng = np.random.RandomState(0)
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     lost = spent = most = 0.0
     for i in range(2000):
         fingerprint, share = int(2 * rng.randint(15) + i % 2), float(rng.rand())
@@ -310,14 +310,14 @@ def test_learning_never_costs_more_than_passive_iterations_have():
 
 
 def test_old_prints_are_forgotten():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     for number in range(MOST_FINGERPRINTS + 1):
         guides.miss(KEY, number, 1.0, 100.0)
     assert len(guides._family(KEY).fingerprints) == MOST_FINGERPRINTS
 
 
 def test_plans_that_do_not_fit_are_followed_seldom():
-    guides = KnownSignatures(cautious=True)
+    guides = GuideBook(cautious=True)
     guides.add(kind(3, Stage.GUIDED))
     for number in range(NEWEST):
         assert guides.begin(KEY) is not None

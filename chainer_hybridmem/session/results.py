@@ -8,7 +8,7 @@ from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Observation
@@ -26,7 +26,7 @@ class Results:
     Args:
         options (Options): What plans are made for.
         loop (Loop): Knows the iteration under way.
-        signatures (KnownSignatures): Have the guides.
+        guidebook (GuideBook): Have the guides.
         history (IterationHistory): Has figures of iterations.
         observation (Observation): Tells when iterations are recorded.
     """
@@ -35,13 +35,13 @@ class Results:
         self,
         options: Options,
         loop: Loop,
-        signatures: KnownSignatures,
+        guidebook: GuideBook,
         history: IterationHistory,
         observation: Observation,
     ) -> None:
         self._options = options
         self._loop = loop
-        self._signatures = signatures
+        self._guidebook = guidebook
         self._history = history
         self._observation = observation
 
@@ -50,7 +50,7 @@ class Results:
         guide = self._loop.iteration.following.guide
         if guide is not None and guide.plan is not None:
             return guide
-        return self._signatures.find_planned()
+        return self._guidebook.find_planned()
 
     @property
     def plan(self) -> Plan | None:
@@ -119,7 +119,7 @@ class Results:
         Args:
             cached: Guides that earlier runs have made.
         """
-        unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._signatures)
+        unplanned = sum(guide.stage is Stage.PASSIVE for guide in self._guidebook)
         state = self._loop.name_state()
         return {
             **collect_statistics(

@@ -23,7 +23,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.cache.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.all_reduce import AllReduce
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.iterations.learning import (
@@ -94,12 +94,12 @@ class Session:
         runtime = self._runtime = open_runtime(model, options, tell, followed)
         arrays = self._arrays = ModelArrays(model, runtime.device)
         history = self._history = IterationHistory(runtime.device)
-        signatures = self._signatures = KnownSignatures(not options.plans_anyway)
+        guidebook = self._guidebook = GuideBook(not options.plans_anyway)
         self._cache = open_cache(options, runtime)
         planning = Planning(runtime, options, self.observe_problem, self._keep)
         self._planning, search = planning, planning.search
         observation = Observation(
-            runtime, options, arrays, signatures, history, search, self.detail
+            runtime, options, arrays, guidebook, history, search, self.detail
         )
         self._explainer = OutOfMemoryExplainer(
             model, runtime, options, arrays, observation
@@ -109,14 +109,14 @@ class Session:
         self._all_reduce = AllReduce(
             options.communicator, runtime.instruments, lambda: self._loop.iteration
         )
-        self._results = Results(options, self._loop, signatures, history, observation)
+        self._results = Results(options, self._loop, guidebook, history, observation)
 
     def _make_loop(self, observation: Observation) -> Loop:
         runtime, options, arrays = self._runtime, self.options, self._arrays
-        planning, signatures, history = self._planning, self._signatures, self._history
+        planning, guidebook, history = self._planning, self._guidebook, self._history
         links = LinkMeasurement(runtime)
         learning = Learning(
-            runtime, options, arrays, planning, signatures, history, links
+            runtime, options, arrays, planning, guidebook, history, links
         )
         if not self.detail.timed:
             learning.plan_after(1)
@@ -125,8 +125,8 @@ class Session:
             runtime,
             options,
             arrays,
-            signatures,
-            HostShare(runtime.executor, options, signatures, links, planning),
+            guidebook,
+            HostShare(runtime.executor, options, guidebook, links, planning),
             observation,
             learning,
             self._overrun,
@@ -185,7 +185,7 @@ class Session:
             cache.meet(type(link))
         guides = cache.load()
         self._planning.node.begin_with(guides)
-        self._signatures.take_in(guides)
+        self._guidebook.take_in(guides)
         self._loop.iteration.following.know(next(iter(guides), None))
 
     def _keep(self, guide: Guide) -> None:

@@ -185,7 +185,7 @@ def test_a_kind_of_iteration_that_is_forgotten_holds_no_host_memory(
     peak, swapped, monkeypatch
 ):
     monkeypatch.setattr(
-        'chainer_hybridmem.session.guides.known_signatures.LARGEST_GUIDE_COUNT', 1
+        'chainer_hybridmem.session.guides.guidebook.LARGEST_GUIDE_COUNT', 1
     )
     long, short = networks.batches(1), networks.batches(1, size=6)
     held = []

@@ -17,7 +17,7 @@ from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.execution import ledger
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations import (
     iteration_history,
     loop,
@@ -257,7 +257,7 @@ def test_graphs_that_are_away_leave_the_next_iteration_quiet(again, monkeypatch)
         start(hook, iteration, *arguments)
 
     monkeypatch.setattr(loop.Loop, '_start_forward', start_forward)
-    monkeypatch.setattr(KnownSignatures, 'wants_draft', lambda *_: False)
+    monkeypatch.setattr(GuideBook, 'wants_draft', lambda *_: False)
 
     def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:
         before = None

@@ -94,7 +94,7 @@ def test_one_line_is_enough_for_two_optimizers(tmp_path):
     assert contents(models) == contents(expected)
     figures = extension.session.statistics()
     assert figures['guided_iterations'] and figures['peak_bytes'] <= LIMIT
-    guides = extension.session._signatures  # one for each loss
+    guides = extension.session._guidebook  # one for each loss
     labels = {op.label for guide in guides for op in guide.problem.profile.operations}
     assert '/gen/up/Deconvolution2DFunction' in labels
     assert '/dis/c1/Convolution2DFunction' in labels

@@ -45,7 +45,7 @@ from chainer_hybridmem.session.guides.guide import (
     PlanArena,
     ProgramHabits,
 )
-from chainer_hybridmem.session.guides.known_signatures import LARGEST_GUIDE_COUNT
+from chainer_hybridmem.session.guides.guidebook import LARGEST_GUIDE_COUNT
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.setting.cache_folder import read_private, replace_private
 from chainer_hybridmem.session.setting.options import Options

@@ -67,7 +67,7 @@ class Iteration:
         following (Following): Which guide it follows.
         started (bool): Whether it is under way.
         quiet (bool): Whether functions are noted and nothing else; see
-            :mod:`.quiet_iterations`.
+            loop, [quiet iterations].
         position (int): Operations that have begun.
         label (str): Of the last one.
         last (tuple or None): Number and weak reference of a forward function that may

@@ -13,7 +13,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.session.guides.forecast import Forecast, forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.iteration import Following, Iteration
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.planning.planning import Planning
@@ -36,7 +36,7 @@ class Learning:
         options (Options): What the session is told.
         arrays (ModelArrays): Are named in profiles.
         planning (Planning): Makes and changes plans.
-        signatures (KnownSignatures): Take new guides in.
+        guidebook (GuideBook): Take new guides in.
         history (IterationHistory): Takes figures.
         links (LinkMeasurement): Are part of profiles.
     """
@@ -47,7 +47,7 @@ class Learning:
         options: Options,
         arrays: ModelArrays,
         planning: Planning,
-        signatures: KnownSignatures,
+        guidebook: GuideBook,
         history: IterationHistory,
         links: LinkMeasurement,
     ) -> None:
@@ -59,7 +59,7 @@ class Learning:
         self._options = options
         self._arrays = arrays
         self._planning = planning
-        self._signatures = signatures
+        self._guidebook = guidebook
         self._history = history
         self._links = links
         self._recordings = PROFILING_RUNS
@@ -88,7 +88,7 @@ class Learning:
         if guide is None:
             missed = self._miss(iteration, seconds)
         else:
-            self._signatures.meet(guide, following.tried)
+            self._guidebook.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
                 self._finish_guided(iteration, guide, seconds)
         self._profile_outdated()
@@ -97,18 +97,18 @@ class Learning:
         if recorder is not None:
             start = timing.now()
             following.know(self._learn(iteration, recorder, guide))
-            self._signatures.end_learning(
+            self._guidebook.end_learning(
                 following.operations[0],
                 iteration.fingerprint,
                 seconds + timing.now() - start,
             )
-        self._signatures.end(
+        self._guidebook.end(
             following.guide, iteration.fingerprint, iteration.position, missed
         )
 
     def _profile_outdated(self) -> None:
         """What may not be recomputed any more is planned anew."""
-        for guide in self._signatures.take_outdated():
+        for guide in self._guidebook.take_outdated():
             self._executor.settle()  # graphs that live on keep their host copies
             guide.profile_again()
 
@@ -178,7 +178,7 @@ class Learning:
             return 'in-core'
         recorded = self._instruments.recorder is not None
         waits = self._options.plans_anyway or not self._history.iterations
-        if recorded or (waits and not len(self._signatures)):
+        if recorded or (waits and not len(self._guidebook)):
             return Stage.WARM_UP.value
         passive = iteration.following.deviated or self._has_moved(iteration)
         return 'passive' if passive else 'in-core'
@@ -194,7 +194,7 @@ class Learning:
         if self._instruments.recorder is not None or not self._is_pressed(iteration):
             return False
         following = iteration.following
-        self._signatures.miss(
+        self._guidebook.miss(
             following.operations[0],
             iteration.fingerprint,
             0.0 if following.deviated else seconds,
@@ -207,7 +207,7 @@ class Learning:
         guide = following.guide
         guided = guide is not None and guide.stage is Stage.GUIDED
         if (guided or following.deviated) and not following.tried:
-            self._signatures.end_plan(following.operations[0], fits=guided)
+            self._guidebook.end_plan(following.operations[0], fits=guided)
 
     def _is_pressed(self, iteration: Iteration) -> bool:
         """Whether the iteration that ends is worth recording when it comes again."""
@@ -340,7 +340,7 @@ class Learning:
         guide = Guide(iteration.following.operations, spent, ways)
         call_uncounted(guide.learn, draft)
         guide.expect(call_uncounted(self._foresee, draft))
-        self._signatures.add(guide)
+        self._guidebook.add(guide)
         iteration.following.know(guide)
         return guide
 

@@ -38,7 +38,7 @@ from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution.ledger import LiveFunction
 from chainer_hybridmem.records.profile import Slot
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.guides.operation_key import (
     OperationKey,
     make_backward_key,
@@ -102,7 +102,7 @@ class Loop(chainer.FunctionHook):
         runtime (Runtime): Runs iterations.
         options (Options): What the session is told.
         arrays (ModelArrays): Never leave, or as a plan says.
-        signatures (KnownSignatures): Have the guides.
+        guidebook (GuideBook): Have the guides.
         host_share (HostShare): Gives host memory to a guide.
         observation (Observation): Finds out about iterations.
         learning (Learning): Takes iterations that have ended.
@@ -122,7 +122,7 @@ class Loop(chainer.FunctionHook):
         runtime: Runtime,
         options: Options,
         arrays: ModelArrays,
-        signatures: KnownSignatures,
+        guidebook: GuideBook,
         host_share: HostShare,
         observation: Observation,
         learning: Learning,
@@ -138,7 +138,7 @@ class Loop(chainer.FunctionHook):
         self._instruments = runtime.instruments
         self._options = options
         self._arrays = arrays
-        self._signatures = signatures
+        self._guidebook = guidebook
         self._host_share = host_share
         self._observation = observation
         self._learning = learning
@@ -447,7 +447,7 @@ class Loop(chainer.FunctionHook):
         self._ledger.begin(iteration)
         self._overrun.conclude()
         refuse_differences(self._device, wait=False)
-        guide = self._signatures.begin(key)
+        guide = self._guidebook.begin(key)
         iteration.follow(guide)
         if not self._begin_quietly(iteration, guide, key):
             self._begin_known(iteration, guide, key)
@@ -483,7 +483,7 @@ class Loop(chainer.FunctionHook):
         away_bytes = self._executor.maps.away_bytes
         iteration.note_older(self._device.memory.used_bytes, away_bytes)
         self._host_share.give_to(guide)
-        may_switch = not self._signatures.begins_alone(key)
+        may_switch = not self._guidebook.begins_alone(key)
         if guide is None:
             self._executor.begin(None, {}, (), may_switch, (), None)
             self._splitter.begin(None)
@@ -502,7 +502,7 @@ class Loop(chainer.FunctionHook):
         iteration.start(fingerprint=self._first_fingerprint())
 
     def _first_fingerprint(self) -> int | None:
-        return 0 if self._signatures.cautious else None
+        return 0 if self._guidebook.cautious else None
 
     def _follow(self, guide: Guide, may_switch: bool) -> None:
         table = guide.table
@@ -549,7 +549,7 @@ class Loop(chainer.FunctionHook):
         following = iteration.following
         guide = following.guide
         assert guide is not None
-        other = self._signatures.find_alternative(following.operations, guide.stage)
+        other = self._guidebook.find_alternative(following.operations, guide.stage)
         self._go_on(following, guide, other, k)
 
     def _settle(self, iteration: Iteration) -> None:
@@ -557,7 +557,7 @@ class Loop(chainer.FunctionHook):
         following, n = iteration.following, iteration.position
         guide = following.guide
         if guide is not None and n != len(guide.signature):
-            other = self._signatures.find(following.operations)
+            other = self._guidebook.find(following.operations)
             self._go_on(following, guide, other, n)
 
     def _go_on(
@@ -672,7 +672,7 @@ class Loop(chainer.FunctionHook):
     def _outlive(self, known: LiveFunction, slots: list[Slot], updated: bool) -> None:
         operations = known.origin.following.operations
         if operations:
-            self._signatures.outlive(operations[0], slots, updated)
+            self._guidebook.outlive(operations[0], slots, updated)
 
     # -- memory ---------------------------------------------------------------
     def reclaim(self, missing_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.iterations.iteration import Following
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
@@ -36,7 +36,7 @@ class Observation:
         runtime (Runtime): Has the instruments.
         options (Options): What the session is told.
         arrays (ModelArrays): Leave while an iteration is recorded, as far as they may.
-        signatures (KnownSignatures): Know what is still to be learnt.
+        guidebook (GuideBook): Know what is still to be learnt.
         history (IterationHistory): Counts what has its offset.
         search (BackgroundSearch): Would disturb times.
         detail (Detail): Of recordings.
@@ -47,7 +47,7 @@ class Observation:
         runtime: Runtime,
         options: Options,
         arrays: ModelArrays,
-        signatures: KnownSignatures,
+        guidebook: GuideBook,
         history: IterationHistory,
         search: BackgroundSearch,
         detail: Detail,
@@ -56,7 +56,7 @@ class Observation:
         self._instruments = runtime.instruments
         self._options = options
         self._arrays = arrays
-        self._signatures = signatures
+        self._guidebook = guidebook
         self._history = history
         self._search = search
         self._detail = detail
@@ -73,7 +73,7 @@ class Observation:
             guide: It begins like that one's; None if its signature is unknown.
             key: Of its first operation.
         """
-        return self._is_profiled(guide) or self._signatures.wants_draft(key)
+        return self._is_profiled(guide) or self._guidebook.wants_draft(key)
 
     def _is_profiled(self, guide: Guide | None) -> bool:
         if guide is None:
@@ -89,7 +89,7 @@ class Observation:
         """
         guide = following.guide
         profiled = self._is_profiled(guide)
-        if profiled or self._signatures.wants_draft(key):
+        if profiled or self._guidebook.wants_draft(key):
             self._record(following, key, profiled)
         self._instruments.stop_verifying()
         if guide is not None and not profiled:
@@ -99,7 +99,7 @@ class Observation:
         executor, tried = self._runtime.executor, following.tried
         executor.evictor.clear()
         recorder = self._instruments.record(
-            trial=tried and self._signatures.wants_trial(key),
+            trial=tried and self._guidebook.wants_trial(key),
             draft=not tried,
             together=not self._detail.apart,
         )

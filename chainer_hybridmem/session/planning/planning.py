@@ -28,7 +28,7 @@ from chainer_hybridmem.search.feedback import (
 )
 from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.guides.known_signatures import KnownSignatures
+from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.planning.node_plans import NodePlans
 from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
@@ -120,7 +120,7 @@ class HostShare:
     Args:
         executor (Executor): Uses host copies.
         options (Options): Has the host limit.
-        signatures (KnownSignatures): Their guides have host copies.
+        guidebook (GuideBook): Their guides have host copies.
         links (LinkMeasurement): Need host memory to be measured.
         planning (Planning): Knows what a plan needs.
     """
@@ -129,13 +129,13 @@ class HostShare:
         self,
         executor: Executor,
         options: Options,
-        signatures: KnownSignatures,
+        guidebook: GuideBook,
         links: LinkMeasurement,
         planning: Planning,
     ) -> None:
         self._limit_bytes = options.host_limit_bytes
         self._executor = executor
-        self._signatures = signatures
+        self._guidebook = guidebook
         self._links = links
         self._planning = planning
         self._user: Guide | None = None  # whose copies the host holds
@@ -149,7 +149,7 @@ class HostShare:
         if guide is self._user:
             return
         self._executor.settle()
-        for other in self._signatures:
+        for other in self._guidebook:
             if other is not guide:
                 other.forget_copies()
         self._user = guide

@@ -16,11 +16,11 @@ Note: [when to learn]
     (3) Iterations come in an order: the two of a GAN, those of a graph that lives over
     several, the passes of one step of meta-learning. An iteration begins with the guide
     of what is expected. Once a step has repeated, each of its iterations is learnt
-    where it comes, and none is tried in the place of another; see
-    :mod:`.iteration_order`.
+    where it comes, and none is tried in the place of another; see [the step that
+    repeats].
     (4) As long as no plan is asked for, this is worth it only for what comes again: in
-    a step that repeats, or as far as it pays; see :mod:`.family`. What begins in a new
-    way is recorded when something begins so once more. While an earlier draft has not
+    a step that repeats, or as far as it pays; see [what learning may cost]. What
+    begins in a new way is recorded when something begins so once more. While an earlier draft has not
     come again, it is recorded only once the same signature has come twice.
 
 Note: [the step that repeats]
@@ -229,7 +229,7 @@ FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
 
 
-class KnownSignatures:
+class GuideBook:
     """Guides by how their iterations begin; the one met last comes first.
 
     Args:
@@ -292,7 +292,7 @@ class KnownSignatures:
         return next(iter(drafts or known), None)
 
     def _may_learn(self, family: Family) -> bool:
-        """Whether a family may be learnt; see :mod:`.family`."""
+        """Whether a family may be learnt; see [what learning may cost]."""
         if not family.may_learn:
             return False
         return family.has_begun or self._lost_seconds >= self._spent_seconds
