@@ -20,8 +20,9 @@ Note: [when to learn]
     repeats].
     (4) As long as no plan is asked for, this is worth it only for what comes again: in
     a step that repeats, or as far as it pays; see [what learning may cost]. What
-    begins in a new way is recorded when something begins so once more. While an earlier draft has not
-    come again, it is recorded only once the same signature has come twice.
+    begins in a new way is recorded when something begins so once more. While an
+    earlier draft has not come again, it is recorded only once the same signature has
+    come twice.
 
 Note: [the step that repeats]
     A session sees an iteration for each backward pass. A step of a program may hold
