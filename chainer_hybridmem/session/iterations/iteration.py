@@ -160,6 +160,11 @@ class Iteration:
         return timing.now() - self._start_seconds
 
     @property
+    def is_in_forward(self) -> bool:
+        """Whether it is under way, and no backward has begun."""
+        return self.started and not self.backward_seen
+
+    @property
     def is_complete(self) -> bool:
         """Whether it has come through forward and backward."""
         return self.started and self.backward_seen and not self.depth

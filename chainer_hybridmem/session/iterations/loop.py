@@ -174,22 +174,30 @@ class Loop(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function: complete the last one, act on the plan."""
         iteration = self.iteration
-        if iteration.quiet and self._take_quietly(iteration, function, in_data):
-            return
         own, shared = self._settings
-        if not own.get('enable_backprop', shared['enable_backprop']):
-            self._start_without_graph(iteration, function)
+        with_graph = own.get('enable_backprop', shared['enable_backprop'])
+        if (
+            graph.is_static(function)
+            or own.get('schedule_func', shared['schedule_func']) is not None
+        ) and (with_graph or not iteration.depth):
+            graph.refuse_static(function)
+        if not with_graph:  # it leaves nothing, as most in a backward function
+            self._splitter.prepare(function)
+            if not (iteration.quiet or graph.is_unfinished(function)):
+                self._executor.restore_maps(function)  # it is applied once more
             return
-        graph.refuse_static(function)
         if iteration.depth and graph.backward_runs():
             self._start_nested(iteration, function)
+            return
+        if iteration.quiet and iteration.is_in_forward:
+            self._start_quiet_forward(iteration, function, in_data)
             return
         if self._is_broken_off(iteration):
             self._break_off(iteration)
         self._instruments.enter()
         self._complete_last(iteration)
         key = make_forward_key(function, in_data)
-        if iteration.backward_seen or not iteration.started:
+        if not iteration.is_in_forward:
             self._end(iteration)
             iteration = self.iteration = Iteration()
             self._begin(iteration, key)
@@ -198,14 +206,6 @@ class Loop(chainer.FunctionHook):
                 self._start_quiet_forward(iteration, function, in_data)
                 return
         self._start_forward(iteration, function, in_data, key)
-
-    def _start_without_graph(self, iteration: Iteration, function: Any) -> None:
-        """A function leaves nothing in the graph, as most in a backward function."""
-        if not iteration.depth:
-            graph.refuse_static(function)
-        self._splitter.prepare(function)
-        if not graph.is_unfinished(function):  # it is applied once more
-            self._executor.restore_maps(function)
 
     def _start_forward(
         self,
@@ -245,9 +245,14 @@ class Loop(chainer.FunctionHook):
 
         No plan knows its maps; they can be evicted.
         """
-        self._complete_last(iteration)
-        self._ledger.forwards.pop(id(function), None)
-        iteration.wait_for(NESTED, function)
+        if iteration.quiet and iteration.wary:
+            self._know_all(iteration)
+        if iteration.quiet:
+            self._ledger.note_nested(function)
+        else:
+            self._complete_last(iteration)
+            self._ledger.forwards.pop(id(function), None)
+            iteration.wait_for(NESTED, function)
         self._splitter.prepare(function)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
@@ -344,36 +349,6 @@ class Loop(chainer.FunctionHook):
         graph.add_local_hook(function, self._guard)
 
     # -- quiet iterations: functions are noted and nothing else ---------------
-    def _take_quietly(
-        self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
-    ) -> bool:
-        """Takes note of a forward function; False if it ends the quiet iteration."""
-        own, shared = self._settings
-        if (
-            graph.is_static(function)
-            or own.get('schedule_func', shared['schedule_func']) is not None
-        ):
-            return False  # it will be refused
-        if not own.get('enable_backprop', shared['enable_backprop']):
-            self._splitter.prepare(function)
-            return True
-        if iteration.depth:
-            return self._take_nested_quietly(iteration, function)
-        if iteration.backward_seen or not iteration.started:
-            return False
-        self._start_quiet_forward(iteration, function, in_data)
-        return True
-
-    def _take_nested_quietly(self, iteration: Iteration, function: Any) -> bool:
-        if not graph.backward_runs():
-            return False
-        if iteration.wary:
-            self._know_all(iteration)
-            return False
-        self._ledger.note_nested(function)
-        self._splitter.prepare(function)
-        return True
-
     def _start_quiet_forward(
         self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
     ) -> None:
