@@ -14,7 +14,7 @@ from chainer_hybridmem.session.guides.guidebook import (
     LONGEST_STEP,
     MOST_FINGERPRINTS,
     NEWEST,
-    SELDOM,
+    SELDOM_FITTING,
     TRY_ITERATIONS,
     GuideBook,
     IterationOrder,
@@ -322,7 +322,7 @@ def test_plans_that_do_not_fit_are_followed_seldom():
     for number in range(NEWEST):
         assert guides.begin(KEY) is not None
         guides.end_plan(KEY, fits=number % 3 == 0)
-    begun = [guides.begin(KEY) is not None for _ in range(10 * SELDOM)]
+    begun = [guides.begin(KEY) is not None for _ in range(10 * SELDOM_FITTING)]
     assert sum(begun) == 10
     for _ in range(NEWEST):
         guides.end_plan(KEY, fits=True)
