@@ -14,7 +14,9 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -35,11 +37,13 @@ class HeldBack:
     def __init__(self) -> None:
         self._former: Any = None
         self._pending: FrameType | None = None
+        self._entered = 0, ''  # identity and name of the frame that has entered
 
     def __enter__(self) -> HeldBack:
         former = signal.getsignal(signal.SIGINT)
         if callable(former) and threading.current_thread() is threading.main_thread():
             self._former = former
+            self._entered = _name(sys._getframe(1))
             signal.signal(signal.SIGINT, self._hold)
         return self
 
@@ -50,9 +54,49 @@ class HeldBack:
                 self._former(signal.SIGINT, self._pending)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_inside(frame):
+            # The handler of another signal has raised while this was entered or left.
+            signal.signal(signal.SIGINT, self._former)
+            self._former(number, frame)
+            return
         if self._pending is not None:
             self._former(number, frame)
         self._pending = frame
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        while frame is not None and _name(frame) != self._entered:
+            frame = frame.f_back
+        return frame is not None
+
+
+def _name(frame: FrameType) -> tuple[int, str]:
+    return id(frame), frame.f_code.co_name
+
+
+class Worker(threading.Thread):
+    """A thread that knows by itself whether it runs.
+
+    ``Thread.is_alive()`` takes a thread for ended, and for good, if the handler of a
+    signal raises while it looks (CPython up to 3.12).
+    """
+
+    def __init__(self, run: Callable[[], object], name: str | None = None) -> None:
+        super().__init__(target=run, name=name, daemon=True)
+        self._process = os.getpid()
+        self._is_over = False
+
+    def run(self) -> None:
+        """Runs what it was given."""
+        try:
+            super().run()
+        finally:
+            self._is_over = True
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has started and not ended; none runs in a forked child."""
+        started = self.ident is not None and self._process == os.getpid()
+        return started and not self._is_over
 
 
 def start_whole(thread: threading.Thread, give_up: Callable[[], object]) -> None:

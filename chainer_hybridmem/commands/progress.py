@@ -7,7 +7,7 @@ import threading
 from typing import Any, TextIO, cast
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.interrupts import start_whole
+from chainer_hybridmem.interrupts import Worker, start_whole
 from chainer_hybridmem.terminal import printable
 
 EVERY_SECONDS = 5.0  # between two lines about short steps
@@ -38,7 +38,7 @@ class Progress:
         self._is_told = True
         self._bar = _make_bar(total, stream)
         self._over = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker = Worker(self._tick)
 
     def __enter__(self) -> Progress:
         _entered.append(self)
@@ -47,7 +47,7 @@ class Progress:
 
     def __exit__(self, *error: Any) -> None:
         self._over.set()
-        if self._ticker.is_alive():
+        if self._ticker.runs:
             self._ticker.join()
         if self._bar is not None:
             self._bar.close()

@@ -14,7 +14,7 @@ import os
 import threading
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.interrupts import start_whole
+from chainer_hybridmem.interrupts import Worker, start_whole
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.annealing import (
     TOLERANCE,
@@ -64,11 +64,8 @@ class Improvement:
         self._stop = threading.Event()
         self._started = timing.now()
         # NumPy's memory handler belongs to the context; a fresh one has NumPy's own.
-        self._thread = threading.Thread(
-            target=contextvars.Context().run,
-            args=(self._run,),
-            name='hybridmem-improvement',
-            daemon=True,
+        self._thread = Worker(
+            lambda: contextvars.Context().run(self._run), 'hybridmem-improvement'
         )
 
     def start(self) -> None:
@@ -79,7 +76,7 @@ class Improvement:
     @property
     def running(self) -> bool:
         """Whether the search goes on."""
-        return self._thread.is_alive()
+        return self._thread.runs
 
     def close(self) -> None:
         """Ends the search after the present round, and waits for that."""

@@ -17,7 +17,7 @@ from support import faulty
 from support.native_faults import NativeFaults
 
 import chainer_hybridmem
-from chainer_hybridmem.interrupts import HeldBack
+from chainer_hybridmem.interrupts import HeldBack, Worker
 from chainer_hybridmem.session.session import Session
 
 AT_MOST = 3  # interruptions per stage, unless every one is wanted
@@ -234,6 +234,59 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
             done.append('second')
     assert done == ['first']
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize('line', range(12))
+def test_nothing_is_held_back_for_good(line: int) -> None:
+    """Though the handler of another signal raises while it is entered, or left."""
+    codes = [method.__code__ for method in (HeldBack.__enter__, HeldBack.__exit__)]
+    lines = iter(range(100))
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code not in codes:
+            return None
+        if event == 'line' and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    def enter() -> None:
+        with HeldBack():
+            pass
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    with contextlib.suppress(KeyboardInterrupt):
+        enter()
+    sys.settrace(former)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_a_signal_raises_ends_no_thread() -> None:
+    """As with ``Thread.is_alive()``, which forgets a thread then."""
+    go_on = threading.Event()
+    worker = Worker(go_on.wait)
+    assert not worker.runs
+    worker.start()
+    former = sys.gettrace()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if event == 'line':
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        assert worker.runs
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(former)
+    assert worker.runs
+    go_on.set()
+    worker.join()
+    assert not worker.runs
 
 
 @pytest.mark.parametrize('often', [1, 2])

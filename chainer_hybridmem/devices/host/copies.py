@@ -25,7 +25,7 @@ from chainer_hybridmem.devices.host.shared_link import LATE_SECONDS, Lane, Share
 from chainer_hybridmem.devices.swap_store.space import Completion, Space
 from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.interrupts import start_whole
+from chainer_hybridmem.interrupts import Worker, start_whole
 from chainer_hybridmem.records.plan import Tier
 
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
@@ -42,7 +42,7 @@ class HostCompletion(Completion):
     """When a worker has finished a copy.
 
     Args:
-        thread: The worker.
+        thread: The worker; None for a copy that is made at once.
         outward: Whether it is a copy to the store.
 
     Attributes:
@@ -55,7 +55,7 @@ class HostCompletion(Completion):
 
     __slots__ = ('_thread', 'began', 'ended', 'error', 'event', 'spoilt')
 
-    def __init__(self, thread: threading.Thread, outward: bool) -> None:
+    def __init__(self, thread: Worker | None, outward: bool) -> None:
         self._thread = thread
         self.spoilt = outward
         self.event = threading.Event()
@@ -71,12 +71,15 @@ class HostCompletion(Completion):
         Raises:
             SwapStoreError: If the worker has died with it.
         """
-        while self._thread.is_alive():
+        thread = self._thread
+        if thread is None:  # it was made at once
+            return
+        while thread.runs:
             if self.event.wait(_ALIVE_SECONDS):
                 return
         if not self.event.is_set():
             raise SwapStoreError(
-                f'the thread {self._thread.name} has died before a copy of a feature '
+                f'the thread {thread.name} has died before a copy of a feature '
                 f'map had finished; run the iteration again.'
             )
 
@@ -167,7 +170,7 @@ class CopyThread:
         self.throttle(bandwidth)
         self._jobs: queue.SimpleQueue[_Job | None]
         self._last: HostCompletion | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
         self._closed = False
         self._free_from = 0.0
 
@@ -186,9 +189,7 @@ class CopyThread:
         """
         thread = self._living()
         at_once = self._copies_at_once(space)
-        completion = HostCompletion(
-            threading.current_thread() if at_once else thread, outward
-        )
+        completion = HostCompletion(None if at_once else thread, outward)
         transfer = HostTransfer(root, space.nbytes, completion)
         job = _Job(transfer, space, address, outward)
         space.last = completion
@@ -209,7 +210,7 @@ class CopyThread:
             and (space.last is None or space.last.done())
         )
 
-    def _living(self) -> threading.Thread:
+    def _living(self) -> Worker:
         """The thread, which begins with the first copy, and again if it has died.
 
         What a dead thread had not finished stays undone; waiting for it is an error.
@@ -219,11 +220,9 @@ class CopyThread:
                 f'the thread {self._name} has ended with its session; nothing can be '
                 f'copied any more.'
             )
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or not self._thread.runs:
             jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._run, args=(jobs,), name=self._name, daemon=True
-            )
+            thread = Worker(lambda: self._run(jobs), self._name)
             self._jobs, self._thread = jobs, thread
             try:
                 start_whole(thread, lambda: jobs.put(None))
