@@ -80,7 +80,7 @@ def interrupt(hybridmem, arguments, seconds):
         codes = [called.f_code for called, _ in traceback.walk_stack(frame)]
         if commands.main.__code__ in codes:
             seen.append(frame)
-            signal.default_int_handler(number, frame)
+            signal.raise_signal(signal.SIGINT)  # which may be held back
 
     former = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-4))
