@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import stat
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -113,7 +114,7 @@ def _copy_out(device, root):
 
 # -- rates and shares ---------------------------------------------------------------
 def test_processes_share_the_rate_evenly(start):
-    """In the best of five runs: other work may delay any of them."""
+    """Medians of five runs: other work may delay any of them."""
     n, maps = 3, 4
     processes = [start(BEGIN, COPIER, arguments=[maps]) for _ in range(n)]
     for process in processes:
@@ -132,10 +133,10 @@ def test_processes_share_the_rate_evenly(start):
         times = _times(processes[0])
         alone.append(maps * _MIB / RATE / (times[-1] - times[0]))
     assert max(totals) < 1.03  # never faster than the throttle
-    assert max(totals) > 0.85
-    assert min(ratios) < 1.2
+    assert statistics.median(totals) > 0.85
+    assert statistics.median(ratios) < 1.2
     assert max(alone) < 1.11  # what an idle link makes up for
-    assert max(alone) > 0.8
+    assert statistics.median(alone) > 0.8
     for process in processes:
         process.stdin.close()
         assert process.wait(20) == 0
@@ -164,19 +165,14 @@ def test_devices_of_one_process_share_and_directions_do_not(name, open_host):
     copy, transfer = first.copies.swap_out(third, None)
     first.copies.wait(transfer)
     alone = 4 * _MIB / RATE
-    both, inwards = [], []
-    for _ in range(3):  # other work takes time, from any of them
-        space, out = first.copies.swap_out(root, None)
-        also_space, also_out = second.copies.swap_out(other, None)
-        inward = first.copies.swap_in(copy, third)
-        for device, transfer in ((first, out), (second, also_out), (first, inward)):
-            device.copies.wait(transfer)
-        both.append(max(out.seconds(), also_out.seconds()))
-        inwards.append(inward.seconds())
-        space.close()
-        also_space.close()
-    assert 1.7 * alone < max(both) and min(both) < 3 * alone
-    assert 0.85 * alone < min(inwards) < 0.8 * max(both)
+    _, out = first.copies.swap_out(root, None)
+    _, also_out = second.copies.swap_out(other, None)
+    inward = first.copies.swap_in(copy, third)
+    for device, transfer in ((first, out), (second, also_out), (first, inward)):
+        device.copies.wait(transfer)
+    last = max(out.seconds(), also_out.seconds())
+    assert 1.7 * alone < last < 3 * alone
+    assert 0.85 * alone < inward.seconds() < 0.8 * last
     assert (first.describe()['link_is_shared'], second.kind) == (True, 'host')
 
 
@@ -188,9 +184,8 @@ def test_a_disk_has_its_own_throttle_beside(name, open_host, tmp_path):
         disk_bandwidth=RATE / 4,
         shared_link=name,
     )
-    root = device.memory.allocate(_MIB)
-    seconds = [_copy_out(device, root) for _ in range(3)]
-    assert 0.95 * 4 * _MIB / RATE < min(seconds) < 0.5  # other work takes time
+    seconds = _copy_out(device, device.memory.allocate(_MIB))
+    assert 0.95 * 4 * _MIB / RATE < seconds < 0.5
 
 
 class _Clock:
@@ -271,8 +266,7 @@ def test_a_failed_copy_does_not_slow_others(name, open_host, monkeypatch):
     with pytest.raises(SwapStoreError, match='no'):
         first.copies.wait(transfer)
     monkeypatch.undo()
-    part = root[: 4 * _MIB].copy()
-    assert min(_copy_out(second, part) for _ in range(3)) < 0.4  # other work takes time
+    assert _copy_out(second, root[: 4 * _MIB].copy()) < 0.4
 
 
 # -- ends of processes --------------------------------------------------------------
@@ -287,7 +281,7 @@ def test_a_process_that_is_killed_leaves_the_link(name, start):
     beside = _copy_out(device, root)
     victim.send_signal(signal.SIGKILL)  # and is not waited for
     time.sleep(0.1)
-    alone = min(_copy_out(device, root) for _ in range(5))  # other work takes time
+    alone = statistics.median(_copy_out(device, root) for _ in range(3))
     device.memory.uninstall()
     device.close()
     assert beside > 1.5 * 4 * _MIB / RATE

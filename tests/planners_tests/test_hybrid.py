@@ -138,7 +138,7 @@ def test_a_time_budget_is_kept() -> None:
     plan = make_plan(
         problem, limit, 'hybrid', steps=10**8, tolerance=0.0, time_budget=1.0
     )
-    assert time.process_time() - started < 6  # 1.0 on a quiet machine
+    assert time.process_time() - started < 6  # the budget is one
     assert plan.predicted_peak_bytes <= limit
 
 

@@ -125,7 +125,7 @@ def test_near_the_best_of_all_choices():
         best = min(plan.predicted_seconds for plan in drawn.every_plan())
         ratios.append(found.plan.predicted_seconds / best)
         assert found.tried < 12
-    assert sum(ratio > 1 + 1e-9 for ratio in ratios) <= 2
+    assert sum(ratio > 1 + 1e-9 for ratio in ratios) <= 2 * len(ratios) // 40
     assert max(ratios) < 1.02
 
 

@@ -25,7 +25,7 @@ WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-al
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
-def start(ways, folder, count=COUNT):
+def start(ways, folder, count=COUNT, timeout=900):
     """Runs all ranks; returns the process that has ended, or fails if it does not."""
     path = os.pathsep.join(p for p in sys.path if p)
     program = os.path.join(FOLDER, 'ranks_program.py')
@@ -34,7 +34,7 @@ def start(ways, folder, count=COUNT):
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=timeout,
         check=False,
     )
 
@@ -172,7 +172,7 @@ def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(found, plain):
     ],
 )
 def test_a_rank_that_fails_ends_all(way, said, tmp_path):
-    result = start(way, tmp_path)
+    result = start(way, tmp_path, timeout=60)
     told = said_by_all(result, tmp_path)
     assert result.returncode != 0
     assert said in told, f'exit status {result.returncode}: {told}'
