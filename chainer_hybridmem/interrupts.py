@@ -43,7 +43,7 @@ class HeldBack:
         former = signal.getsignal(signal.SIGINT)
         if callable(former) and threading.current_thread() is threading.main_thread():
             self._former = former
-            self._entered = _name(sys._getframe(1))
+            self._entered = _identify(sys._getframe(1))
             signal.signal(signal.SIGINT, self._hold)
         return self
 
@@ -64,12 +64,13 @@ class HeldBack:
         self._pending = frame
 
     def _is_inside(self, frame: FrameType | None) -> bool:
-        while frame is not None and _name(frame) != self._entered:
+        while frame is not None and _identify(frame) != self._entered:
             frame = frame.f_back
         return frame is not None
 
 
-def _name(frame: FrameType) -> tuple[int, str]:
+def _identify(frame: FrameType) -> tuple[int, str]:
+    """Tells a frame from others without keeping it: it would keep its arrays."""
     return id(frame), frame.f_code.co_name
 
 

@@ -111,7 +111,6 @@ def splitting(text: str) -> bool | str:
 
 def rule(text: str) -> tuple[str, str]:
     """Splits an argument ``pattern=rule``."""
-    from chainer_hybridmem.errors import OptionError
     from chainer_hybridmem.records.rules import check_rules
 
     pattern, separator, says = text.rpartition('=')

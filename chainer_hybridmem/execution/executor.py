@@ -454,7 +454,7 @@ class Executor:
         self._busy = None
         origin, (noted, ended, running) = self.ledger.origin, self.ledger.take()
         for k, serial, function in noted:
-            self._know(k, function, serial, origin)
+            self.know(k, function, serial, origin)
         self._catch_up(ended, running)
         return (noted[-1][0], noted[-1][2]) if noted else None
 
@@ -465,7 +465,7 @@ class Executor:
         """
         functions, ended = self.ledger.take_older(count)
         for origin, k, serial, function in functions:
-            self._know(k, function, serial, origin)
+            self.know(k, function, serial, origin)
         self._catch_up(ended, ())
         for _, _, _, function in functions:
             for live in self.maps.find(function):
@@ -484,26 +484,20 @@ class Executor:
             return
         ended = ledger.take_ended(count)
         for function in ended:
-            self._know(k, function, 0)
+            self.know(k, function, 0)
         self._catch_up(ended, ())
         if not ended:
             for number, serial, function in ledger.take_next(count):
-                self._know(number, function, serial, ledger.origin)
+                self.know(number, function, serial, ledger.origin)
 
     def know_running(self, k: int) -> None:
         """What backward functions under way read must not go; see know_more()."""
         running = self.ledger.find_running()
         for function in running:
-            self._know(k, function)
+            self.know(k, function)
         self._catch_up((), running)
 
-    def know_read(self, k: int, function: Any) -> None:
-        """A noted function becomes known whose backward is about to run."""
-        self._know(k, function)
-
-    def _know(
-        self, k: int, function: Any, serial: int = -1, origin: Any = None
-    ) -> None:
+    def know(self, k: int, function: Any, serial: int = -1, origin: Any = None) -> None:
         """What a function has left in the graph is known from now on.
 
         Args:

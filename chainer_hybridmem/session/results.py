@@ -26,7 +26,7 @@ class Results:
     Args:
         options (Options): What plans are made for.
         loop (Loop): Knows the iteration under way.
-        guidebook (GuideBook): Have the guides.
+        guidebook (GuideBook): Has the guides.
         history (IterationHistory): Has figures of iterations.
         observation (Observation): Tells when iterations are recorded.
     """

@@ -74,18 +74,17 @@ def is_unfinished(function: Any) -> bool:
     return function is None or function.inputs is None
 
 
-def is_static(function: Any) -> bool:
-    """Whether a function runs a schedule that @static_graph has recorded."""
-    return type(function) is StaticScheduleFunction
-
-
-def refuse_static(function: Any) -> None:
+def refuse_static(function: Any, schedule: Any) -> None:
     """Refuses a function that runs a recorded schedule instead of a graph.
+
+    Args:
+        function: About to run.
+        schedule: Chainer's setting ``schedule_func``: what is being recorded, if any.
 
     Raises:
         SessionError: If the function is part of a static chain.
     """
-    if is_static(function) or chainer.config.schedule_func is not None:
+    if type(function) is StaticScheduleFunction or schedule is not None:
         raise SessionError(
             'The model uses @static_graph: its schedule keeps every array to itself, '
             'and none can leave. Set chainer.config.use_static_graph = False, which '

@@ -36,7 +36,7 @@ class Learning:
         options (Options): What the session is told.
         arrays (ModelArrays): Are named in profiles.
         planning (Planning): Makes and changes plans.
-        guidebook (GuideBook): Take new guides in.
+        guidebook (GuideBook): Takes new guides in.
         history (IterationHistory): Takes figures.
         links (LinkMeasurement): Are part of profiles.
     """

@@ -102,7 +102,7 @@ class Loop(chainer.FunctionHook):
         runtime (Runtime): Runs iterations.
         options (Options): What the session is told.
         arrays (ModelArrays): Never leave, or as a plan says.
-        guidebook (GuideBook): Have the guides.
+        guidebook (GuideBook): Has the guides.
         host_share (HostShare): Gives host memory to a guide.
         observation (Observation): Finds out about iterations.
         learning (Learning): Takes iterations that have ended.
@@ -176,11 +176,9 @@ class Loop(chainer.FunctionHook):
         iteration = self.iteration
         own, shared = self._settings
         with_graph = own.get('enable_backprop', shared['enable_backprop'])
-        if (
-            graph.is_static(function)
-            or own.get('schedule_func', shared['schedule_func']) is not None
-        ) and (with_graph or not iteration.depth):
-            graph.refuse_static(function)
+        if with_graph or not iteration.depth:
+            schedule = own.get('schedule_func', shared['schedule_func'])
+            graph.refuse_static(function, schedule)
         if not with_graph:  # it leaves nothing, as most in a backward function
             self._splitter.prepare(function)
             if not (iteration.quiet or graph.is_unfinished(function)):
@@ -385,7 +383,7 @@ class Loop(chainer.FunctionHook):
                     executor.before_unknown()
                     return
                 self._begin_to_know(iteration)
-                executor.know_read(k, function)
+                executor.know(k, function)
             self._find_forward(iteration, function)
             executor.before_backward(k, function)
 
@@ -460,7 +458,7 @@ class Loop(chainer.FunctionHook):
         self._host_share.give_to(guide)
         may_switch = not self._guidebook.begins_alone(key)
         if guide is None:
-            self._executor.begin(None, {}, (), may_switch, (), None)
+            self._executor.begin(None, {}, (), may_switch)
             self._splitter.begin(None)
         else:
             self._follow(guide, may_switch)

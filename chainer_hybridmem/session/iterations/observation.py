@@ -36,7 +36,7 @@ class Observation:
         runtime (Runtime): Has the instruments.
         options (Options): What the session is told.
         arrays (ModelArrays): Leave while an iteration is recorded, as far as they may.
-        guidebook (GuideBook): Know what is still to be learnt.
+        guidebook (GuideBook): Knows what is still to be learnt.
         history (IterationHistory): Counts what has its offset.
         search (BackgroundSearch): Would disturb times.
         detail (Detail): Of recordings.

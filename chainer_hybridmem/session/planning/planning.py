@@ -120,7 +120,7 @@ class HostShare:
     Args:
         executor (Executor): Uses host copies.
         options (Options): Has the host limit.
-        guidebook (GuideBook): Their guides have host copies.
+        guidebook (GuideBook): Its guides have host copies.
         links (LinkMeasurement): Need host memory to be measured.
         planning (Planning): Knows what a plan needs.
     """
