@@ -17,6 +17,7 @@ help.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import ctypes
 import dataclasses
@@ -270,17 +271,13 @@ _RULES: dict[type, Rule] = {
     sigmoid.SigmoidGrad: Rule(reads=('x',), fits=_same_shapes),
     tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
 }
+KINDS = frozenset(_RULES)  # classes that have a rule
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolve,
     convolution_2d.Convolution2DGradW: weight_gradient,
     convolution_nd.ConvolutionND: convolve,
     convolution_nd.ConvolutionNDGradW: weight_gradient,
 }
-
-
-def known(function: Any) -> bool:
-    """Whether there is a rule for a function's class."""
-    return type(function) in _RULES
 
 
 def ways(function: Any, inputs: tuple[Array, ...]) -> Iterator[Way]:
@@ -428,32 +425,37 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
         callable: Undoes the changes of a forward that has failed.
     """
     noted = dict(vars(function))
-    undo = _outside(function, whole)
+    undo = _outside(function, whole) if type(function) in _CHANGES_MORE else None
 
     def restore() -> None:
         vars(function).clear()
         vars(function).update(noted)
-        undo()
+        if undo is not None:
+            undo()
 
     return restore
 
 
-def _outside(function: Any, whole: bool) -> Callable[[], None]:
+_CHANGES_MORE = dropout.Dropout, bn.BatchNormalization
+
+
+def _outside(function: Any, whole: bool) -> Callable[[], None] | None:
     """Undoes draws of random numbers and moves of statistics."""
     if type(function) is dropout.Dropout:
         return _generator()
-    if type(function) is bn.BatchNormalization and function.running_mean is not None:
-        statistics = function.running_mean, function.running_var
-        if whole and all(_moves_last(array) for array in statistics):
-            return lambda: None
-        kept = [(array, array.copy()) for array in statistics]
+    if function.running_mean is None:
+        return None
+    statistics = function.running_mean, function.running_var
+    if whole and all(_moves_last(array) for array in statistics):
+        return None
+    # What is set aside is ours: the host device does not count it.
+    kept = [(array, contextvars.Context().run(array.copy)) for array in statistics]
 
-        def move_back() -> None:
-            for array, before in kept:
-                array[...] = before
+    def move_back() -> None:
+        for array, before in kept:
+            array[...] = before
 
-        return move_back
-    return lambda: None
+    return move_back
 
 
 def _generator() -> Callable[[], None]:

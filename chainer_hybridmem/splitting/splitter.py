@@ -18,17 +18,15 @@ Note: [vain attempts]
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import chainer
 
-from chainer_hybridmem.chainer_access import graph, sums_of_gradients
+from chainer_hybridmem.chainer_access import class_forwards, graph, sums_of_gradients
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Split
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
@@ -42,9 +40,11 @@ Place = tuple[int, int, str]  # operation, which of its functions, class
 Alike = tuple[Any, ...]  # functions that need the same memory
 MOST_ALIKE = 256  # kinds of functions that are remembered
 LONGEST_REST = 64  # attempts that are left out in a row
+Forward = Callable[[Any, tuple[Array, ...]], tuple[Array, ...]]
 
 _local = threading.local()  # the splitter of a thread
 _open: set[Splitter] = set()
+_lock = threading.Lock()  # sessions of several threads begin and end
 
 
 def _sum(gradients: list[Any]) -> Any:
@@ -53,6 +53,18 @@ def _sum(gradients: list[Any]) -> Any:
     if splitter is None:
         return sums_of_gradients.chainers(gradients)
     return splitter.add_up(gradients)
+
+
+def _make_forward(plain: Forward) -> Forward:
+    """The forward of a class that has a rule; as plain, but for awaited functions."""
+
+    def forward(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        splitter: Splitter | None = getattr(_local, 'splitter', None)
+        if splitter is None or splitter.awaited != id(function):
+            return plain(function, inputs)
+        return splitter.run(function, inputs, plain)
+
+    return forward
 
 
 class Splitter:
@@ -65,6 +77,8 @@ class Splitter:
         tell: Called with a line for each new way.
 
     Attributes:
+        awaited (int): Identity of the function whose forward comes next; 0 if it has
+            no rule.
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
     """
@@ -77,7 +91,9 @@ class Splitter:
         self._tell = tell
         self._known: dict[Place, Way] = {}
         self._place = -1, 0
+        self._awaited_place = -1, 0, ''
         self._label = ''
+        self.awaited = 0
         self.used: dict[Place, Way] = {}
         self.changed = False
         self._trials: Trials | None = None
@@ -145,45 +161,53 @@ class Splitter:
     def prepare(self, function: Any) -> None:
         """To be called right before a function's forward.
 
-        A function that is expected to fit takes a fifth of the time then.
+        What is expected to fit then runs as ever, but for one ``try``: functions may be
+        small, and most fit.
         """
-        if not self._splitting or not rules.known(function):
-            return
-        place = self._next_place(type(function).__name__)
-        tried = self._trials is not None and place[0] >= 0
-        expected = not tried and place not in self._known
-        guesses = expected and (self._unknown or place[0] < 0)
-        # Back to the class's own as soon as it is called: a function must not know
-        # itself, or its graph would not die with its last reference.
-        reference = weakref.ref(function)
+        if self._splitting and type(function) in rules.KINDS:
+            self.awaited = id(function)  # no reference: its graph may die
+            self._awaited_place = self._next_place(type(function).__name__)
 
-        def forward(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-            called: Any = reference()
-            graph.restore_forward(called)
-            alike = _alike(called, inputs, place) if guesses and self._resting else ()
-            rest = self._resting.get(alike) if alike else None
+    def run(
+        self, function: Any, inputs: tuple[Array, ...], plain: Forward
+    ) -> tuple[Array, ...]:
+        """Runs the function that is awaited, in parts if it does not fit otherwise.
+
+        Args:
+            function: It is prepared.
+            inputs: Its arrays.
+            plain: Its class's forward.
+        """
+        self.awaited = 0
+        place = self._awaited_place
+        is_known = place in self._known
+        if is_known or (self._trials is not None and place[0] >= 0):
+            return self._run(function, inputs, place, None)
+        guesses = self._unknown or place[0] < 0
+        rest = None
+        if guesses and self._resting:
+            rest = self._resting.get(_alike(function, inputs, place))
             if rest is not None and rest.goes_on():
-                return self._run(called, inputs, place, None, rest.way)
-            failure = None
-            if expected:
-                restore = contextvars.Context().run(rules.state, called, True)
-                try:
-                    outputs = self._try(called, inputs, None)
-                except MemoryError as error:
-                    if self._device.memory.reclaim_error is not None:
-                        raise
-                    failure = error.with_traceback(None)  # its frames hold arrays
-                else:
-                    if rest is not None:
-                        self._resting.pop(alike, None)
-                    return outputs
-                restore()
-            outputs = self._run(called, inputs, place, failure)
-            if guesses:
-                self._rest(rest, called, inputs, place)
+                return self._run(function, inputs, place, None, rest.way)
+        memory, restore = self._device.memory, rules.state(function, whole=True)
+        former, memory.trying = memory.trying, True
+        try:
+            outputs = plain(function, inputs)
+        except MemoryError as error:
+            if memory.reclaim_error is not None:
+                raise
+            failure = error.with_traceback(None)  # its frames hold arrays
+        else:
+            if rest is not None:
+                self._resting.pop(_alike(function, inputs, place), None)
             return outputs
-
-        graph.replace_forward(function, forward)
+        finally:
+            memory.trying = former
+        restore()
+        outputs = self._run(function, inputs, place, failure)
+        if guesses:
+            self._rest(rest, function, inputs, place)
+        return outputs
 
     def _rest(
         self, rest: _Rest | None, function: Any, inputs: tuple[Array, ...], place: Place
@@ -205,38 +229,46 @@ class Splitter:
         return k, index, name
 
     def __enter__(self) -> Splitter:
-        """Takes over this thread's sums of gradients until :meth:`__exit__`."""
+        """Takes over this thread's functions and sums until :meth:`__exit__`."""
         if self._splitting:
             _local.splitter = self
-            _open.add(self)
-            sums_of_gradients.use(_sum)
+            with _lock:
+                if not _open:
+                    sums_of_gradients.use(_sum)
+                    class_forwards.replace(rules.KINDS, _make_forward)
+                _open.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _local.splitter = None
-        _open.discard(self)
-        if not _open:
-            sums_of_gradients.use(sums_of_gradients.chainers)
+        with _lock:
+            was_open = self in _open
+            _open.discard(self)
+            if was_open and not _open:
+                sums_of_gradients.use(sums_of_gradients.chainers)
+                class_forwards.put_back()
 
     def add_up(self, gradients: list[Any]) -> Any:
-        """Chainer's sum of a variable's gradients; in place if it does not fit."""
-        if len(gradients) < 2:
+        """Chainer's sum of a variable's gradients; in place if it does not fit.
+
+        Args:
+            gradients: At least two variables.
+        """
+        if chainer.config.enable_backprop:  # the graph keeps them
             return sums_of_gradients.chainers(gradients)
-        in_place = not chainer.config.enable_backprop  # else the graph keeps them
         place = self._next_place(SUM)
-        known = self._known.get(place)
-        if in_place and known is not None and add_in_place(gradients):
+        if place in self._known and add_in_place(gradients):
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]
-        if not in_place:
-            return sums_of_gradients.chainers(gradients)
+        memory = self._device.memory
+        former, memory.trying = memory.trying, True
         try:
-            with self._device.memory.attempt():
-                return sums_of_gradients.chainers(gradients)
-        except MemoryError as error:
-            failure = error.with_traceback(None)  # its frames hold the gradients
-        if self._device.memory.reclaim_error is not None:
-            raise failure
+            return sums_of_gradients.chainers(gradients)
+        except MemoryError:  # its frames hold the gradients until here
+            if memory.reclaim_error is not None:
+                raise
+        finally:
+            memory.trying = former
         if not add_in_place(gradients):
             return sums_of_gradients.chainers(gradients)  # in earnest
         self._remember(place, IN_PLACE, new=True)
@@ -253,9 +285,7 @@ class Splitter:
         way = known = guess or self._known.get(place)
         trials = self._trials if place[0] >= 0 else None
         whole = way is None and trials is None and failure is None
-        # What is set aside is ours: the host device does not count it.
-        set_aside = functools.partial(contextvars.Context().run, rules.state, function)
-        restore = set_aside(whole)
+        restore = rules.state(function, whole)
         ways = rules.ways(function, inputs)
         if known is not None:
             possible = list(ways)
@@ -288,7 +318,7 @@ class Splitter:
             # Out here the failed forward's arrays are gone with its exception.
             restore()
             if whole:
-                whole, restore = False, set_aside(False)
+                whole, restore = False, rules.state(function)
             way = following
         if trials is not None:
             trials.end(place)

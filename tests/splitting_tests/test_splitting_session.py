@@ -23,7 +23,7 @@ from chainer.functions.noise import dropout
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError, SwapStoreError
-from chainer_hybridmem.splitting import Splitter
+from chainer_hybridmem.splitting import Splitter, rules
 
 ITERATIONS = 6
 EXACT_LIMIT = 2_300_000
@@ -142,22 +142,38 @@ def test_bad_values_are_refused(splitting):
         hybridmem.optimize(networks.Everything(), EXACT_LIMIT, splitting=splitting)
 
 
-def test_chainers_sum_comes_back_after_the_last_session(splitter):
-    before = _backprop_utils._reduce
+def replaced():
+    """What a session replaces in Chainer."""
+    forwards = {kind: vars(kind).get('forward') for kind in rules.KINDS}
+    return _backprop_utils._reduce, forwards
+
+
+def test_what_is_replaced_in_chainer_comes_back_after_the_last_session():
+    before = replaced()
     with hybridmem.optimize(networks.Everything(), EXACT_LIMIT):
-        ours = _backprop_utils._reduce
-        assert ours is not before
+        ours = replaced()
+        assert ours[0] is not before[0]
+        assert all(ours[1][kind] is not before[1][kind] for kind in rules.KINDS)
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # another session
-            thread.submit(splitter.__enter__).result()
-            thread.submit(splitter.__exit__).result()
-        assert _backprop_utils._reduce is ours
-    assert _backprop_utils._reduce is before
+            other = Splitter(None, 'exact', lambda line: None)
+            thread.submit(other.__enter__).result()
+            thread.submit(other.__exit__).result()
+        assert replaced() == ours
+    assert replaced() == before
+
+
+def test_what_the_program_replaces_meanwhile_stays(monkeypatch):
+    monkeypatch.setattr(sigmoid.Sigmoid, 'forward', sigmoid.Sigmoid.forward)
+    with hybridmem.optimize(networks.Everything(), EXACT_LIMIT):
+        own = sigmoid.Sigmoid.forward = lambda self, inputs: self.forward_cpu(inputs)
+    assert sigmoid.Sigmoid.forward is own
 
 
 @pytest.fixture
 def splitter():
     device = open_device('cpu', 10**9, None, None)
-    yield Splitter(device, 'exact', lambda line: None)
+    with Splitter(device, 'exact', lambda line: None) as splitter:
+        yield splitter
     device.close()
 
 

@@ -53,7 +53,8 @@ def splitter(device, recording):
     splitter = Splitter(device, 'exact', lambda line: None)
     splitter.begin({})
     splitter.try_parts(recording)
-    return splitter
+    with splitter:
+        yield splitter
 
 
 def run(splitter, k, function, *inputs):
