@@ -149,19 +149,19 @@ class Crossing:
         device (Device): Where the arrays are.
         maps (LiveMaps): Is told which allocations stay.
         restorer (Restorer): Brings arrays back.
+
+    Attributes:
+        arrays (list of PersistentMap): Those that may be away.
     """
 
     def __init__(self, device: Device, maps: LiveMaps, restorer: Restorer) -> None:
         self._device = device
         self._maps = maps
         self._restorer = restorer
-        self._arrays: list[PersistentMap] = []
+        self.arrays: list[PersistentMap] = []
         self._by_node: weakref.WeakKeyDictionary[Any, PersistentMap] = (
             weakref.WeakKeyDictionary()
         )
-
-    def __bool__(self) -> bool:
-        return bool(self._arrays)
 
     def begin(self, table: ActionTable | None, holders: Iterable[Owner]) -> None:
         """Starts an iteration.
@@ -178,13 +178,13 @@ class Crossing:
                 continue
             live = PersistentMap(self._device, owner, array, self._recall)
             self._maps.planned.assign(live, storage)
-            self._arrays.append(live)
+            self.arrays.append(live)
             if owner.node is not None:
                 self._by_node[owner.node] = live
 
     def switch(self) -> None:
         """Moves every array into another plan, which the iteration goes on with."""
-        for live in self._arrays:
+        for live in self.arrays:
             self._maps.planned.move_by_label(live, live.label)
 
     def park(self, holders: Iterable[Owner]) -> None:
@@ -199,10 +199,10 @@ class Crossing:
                 continue
             live = PersistentMap(self._device, owner, array, self._recall)
             self._maps.note_parked(live.allocation)
-            self._arrays.append(live)
+            self.arrays.append(live)
             live.start_swap_out()
         array = None  # nothing but its owner has the last one
-        for live in self._arrays:
+        for live in self.arrays:
             live.release()
 
     def _recall(self, live: PersistentMap) -> None:
@@ -217,20 +217,20 @@ class Crossing:
 
     def recall_read_by(self, function: Any) -> None:
         """Restores the parameters that a function reads."""
-        for node in function.inputs if self._arrays else ():
+        for node in function.inputs if self.arrays else ():
             live = self._by_node.get(node)
             if live is not None:
                 self._recall(live)
 
     def recall_all(self) -> None:
         """Restores every array: the update comes next."""
-        for live in self._arrays:
+        for live in self.arrays:
             self._recall(live)
 
     def end(self) -> None:
         """Every array that crosses iterations is where its owner expects it."""
         with contextlib.ExitStack() as stack:  # one that fails does not stop the others
-            for live in self._arrays:
+            for live in self.arrays:
                 stack.callback(self._recall, live)
-        self._arrays.clear()
+        self.arrays.clear()
         self._by_node.clear()

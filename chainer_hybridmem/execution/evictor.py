@@ -85,15 +85,13 @@ class PassiveRules:
         self.active = bool(self._rules)
 
     def note(self, function: Any, label: str, operation: int) -> None:
-        """A forward function is about to run; without rules nothing is noted.
+        """A forward function is about to run, and there are rules.
 
         Args:
             function: The function.
             label: Its path and name.
             operation: Its number in the iteration.
         """
-        if not self.active:
-            return
         name = label, operation
         wish = self._by_name.get(name)
         if wish is None:
@@ -304,6 +302,7 @@ class Evictor:
         rules (PassiveRules): Tell which leave last, and which are never dropped.
 
     Attributes:
+        operation (int): Counts operations, of all iterations.
         spare (dict): Arrays by node that are given up first.
         rules (PassiveRules): Likewise.
         busy (set of LiveMap): Maps that backward functions under way read.
@@ -329,10 +328,12 @@ class Evictor:
         self._cheap = cheap
         self.rules = rules
         self._planned = False  # whether a plan is followed
-        self._stuck: set[LiveMap] = set()  # cannot go in this operation
+        self._operation = 0  # of which the next three tell
+        self._stuck: set[LiveMap] = set()  # cannot go
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
-        self._collected = False  # garbage, in this operation
+        self._collected = False  # garbage
         self.collection = Rescue(gc.collect, lambda: device.memory.used_bytes)
+        self.operation = 0
         self.spare: dict[Any, Array] = {}
         self.busy: set[LiveMap] = set()
         self.shortage: Shortage | None = None
@@ -346,11 +347,13 @@ class Evictor:
         """Says whether a plan is followed; without one, the next map leaves early."""
         self._planned = planned
 
-    def begin_operation(self) -> None:
-        """What could not go in the operation before may go now."""
-        self._stuck.clear()
-        self._found_held.clear()
-        self._collected = False
+    def _note_operation(self) -> None:
+        """What could not go in an earlier operation may go now."""
+        if self._operation != self.operation:
+            self._operation = self.operation
+            self._stuck.clear()
+            self._found_held.clear()
+            self._collected = False
 
     def hold(self, maps: Iterable[LiveMap]) -> None:
         """A backward function is about to read maps."""
@@ -370,6 +373,7 @@ class Evictor:
         Raises:
             SwapStoreError: If too little could go because copies have failed.
         """
+        self._note_operation()
         device = self._device
         used_bytes = device.memory.used_bytes
         goal = used_bytes - missing_bytes
@@ -407,6 +411,7 @@ class Evictor:
             missing_bytes: That are to be freed.
             optional: Whether there is another way if the allocation is refused.
         """
+        self._note_operation()
         if self._collected or (optional and not self.collection.pays):
             return
         self._collected = True
@@ -493,6 +498,7 @@ class Evictor:
         Args:
             missing_bytes: The plan needs so much more than is free.
         """
+        self._note_operation()
         for live in self._find_candidates():
             if missing_bytes <= 0:
                 return
@@ -502,6 +508,7 @@ class Evictor:
 
     def clear(self) -> None:
         """Copies out what is left of older graphs, so that no recording counts it."""
+        self._note_operation()
         candidates = list(self._find_candidates())
         for live in candidates:
             self._movements.start_swap_out(live)

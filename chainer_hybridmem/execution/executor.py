@@ -50,8 +50,6 @@ class PlanActions:
     def act(self, k: int, table: ActionTable) -> None:
         """Does what the plan has before operation k."""
         movements = self._movements
-        if k not in table.acting and movements.observer is None:
-            return
         for live in self._find_all(table.swap_outs.get(k, ())):
             movements.start_swap_out(live)
         for live in self._find_all(table.releases.get(k, ())):
@@ -313,17 +311,21 @@ class Executor:
     # -- what the hooks call --------------------------------------------------
     def before_forward(self, k: int, function: Any) -> None:
         """Before forward operation k issues anything."""
-        self.evictor.begin_operation()
-        recipes = self._recipes
-        recipes.forget_drawing()
-        if self._table is not None:
+        self.evictor.operation += 1
+        recipes, table = self._recipes, self._table
+        recipes.drawn = None
+        is_applied_again = id(function) in self.functions.by_id
+        if table is not None:
             if recipes.prepares:
-                self._restorer.bring_back_read_by(function)  # the copy has it, too
+                if is_applied_again:  # the copy has what it keeps, too
+                    self._restorer.bring_back_read_by(function)
                 recipes.prepare(k, function)
-            self._actions.act(k, self._table)
+            if k in table.acting or self._movements.observer is not None:
+                self._actions.act(k, table)
             if recipes.prepares:
                 recipes.start_drawing()
-        self._restorer.bring_back_read_by(function)
+        if is_applied_again:
+            self._restorer.bring_back_read_by(function)
 
     def prepare_replay(self, function: Any, recipe: Recipe) -> None:
         """Before a forward function that a replay may make again without a plan."""
@@ -331,7 +333,8 @@ class Executor:
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed."""
-        self._recipes.finish_drawing(function)
+        if self._recipes.drawn is not None:
+            self._recipes.finish_drawing(function)
 
     def complete(self, k: int, function: Any, serial: int = -1) -> None:
         """After forward operation k: finds what it left in the graph.
@@ -368,18 +371,22 @@ class Executor:
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
-        evictor, verifier = self.evictor, self.verifier
-        evictor.begin_operation()
+        evictor, table, verifier = self.evictor, self._table, self.verifier
+        evictor.operation += 1
         if verifier is not None:
             verifier.backward_runs(self.maps)
-        if self._table is not None:
-            self._actions.act(k, self._table)
-        self.crossing.recall_read_by(function)
+        if table is not None and (
+            k in table.acting or self._movements.observer is not None
+        ):
+            self._actions.act(k, table)
+        if self.crossing.arrays:
+            self.crossing.recall_read_by(function)
         known = self.functions.find(function)
         maps = () if known is None else known.maps
         if known is None or known.serial < 0:
             self.ledger.start_backward(function)
-        evictor.hold(maps)
+        if maps:
+            evictor.hold(maps)
         for live in maps:
             if live.vacated:
                 live.move_back()
@@ -413,8 +420,10 @@ class Executor:
         table = self._table
         if table is None:
             return
-        self._actions.drop(table.drops.get(k + 1, ()))
-        if k + 1 == table.update and self.crossing:
+        drops = table.drops.get(k + 1)
+        if drops is not None:
+            self._actions.drop(drops)
+        if k + 1 == table.update and self.crossing.arrays:
             self._actions.act(k + 1, table)
             self.crossing.recall_all()
 
@@ -514,12 +523,13 @@ class Executor:
 
     def pass_by(self, function: Any) -> None:
         """Before a forward function of which nothing is to be known."""
-        self.evictor.begin_operation()
-        self._restorer.bring_back_read_by(function)
+        self.evictor.operation += 1
+        if id(function) in self.functions.by_id:
+            self._restorer.bring_back_read_by(function)
 
     def before_unknown(self) -> None:
         """Before a backward function that is not known and misses nothing."""
-        self.evictor.begin_operation()
+        self.evictor.operation += 1
         self._prefetcher.prefetch(self.ledger.serial)
         self._prefetcher.open_window()
 

@@ -65,6 +65,8 @@ class Recipes:
 
     Attributes:
         prepares (bool): Whether functions of this iteration may be run again.
+        drawn (Hashable): What had been drawn before the forward under way, as
+            :func:`.drawing.position` tells; None if it does not matter.
     """
 
     def __init__(self, device: Device, maps: LiveMaps, may_drop: bool) -> None:
@@ -78,11 +80,11 @@ class Recipes:
         self._table: ActionTable | None = None
         self._replayed: Collection[int] | None = None  # operations; None: any
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
-        self._drawn: Hashable = None  # see drawing.position, before a forward
         self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what replays read in place of arrays that change, by node
         self.prepares = False
+        self.drawn: Hashable = None
 
     # -- iterations -----------------------------------------------------------
     def begin(self, table: ActionTable | None, may_switch: bool) -> None:
@@ -144,16 +146,12 @@ class Recipes:
 
     def start_drawing(self) -> None:
         """The forward begins: what is drawn from here on, it draws."""
-        self._drawn = drawing.position(self._on_gpu)
-
-    def forget_drawing(self) -> None:
-        """It does not matter what the forward to come draws."""
-        self._drawn = None
+        self.drawn = drawing.position(self._on_gpu)
 
     def finish_drawing(self, function: Any) -> None:
         """The forward has computed; see [written meanwhile]."""
-        drawn, self._drawn = self._drawn, None
-        if drawn is not None and drawing.position(self._on_gpu) != drawn:
+        drawn, self.drawn = self.drawn, None
+        if drawing.position(self._on_gpu) != drawn:
             self._maps.functions.know(function).note_drawn()
 
     def guard_replay(self) -> contextlib.AbstractContextManager[Any]:

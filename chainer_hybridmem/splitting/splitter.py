@@ -92,7 +92,7 @@ class Splitter:
         self._known: dict[Place, Way] = {}
         self._place = -1, 0
         self._awaited_place = -1, 0, ''
-        self._label = ''
+        self._find_label: Callable[[], str] = lambda: 'A function'
         self.awaited = 0
         self.used: dict[Place, Way] = {}
         self.changed = False
@@ -153,10 +153,13 @@ class Splitter:
         self._known.update(self.used)
         self._trials = None
 
-    def start_operation(self, k: int, label: str) -> None:
+    def ask_for_labels(self, find_label: Callable[[], str]) -> None:
+        """Says what tells the label of the operation under way."""
+        self._find_label = find_label
+
+    def start_operation(self, k: int) -> None:
         """Functions to come belong to operation ``k``."""
         self._place = k, 0
-        self._label = label
 
     def prepare(self, function: Any) -> None:
         """To be called right before a function's forward.
@@ -367,7 +370,8 @@ class Splitter:
         self.changed = True
         how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
         bits = '' if way.exact else ', equal up to rounding only'
-        self._tell(f'{self._label} ({place[2]}) does not fit as a whole: {how}{bits}')
+        label = self._find_label()
+        self._tell(f'{label} ({place[2]}) does not fit as a whole: {how}{bits}')
 
 
 class _Rest:

@@ -78,6 +78,6 @@ def test_an_entry_goes_with_its_object() -> None:
     table: ByOwner[int] = ByOwner()
     owner = Owner()
     table[owner] = 1
-    assert len(table._entries) == 1
+    assert len(table.by_id) == 1
     del owner
-    assert not table._entries
+    assert not table.by_id

@@ -193,7 +193,7 @@ def narrow(monkeypatch, most):
 
 def apply(splitter, k, x):
     function = sigmoid.Sigmoid()
-    splitter.start_operation(k, 'here')
+    splitter.start_operation(k)
     splitter.prepare(function)
     return function.forward((x,))[0], function
 

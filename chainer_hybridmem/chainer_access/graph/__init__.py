@@ -27,6 +27,7 @@ from chainer_hybridmem.chainer_access.graph.doors import (
 )
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
     FRAMEWORK,
+    StaticScheduleFunction,
     add_local_hook,
     communicates,
     function_name,
@@ -60,6 +61,7 @@ __all__ = [
     'Entry',
     'Pristine',
     'SlotRef',
+    'StaticScheduleFunction',
     'add_local_hook',
     'attribute_arrays',
     'backward_runs',

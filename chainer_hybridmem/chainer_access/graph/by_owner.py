@@ -30,9 +30,12 @@ class Entries(Generic[Known]):
     look-up takes a third of the time that a ``WeakKeyDictionary`` needs. An interrupt
     may break off the callback that forgets an entry: each look-up makes sure that the
     entry is not one of a dead object that had the same identity.
+
+    Attributes:
+        by_id (dict): Entries by identity; what is not there is not known.
     """
 
-    __slots__ = ('_entries', '_forget')
+    __slots__ = ('_forget', 'by_id')
 
     def __init__(self) -> None:
         entries: dict[int, Known] = {}
@@ -42,17 +45,17 @@ class Entries(Generic[Known]):
             if entries.get(key) is entry:
                 del entries[key]
 
-        self._entries = entries
+        self.by_id = entries
         self._forget = forget
 
     def find(self, owner: Any) -> Known | None:
         """What is known of an object, if anything is."""
-        entry = self._entries.get(id(owner))
+        entry = self.by_id.get(id(owner))
         return entry if entry is not None and entry() is owner else None
 
     def owners(self) -> Iterator[Any]:
         """Yields the objects that live."""
-        for entry in list(self._entries.values()):
+        for entry in list(self.by_id.values()):
             owner = entry()
             if owner is not None:
                 yield owner
@@ -60,7 +63,7 @@ class Entries(Generic[Known]):
     def add(self, owner: Any, entry: Known) -> None:
         """Takes in an entry that is complete: an interrupt may come anywhere."""
         entry.key = id(owner)
-        self._entries[entry.key] = entry
+        self.by_id[entry.key] = entry
 
 
 class _Valued(Entry, Generic[Value]):
@@ -85,7 +88,7 @@ class ByOwner(Entries[_Valued[Value]]):
 
     def get(self, owner: Any) -> Value | None:
         """The value of an object; None if it has none."""
-        entry = self._entries.get(id(owner))
+        entry = self.by_id.get(id(owner))
         return entry.value if entry is not None and entry() is owner else None
 
     def __contains__(self, owner: Any) -> bool:

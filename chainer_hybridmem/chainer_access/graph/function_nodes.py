@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import chainer
-from chainer.graph_optimizations.static_graph import StaticScheduleFunction
+from chainer.graph_optimizations.static_graph import (
+    StaticScheduleFunction as StaticScheduleFunction,
+)
 from chainer.variable import VariableNode
 
 from chainer_hybridmem.chainer_access.graph.nodes import node_array
@@ -39,17 +42,18 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return str(type(target(function)).__name__)
+    return type(vars(function).get('_function') or function).__name__
 
 
 def given_arrays(function: Any) -> list[str]:
     """Names of the arrays that a function has before its forward, such as a mask."""
-    kinds = chainer.get_array_types()
-    return [
-        name
-        for name, value in vars(target(function)).items()
-        if isinstance(value, kinds)
-    ]
+    kinds, own = _array_types(), vars(function).get('_function') or function
+    return [name for name, value in vars(own).items() if isinstance(value, kinds)]
+
+
+@functools.cache
+def _array_types() -> tuple[type, ...]:
+    return tuple(chainer.get_array_types())
 
 
 def retained_inputs(function: Any) -> list[Any]:
@@ -74,22 +78,17 @@ def is_unfinished(function: Any) -> bool:
     return function is None or function.inputs is None
 
 
-def refuse_static(function: Any, schedule: Any) -> None:
-    """Refuses a function that runs a recorded schedule instead of a graph.
-
-    Args:
-        function: About to run.
-        schedule: Chainer's setting ``schedule_func``: what is being recorded, if any.
+def refuse_static() -> NoReturn:
+    """Refuses a :class:`StaticScheduleFunction`: it runs a schedule, not a graph.
 
     Raises:
-        SessionError: If the function is part of a static chain.
+        SessionError: Always.
     """
-    if type(function) is StaticScheduleFunction or schedule is not None:
-        raise SessionError(
-            'The model uses @static_graph: its schedule keeps every array to itself, '
-            'and none can leave. Set chainer.config.use_static_graph = False, which '
-            'runs the same network define-by-run.'
-        )
+    raise SessionError(
+        'The model uses @static_graph: its schedule keeps every array to itself, '
+        'and none can leave. Set chainer.config.use_static_graph = False, which '
+        'runs the same network define-by-run.'
+    )
 
 
 def communicates(function: Any) -> bool:

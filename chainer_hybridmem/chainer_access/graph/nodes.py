@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from chainer.variable import VariableNode
+import chainer
 
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.devices.protocol import Array
@@ -48,8 +48,8 @@ _contents: ByOwner[Content] = ByOwner()
 
 def find_content(node: Any) -> Content:
     """The content of a node that retains an array; a new one for another array."""
-    if vars(VariableNode)['_update_data_info'] is not _take_over:
-        VariableNode._update_data_info = _take_over
+    if vars(chainer.Variable)['_set_array'] is not _set_array:
+        chainer.Variable._set_array = _set_array
     content = _contents.get(node)
     if content is None or content.array is None or content.array() is not node._data:
         content = _contents[node] = Content(weakref.ref(node._data))
@@ -58,19 +58,21 @@ def find_content(node: Any) -> Content:
 
 def is_node_away(node: Any) -> bool:
     """Whether a session has taken away what a node retains."""
+    if node._data is not None or id(node) not in _contents.by_id:
+        return False
     content = _contents.get(node)
-    return node._data is None and content is not None and content.array is None
+    return content is not None and content.array is None
 
 
-def _take_over(node: Any, array: Array | None) -> None:
-    """``VariableNode._update_data_info``: a variable has another array."""
-    content = _contents.get(node)
-    if content is not None and content.array is None and node._data is None:
+def _set_array(variable: Any, array: Array | None, **options: Any) -> None:
+    """``Variable._set_array``: the program gives a variable another array."""
+    node = variable._node
+    if node is not None and is_node_away(node):
         node._data = array
-    _chainers_update(node, array)
+    _chainers_set_array(variable, array, **options)
 
 
-_chainers_update = VariableNode._update_data_info
+_chainers_set_array = chainer.Variable._set_array
 
 
 def retained_array(node: Any) -> Array | None:

@@ -14,6 +14,7 @@ Note: [habits of a family]
 from __future__ import annotations
 
 import enum
+import functools
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +29,10 @@ from chainer_hybridmem.records.rules import Rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.search.feedback import Feedback
 from chainer_hybridmem.session.guides.forecast import Forecast
-from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.guides.operation_key import (
+    OperationKey,
+    find_fingerprint,
+)
 from chainer_hybridmem.session.guides.profiling_plan import (
     make_undisturbed_problem,
     makes_states,
@@ -433,6 +437,11 @@ class Guide:
         self.habits = ProgramHabits() if habits is None else habits
         self.profiled_again = False
         self._has_waited = False  # for optimizer states
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """Of the forward functions of its iterations."""
+        return find_fingerprint(self.signature)
 
     # -- what its iterations are for ------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.chainer_access import graph
@@ -20,17 +21,34 @@ def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
         tuple: Its class, shape and type of each input, names of arrays it is given.
     """
     return (
-        type(graph.target(function)).__name__,
+        graph.function_name(function),
         *[(x.shape, x.dtype.char) for x in in_data],
         *graph.given_arrays(function),
     )
 
 
-def make_backward_key(forward: int, name: str) -> OperationKey:
+def make_backward_key(forward: int, function: Any) -> OperationKey:
     """What a backward function is known by.
 
     Args:
         forward: The operation it belongs to; negative if that is of another iteration.
-        name: Of the function.
+        function: The function.
     """
-    return ('backward', forward) if forward >= 0 else ('backward', name)
+    return 'backward', forward if forward >= 0 else graph.function_name(function)
+
+
+def extend_fingerprint(before: int, function: Any, in_data: tuple[Any, ...]) -> int:
+    """Fingerprint of forward functions of which one more is about to run."""
+    shapes = [x.shape for x in in_data]
+    return hash((before, graph.function_name(function), *shapes))
+
+
+def find_fingerprint(operations: Iterable[OperationKey]) -> int:
+    """Fingerprint of the forward functions that come before the first backward."""
+    found = 0
+    for name, *parts in operations:
+        if name == 'backward':
+            break
+        shapes = [part[0] for part in parts if type(part) is tuple]
+        found = hash((found, name, *shapes))
+    return found

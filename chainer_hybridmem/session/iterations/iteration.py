@@ -9,7 +9,10 @@ from typing import Any
 from chainer_hybridmem import timing
 from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.operation_key import OperationKey
+from chainer_hybridmem.session.guides.operation_key import (
+    OperationKey,
+    find_fingerprint,
+)
 
 # In place of the number of a forward operation that is to complete.
 NESTED = -1  # a backward function has called it
@@ -69,7 +72,7 @@ class Iteration:
         quiet (bool): Whether functions are noted and nothing else; see
             loop, [quiet iterations].
         position (int): Operations that have begun.
-        label (str): Of the last one.
+        named (tuple of str): The last one: a path and its name, or what is said of it.
         last (tuple or None): Number and weak reference of a forward function that may
             not be complete yet.
         depth (int): Backward functions under way.
@@ -85,23 +88,23 @@ class Iteration:
             allocation id.
         labels (dict): Names of the model's gradients and persistent arrays when it
             began, by allocation id; only of an iteration that is recorded.
-        fingerprint (int or None): Of its forward functions, if they are looked at.
+        fingerprint (int or None): Of the forward functions of one that has begun
+            quietly, if they are looked at.
         knows (bool): Whether its functions become known: a quiet one notes them, until
             memory is short.
     """
 
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
-        'following', 'foreign_bytes', 'knows', 'label', 'labels', 'last',
-        'older_bytes', 'older_waits', 'plain_bytes', 'position', 'quiet', 'short',
-        'started', 'wary',
+        'following', 'foreign_bytes', 'knows', 'labels', 'last', 'named', 'older_bytes',
+        'older_waits', 'plain_bytes', 'position', 'quiet', 'short', 'started', 'wary',
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.following = Following()
         self.started = self.quiet = False
         self.position = 0
-        self.label = 'no operation yet'
+        self.named = '', 'no operation yet'
         self.last: tuple[int, weakref.ref[Any]] | None = None
         self.depth = 0
         self.backward_seen = False
@@ -147,7 +150,7 @@ class Iteration:
 
         Args:
             quiet: Whether functions are noted and nothing else.
-            fingerprint: Where that of its operations starts; None: there is none.
+            fingerprint: Of no operations; None if they are not looked at.
             wary: Whether maps of older graphs are away.
         """
         self.quiet, self.fingerprint, self.wary = quiet, fingerprint, wary
@@ -184,12 +187,6 @@ class Iteration:
         self.following.know(None)
 
     # -- operations -----------------------------------------------------------
-    def start_forward(self) -> int:
-        """A forward function is about to run; returns its number."""
-        k = self.position
-        self.position = k + 1
-        return k
-
     def start_backward(self) -> int:
         """A backward function is about to run; returns its number."""
         self.depth += 1
@@ -206,9 +203,11 @@ class Iteration:
             self.depth = depth
         return depth
 
-    def name_operation(self, label: str) -> None:
-        """The operation that has begun last is called so."""
-        self.label = label
+    @property
+    def label(self) -> str:
+        """Of the operation that has begun last."""
+        path, name = self.named
+        return path + name
 
     def wait_for(self, k: int, function: Any) -> None:
         """Forward operation k, or NESTED, completes at the next hook; NOTED has."""
@@ -219,9 +218,18 @@ class Iteration:
         """Whether no forward function is to complete at the next hook."""
         return self.last is None or self.last[0] == NOTED
 
-    def forget_last(self) -> None:
-        """The forward function that waited is complete, or has come to nothing."""
-        self.last = None
+    def find_fingerprint(self, looked_at: bool) -> int | None:
+        """Fingerprint of the forward functions of one that has ended.
+
+        Args:
+            looked_at: Whether it is wanted; else it is None.
+        """
+        if not looked_at or self.fingerprint is not None:
+            return self.fingerprint
+        guide = self.following.guide
+        if guide is not None:  # of exactly these operations
+            return guide.fingerprint
+        return find_fingerprint(self.following.operations)
 
     # -- memory is short ------------------------------------------------------
     def fall_short(self) -> None:
@@ -231,8 +239,3 @@ class Iteration:
     def stop_quiet(self) -> None:
         """All of its functions are known from now on, and what follows, too."""
         self.quiet = False
-
-    def add_to_fingerprint(self, function: Any, in_data: tuple[Any, ...]) -> None:
-        """Its fingerprint tells a forward function and the shapes of its inputs."""
-        shapes = [x.shape for x in in_data]
-        self.fingerprint = hash((self.fingerprint, type(function), *shapes))

@@ -99,12 +99,14 @@ class Learning:
             following.know(self._learn(iteration, recorder, guide))
             self._guidebook.end_learning(
                 following.operations[0],
-                iteration.fingerprint,
+                self._find_fingerprint(iteration),
                 seconds + timing.now() - start,
             )
-        self._guidebook.end(
-            following.guide, iteration.fingerprint, iteration.position, missed
-        )
+        fingerprint = self._find_fingerprint(iteration)
+        self._guidebook.end(following.guide, fingerprint, iteration.position, missed)
+
+    def _find_fingerprint(self, iteration: Iteration) -> int | None:
+        return iteration.find_fingerprint(self._guidebook.cautious)
 
     def _profile_outdated(self) -> None:
         """What may not be recomputed any more is planned anew."""
@@ -196,7 +198,7 @@ class Learning:
         following = iteration.following
         self._guidebook.miss(
             following.operations[0],
-            iteration.fingerprint,
+            self._find_fingerprint(iteration),
             0.0 if following.deviated else seconds,
             self._executor.counters.lost_seconds,
         )

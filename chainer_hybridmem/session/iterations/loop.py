@@ -27,6 +27,7 @@ Note: [asked for later]
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.guides.operation_key import (
     OperationKey,
+    extend_fingerprint,
     make_backward_key,
     make_forward_key,
 )
@@ -70,28 +72,28 @@ class LinkPath(chainer.LinkHook):
 
     Args:
         model (Link): Its links have names.
+
+    Attributes:
+        path (str): Of that link, with a slash at its end.
     """
 
     name = 'hybridmem-path'
 
     def __init__(self, model: chainer.Link) -> None:
         self._paths = {id(link): name for name, link in model.namedlinks()}
-        self._stack: list[str] = []
-
-    def label(self, name: str) -> str:
-        """A function's name behind the path of the link that calls it."""
-        path = self._stack[-1] if self._stack else ''
-        return f'{path}/{name}'
+        self._outer: list[str] = []
+        self.path = '/'
 
     def forward_preprocess(self, args: Any) -> None:
         """Before a link is called."""
         name = self._paths.get(id(args.link), args.link.name or '')
-        self._stack.append('' if name == '/' else name)
+        self._outer.append(self.path)
+        self.path = name if name == '/' else f'{name}/'
 
     def forward_postprocess(self, args: Any) -> None:
         """After a link has been called."""
-        if self._stack:
-            self._stack.pop()
+        if self._outer:
+            self.path = self._outer.pop()
 
 
 class Loop(chainer.FunctionHook):
@@ -151,6 +153,7 @@ class Loop(chainer.FunctionHook):
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
         self._executor.tell_found(self._guard_found)
         self._executor.tell_asked(self._note_read)
+        self._splitter.ask_for_labels(self._find_label)
 
     def enter(self, meet: Callable[[type], None] | None) -> None:
         """Hooks into functions, links and sums of gradients, in this thread.
@@ -178,7 +181,8 @@ class Loop(chainer.FunctionHook):
         with_graph = own.get('enable_backprop', shared['enable_backprop'])
         if with_graph or not iteration.depth:
             schedule = own.get('schedule_func', shared['schedule_func'])
-            graph.refuse_static(function, schedule)
+            if schedule is not None or type(function) is graph.StaticScheduleFunction:
+                graph.refuse_static()
         if not with_graph:  # it leaves nothing, as most in a backward function
             self._splitter.prepare(function)
             if not (iteration.quiet or graph.is_unfinished(function)):
@@ -192,8 +196,10 @@ class Loop(chainer.FunctionHook):
             return
         if self._is_broken_off(iteration):
             self._break_off(iteration)
-        self._instruments.enter()
-        self._complete_last(iteration)
+        if self._instruments.active:
+            self._instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
         key = make_forward_key(function, in_data)
         if not iteration.is_in_forward:
             self._end(iteration)
@@ -212,31 +218,35 @@ class Loop(chainer.FunctionHook):
         in_data: tuple[Any, ...],
         key: OperationKey,
     ) -> None:
-        if iteration.fingerprint is not None:
-            iteration.add_to_fingerprint(function, in_data)
-        k = iteration.start_forward()
-        label = self._path.label(graph.function_name(function))
-        self._start_operation(iteration, k, key, label)
-        self._rules.note(function, label, k)
-        self._executor.before_forward(k, function)
+        before = iteration.fingerprint
+        if before is not None:
+            iteration.fingerprint = extend_fingerprint(before, function, in_data)
+        k = iteration.position
+        iteration.position = k + 1
+        iteration.named = self._path.path, key[0]
+        self._start_operation(iteration, k, key)
+        if self._rules.active:
+            self._rules.note(function, iteration.label, k)
+        executor, recorder = self._executor, self._instruments.recorder
+        executor.before_forward(k, function)
         self._ledger.forwards[id(function)] = k
-        recorder = self._instruments.recorder
-        if recorder is None and self._executor.may_note(k):
+        if recorder is None and executor.may_note(k):
             self._ledger.note(k, function)
             iteration.wait_for(NOTED, function)
         else:
-            self._executor.functions.know(function).belong_to(iteration, k)
+            executor.functions.know(function).belong_to(iteration, k)
             iteration.wait_for(k, function)
         if self._meet is not None:
             self._meet(type(graph.target(function)))
         if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
-            recorder.forward_starts(label, function, specs, in_data)
+            recorder.forward_starts(iteration.label, function, specs, in_data)
         if self._replays.active:
             self._replays.prepare(function, in_data, self._splitter)
         else:
             self._splitter.prepare(function)
-        self._instruments.leave(starts_operation=True)
+        if self._instruments.active:
+            self._instruments.leave(starts_operation=True)
 
     def _start_nested(self, iteration: Iteration, function: Any) -> None:
         """A backward function makes a graph of its own, for another backward.
@@ -248,7 +258,8 @@ class Loop(chainer.FunctionHook):
         if iteration.quiet:
             self._ledger.note_nested(function)
         else:
-            self._complete_last(iteration)
+            if iteration.last is not None:
+                self._complete_last(iteration, iteration.last)
             self._ledger.forwards.pop(id(function), None)
             iteration.wait_for(NESTED, function)
         self._splitter.prepare(function)
@@ -282,21 +293,23 @@ class Loop(chainer.FunctionHook):
         if iteration.quiet:
             self._start_quiet_backward(iteration, function)
             return
-        self._instruments.enter()
-        self._complete_last(iteration)
+        instruments = self._instruments
+        if instruments.active:
+            instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
         k = iteration.start_backward()
         if self._replays.watching:
             self._replays.start_backward()
         forward = self._find_forward(iteration, function)
-        name = graph.function_name(function)
-        label = f'backward of {name}'
-        self._start_operation(iteration, k, make_backward_key(forward, name), label)
+        iteration.named = 'backward of ', graph.function_name(function)
+        self._start_operation(iteration, k, make_backward_key(forward, function))
         self._executor.before_backward(k, function)
-        recorder = self._instruments.recorder
-        if recorder is not None:
-            label = recorder.label_of(forward, label)
-            recorder.backward_starts(label, function, forward)
-        self._instruments.leave(starts_operation=True)
+        if instruments.recorder is not None:
+            label = instruments.recorder.label_of(forward, iteration.label)
+            instruments.recorder.backward_starts(label, function, forward)
+        if instruments.active:
+            instruments.leave(starts_operation=True)
 
     def backward_postprocess(
         self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
@@ -307,32 +320,34 @@ class Loop(chainer.FunctionHook):
         if iteration.quiet:
             self._end_quiet_backward(iteration, function)
             return
-        self._instruments.enter()
-        self._complete_last(iteration)
+        if self._instruments.active:
+            self._instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
         self._executor.after_backward(iteration.position - 1, function)
         if not iteration.end_backward():
-            self._splitter.start_operation(-1, iteration.label)
-        self._instruments.leave(starts_operation=False)
+            self._splitter.start_operation(-1)
+        if self._instruments.active:
+            self._instruments.leave(starts_operation=False)
 
     # -- operations -----------------------------------------------------------
-    def _start_operation(
-        self, iteration: Iteration, k: int, key: OperationKey, label: str
-    ) -> None:
+    def _start_operation(self, iteration: Iteration, k: int, key: OperationKey) -> None:
         """What is allocated from here on belongs to operation k."""
-        iteration.name_operation(label)
         if not iteration.following.fits(k, key):
             self._redirect(iteration, k)
-        self._splitter.start_operation(k, label)
+        self._splitter.start_operation(k)
         self._instruments.start_operation(k)
 
-    def _complete_last(self, iteration: Iteration) -> None:
+    def _complete_last(
+        self, iteration: Iteration, last: tuple[int, weakref.ref[Any]]
+    ) -> None:
         """Chainer sets retained arrays after a function's hooks have run."""
-        if iteration.last is None:
+        iteration.last = None
+        k, reference = last
+        if k == NOTED:
             return
-        k, reference = iteration.last
-        iteration.forget_last()
         function = reference()
-        if k == NOTED or graph.is_unfinished(function):
+        if graph.is_unfinished(function):
             return
         recorder = self._instruments.recorder
         if recorder is None and k >= 0 and self._executor.is_idle(k):
@@ -351,16 +366,17 @@ class Loop(chainer.FunctionHook):
         self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
     ) -> None:
         """A forward function is about to run."""
-        if iteration.fingerprint is not None:
-            iteration.add_to_fingerprint(function, in_data)
+        before = iteration.fingerprint
+        if before is not None:
+            iteration.fingerprint = extend_fingerprint(before, function, in_data)
         if iteration.wary:
             self._executor.pass_by(function)
-        k = iteration.start_forward()
+        k = iteration.position
+        iteration.position = k + 1
         self._ledger.note(k, function)
         if self._rules.active:
-            label = self._path.label(graph.function_name(function))
-            self._rules.note(function, label, k)
-        self._splitter.start_operation(k, '')
+            self._rules.note(function, self._find_label(), k)
+        self._splitter.start_operation(k)
         if self._replays.active:
             self._replays.prepare(function, in_data, self._splitter)
         else:
@@ -375,7 +391,7 @@ class Loop(chainer.FunctionHook):
         if self._replays.watching:
             self._replays.start_backward()
         self._ledger.start_backward(function)
-        self._splitter.start_operation(k, '')
+        self._splitter.start_operation(k)
         if iteration.wary:
             executor = self._executor
             if not executor.functions.is_known(function):
@@ -394,15 +410,20 @@ class Loop(chainer.FunctionHook):
         if iteration.wary and self._executor.functions.is_known(function):
             self._executor.after_backward(iteration.position - 1, function)
         if not depth:
-            self._splitter.start_operation(-1, '')
+            self._splitter.start_operation(-1)
 
-    def _label_quiet_operation(self) -> str:
-        """The label of the operation under way."""
+    def _name_quiet_operation(self, iteration: Iteration) -> None:
+        """Names the operation under way, as is done for others where they begin."""
         function = self._ledger.find_current()
         name = 'a function' if function is None else graph.function_name(function)
-        if self._ledger.running:
-            return f'backward of {name}'
-        return self._path.label(name)
+        path = 'backward of ' if self._ledger.running else self._path.path
+        iteration.named = path, name
+
+    def _find_label(self) -> str:
+        """The label of the operation under way."""
+        if self.iteration.quiet:
+            self._name_quiet_operation(self.iteration)
+        return self.iteration.label
 
     # -- a beginning ----------------------------------------------------------
     def _begin(self, iteration: Iteration, key: OperationKey) -> None:
@@ -443,7 +464,8 @@ class Loop(chainer.FunctionHook):
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
-        iteration.start(quiet=True, fingerprint=self._first_fingerprint(), wary=wary)
+        fingerprint = 0 if self._guidebook.cautious else None
+        iteration.start(quiet=True, fingerprint=fingerprint, wary=wary)
         return True
 
     def _begin_known(
@@ -472,10 +494,7 @@ class Loop(chainer.FunctionHook):
             iteration.note_labels(self._arrays.find_labels())
         self._replays.begin(passive=not (planned or recorded))
         self._device.memory.reset_peak()
-        iteration.start(fingerprint=self._first_fingerprint())
-
-    def _first_fingerprint(self) -> int | None:
-        return 0 if self._guidebook.cautious else None
+        iteration.start()
 
     def _follow(self, guide: Guide, may_switch: bool) -> None:
         table = guide.table
@@ -603,7 +622,8 @@ class Loop(chainer.FunctionHook):
         iteration = self.iteration
         if iteration.is_complete:
             self._instruments.enter()
-            self._complete_last(iteration)
+            if iteration.last is not None:
+                self._complete_last(iteration, iteration.last)
             self._end(iteration)
             iteration.end()
             self._executor.forget_dead()
@@ -695,11 +715,10 @@ class Loop(chainer.FunctionHook):
         """All that has run so far is known from now on, and what follows, too."""
         if iteration.quiet:
             self._begin_to_know(iteration)
-            label = self._label_quiet_operation()
+            self._name_quiet_operation(iteration)
             iteration.stop_quiet()
-            iteration.name_operation(label)
             self._executor.know_older(self._ledger.older)
-            self._splitter.start_operation(iteration.position - 1, label)
+            self._splitter.start_operation(iteration.position - 1)
         noted = self._executor.know_all()
         if noted is not None and iteration.awaits_nothing:
             k, function = noted
@@ -719,13 +738,11 @@ class Loop(chainer.FunctionHook):
     def describe_progress(self, number: int) -> Progress:
         """How far the iteration has come, which has this number."""
         iteration = self.iteration
-        if iteration.quiet:
-            iteration.name_operation(self._label_quiet_operation())
         return Progress(
             number,
             iteration.started,
             iteration.position,
-            iteration.label,
+            self._find_label(),
             iteration.depth,
             iteration.backward_seen,
         )

@@ -34,6 +34,7 @@ class Instruments:
         lateness (Lateness or None): Finds swap-ins that come late.
         log (AllocationLog or None): Logs allocations for an arena.
         placing (bool): Whether allocations have planned offsets.
+        active (bool): Whether one of the first three is in use.
         trace_requested (bool): Whether the next guided iteration is to be traced.
         timeline (Measured or None): Of the iteration traced last.
     """
@@ -49,7 +50,7 @@ class Instruments:
         self.tracer: Tracer | None = None
         self.lateness: Lateness | None = None
         self.log: AllocationLog | None = None
-        self.placing = False
+        self.placing = self.active = False
         self.trace_requested = False
         self.timeline: Measured | None = None
 
@@ -98,6 +99,7 @@ class Instruments:
     def record(self, trial: bool, draft: bool, together: bool) -> Recorder:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""
         self.recorder = Recorder(self._device, self._executor, trial, draft)
+        self.active = True
         self.recorder.enter()
         if not together:
             self.recorder.keep_small_apart()
@@ -105,7 +107,7 @@ class Instruments:
 
     def time(self) -> None:
         """Times the iteration's operations."""
-        self.stopwatch = Stopwatch(self._device)
+        self.stopwatch, self.active = Stopwatch(self._device), True
         if self.stopwatch.observes:
             self._executor.observe(self.stopwatch)
         self.stopwatch.enter()
@@ -116,7 +118,7 @@ class Instruments:
 
     def trace(self) -> None:
         """Traces the iteration."""
-        self.tracer = Tracer(self._device)
+        self.tracer, self.active = Tracer(self._device), True
         self._executor.observe(self.tracer)
         self.tracer.enter()
 
@@ -151,7 +153,12 @@ class Instruments:
     def take_recorder(self) -> Recorder | None:
         """Hands out what records the iteration; it records no more."""
         recorder, self.recorder = self.recorder, None
+        self._note_ended()
         return recorder
+
+    def _note_ended(self) -> None:
+        instruments = self.recorder, self.stopwatch, self.tracer
+        self.active = any(one is not None for one in instruments)
 
     def take_log(self) -> AllocationLog | None:
         """Hands out the log, to be finished by the caller."""
@@ -198,6 +205,7 @@ class Instruments:
         """It is no iteration of the plan it has followed; a recording goes on."""
         self.stopwatch = self.lateness = None
         self._stop_tracing()
+        self._note_ended()
         self.stop_placing()
 
     def discard(self) -> None:
