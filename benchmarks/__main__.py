@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser('list', help='names every benchmark')
     one = commands.add_parser('run', help='runs one benchmark', add_help=False)
     one.add_argument('rest', nargs=argparse.REMAINDER)
-    page = commands.add_parser('render', help='writes docs/results.md from the results')
+    page = commands.add_parser('render', help='writes the pages of results')
     page.add_argument('--check', action='store_true', help='only says if it is stale')
     options = parser.parse_args(arguments)
     if options.command == 'list':

@@ -1,58 +1,119 @@
 """Writes the pages that follow from the committed JSON of ``benchmarks/results``.
 
-    python -m benchmarks render           # results.md, gallery.md, which_planner.md
+    python -m benchmarks render           # results, all tables, gallery, which_planner
     python -m benchmarks render --check   # exits 1 if a page is stale
 
-``benchmarks.tables`` lists the sections of the first. Each of them says on which
-machine, with which versions, at which commit and on which day its figures were
-measured, as far as the result file says so.
+``benchmarks.tables.SUMMARIES`` lists the tables of ``docs/results.md``; those in full
+are in the pages ``tables_*.md`` beside the results, as ``benchmarks.tables.PAGES`` has
+them. Each of these says on which machine, with which versions, at which commit and on
+which day its figures were measured, as far as the result file says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import pathlib
+import posixpath
+import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks import tables
 from benchmarks.tables import choice, gallery
+from benchmarks.tables.form import anchor
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
 PAGE = ROOT / 'docs' / 'results.md'
+TABLES = RESULTS  # folder of the tables in full
 GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
 CHOICE = ROOT / 'docs' / 'guide' / 'which_planner.md'
+TABLES_FOLDER, GUIDE_FOLDER = 'benchmarks/results', 'docs/guide'
 COLUMNS = 100
 VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
-HEAD = (
-    """What has been measured and predicted, and where? Every table below comes from a
-    result file in `benchmarks/results`.""",
-    '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
-    """[benchmarks/README.md](../benchmarks/README.md) lists the scripts that
-    measure. Machines are shared: compare figures within one table, and prefer ratios
-    to seconds. *Measured* means on a CPU; no figure of this page comes from a real GPU.
-    *Predicted* means that the simulator computed it, for a [modelled
-    GPU](guide/estimate.md) where one is named. The [glossary](README.md#words)
-    explains the words.""",
+LINK = re.compile(r'\]\(([^)\s:#]+)')
+WRITTEN = (
+    '<!-- python -m benchmarks render writes this page; edit what it is made of -->'
 )
+HEAD = """What has been measured and predicted, and what does it say? *Measured* means
+    on a CPU: no figure comes from a real GPU. *Predicted* means that the simulator
+    computed it, for a [modelled GPU](guide/estimate.md) where one is named. Machines
+    are shared: compare figures within one table, and prefer ratios to seconds. The last
+    line below a table leads to all of its rows, with machine, versions and commit."""
+REST = """Each page has its tables in full.
+    [benchmarks/README.md](../benchmarks/README.md) lists the scripts that measure."""
+TABLES_HEAD = """Every row, with machine, versions and commit. [Results](results.md)
+    says what matters of it; the [glossary](README.md#words) explains the words."""
 
 
 def render() -> str:
-    """Returns the page for the result files as they are now."""
-    parts = ['# Results\n', *(f'{_wrapped(text)}\n' for text in HEAD)]
-    for section in tables.SECTIONS:
+    """Returns the page of results for the result files as they are now."""
+    parts = ['# Results', _wrapped(HEAD), WRITTEN]
+    for summary in tables.SUMMARIES:
+        bodies = [read(name) for name in summary.names]
+        parts.append(f'## {summary.title}')
+        parts.append(_wrapped(summary.says(*bodies)))
+        parts += _paragraphs(summary.render(*bodies))
+        links = ', '.join(f'[{title}]({_address(title)})' for title in summary.details)
+        parts.append(_wrapped(f'*In full: {links}; {_measured(bodies)}.*'))
+    parts += ['## Every table', _wrapped(REST)]
+    for name, (title, sections) in tables.PAGES.items():
+        listed = '; '.join(f'[{s.title}]({_address(s.title)})' for s in sections)
+        page = f'[{title}](../benchmarks/results/{name}.md)'
+        parts.append(_wrapped(f'**{page}**: {listed}.'))
+    return '\n\n'.join(parts) + '\n'
+
+
+def render_tables(page: str) -> str:
+    """Returns one page of tables in full.
+
+    Args:
+        page: Name of its file, without the ending.
+    """
+    title, sections = tables.PAGES[page]
+    parts = [f'# {title}', _wrapped(_moved(TABLES_HEAD, TABLES_FOLDER)), WRITTEN]
+    for section in sections:
         bodies = {name: read(name) for name in section.names}
-        parts.append(f'## {section.title}\n')
-        parts.append(_wrapped(section.text) + '\n')
-        parts += [f'{part}\n' for part in _paragraphs(section, *bodies.values())]
-        for name, body in bodies.items():
-            parts.append(_wrapped(source_line(name, body)) + '\n')
-    return '\n'.join(parts)
+        parts.append(f'## {section.title}')
+        parts.append(_wrapped(_moved(section.text, TABLES_FOLDER)))
+        parts += _paragraphs(section.render(*bodies.values()))
+        parts += [
+            _wrapped(_moved(source_line(name, body), TABLES_FOLDER))
+            for name, body in bodies.items()
+        ]
+    return '\n\n'.join(parts) + '\n'
+
+
+def _address(title: str) -> str:
+    """Returns where a table is in full, from ``docs``."""
+    for name, (_, sections) in tables.PAGES.items():
+        if title in {section.title for section in sections}:
+            return f'../benchmarks/results/{name}.md#{anchor(title)}'
+    raise LookupError(f'no table is called {title!r}')
+
+
+def _measured(bodies: Sequence[dict[str, Any]]) -> str:
+    found = [body['environment'] for body in bodies]
+    days = sorted({environment['date'] for environment in found})
+    commits = dict.fromkeys(environment['commit'] for environment in found)
+    return f'{" to ".join(dict.fromkeys((days[0], days[-1])))}, commit ' + ', '.join(
+        commits
+    )
+
+
+def _moved(text: str, folder: str) -> str:
+    """Returns text whose links lead from another folder instead of ``docs``."""
+
+    def move(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join('docs', match.group(1)))
+        return f']({posixpath.relpath(target, folder)}'
+
+    return LINK.sub(move, text)
 
 
 def render_gallery() -> str:
@@ -69,7 +130,7 @@ def render_choice() -> str:
 
 
 def _page(parts: list[str], name: str, body: dict[str, Any]) -> str:
-    source = source_line(name, body).replace('](..', '](../..')
+    source = _moved(source_line(name, body), GUIDE_FOLDER)
     blocks = [p if p.startswith(('#', '|', '!', '```')) else _wrapped(p) for p in parts]
     return '\n\n'.join([*blocks, _wrapped(source)]) + '\n'
 
@@ -109,9 +170,9 @@ def source_line(name: str, body: dict[str, Any]) -> str:
     return f'*{link}: {machine}; {versions}; {threads}; {commit}; {found["date"]}.*'
 
 
-def _paragraphs(section: tables.Section, *bodies: dict[str, Any]) -> list[str]:
-    """Returns the tables and paragraphs of a section; paragraphs are wrapped."""
-    parts = section.render(*bodies).rstrip().split('\n\n')
+def _paragraphs(text: str) -> list[str]:
+    """Returns tables and paragraphs; paragraphs are wrapped."""
+    parts = text.rstrip().split('\n\n')
     return [part if part.startswith(('|', '- ')) else _wrapped(part) for part in parts]
 
 
@@ -122,6 +183,14 @@ def _wrapped(text: str) -> str:
     )
 
 
+def _pages() -> Iterator[tuple[pathlib.Path, Callable[[], str]]]:
+    yield PAGE, render
+    yield GALLERY, render_gallery
+    yield CHOICE, render_choice
+    for name in tables.PAGES:
+        yield TABLES / f'{name}.md', functools.partial(render_tables, name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes or checks the pages; returns the exit status."""
     parser = argparse.ArgumentParser(description='Write pages from the results.')
@@ -130,8 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     status = 0
-    pages = {PAGE: render, GALLERY: render_gallery, CHOICE: render_choice}
-    for path, render_page in pages.items():
+    for path, render_page in _pages():
         page = render_page()
         if not options.check:
             path.write_text(page)

@@ -5,7 +5,7 @@
                                                 [--output FOLDER]
 
 ``*-host``: recorded on this machine's CPU, copies throttled to 72 MB/s as in
-docs/results.md; on a quiet machine, for on a busy one the threads of BLAS wait for
+host_methods.py; on a quiet machine, for on a busy one the threads of BLAS wait for
 each other. ``*-estimated``: extrapolated from two small recordings onto the model of a
 GPU. With ``--gpu``, instead: recorded on the GPU of this machine, as ``*-LABEL``
 (default ``h200``).

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from benchmarks.tables import batches, checks, costs, memory, planning, ranks, training
-from benchmarks.tables.form import Section
+from benchmarks.tables.form import Section, Summary
+from benchmarks.tables.summaries import SUMMARIES
 
-SECTIONS: tuple[Section, ...] = (
-    *training.SECTIONS,
-    *planning.SECTIONS,
-    *ranks.SECTIONS,
-    *batches.SECTIONS,
-    *memory.SECTIONS,
-    *checks.SECTIONS,
-    *costs.SECTIONS,
-)
+# The pages of all tables in full, by the name of their file, with their titles.
+PAGES: dict[str, tuple[str, tuple[Section, ...]]] = {
+    'tables_training': ('Training under a limit', training.SECTIONS),
+    'tables_planning': ('Plans and planning', planning.SECTIONS),
+    'tables_ranks': ('Several processes', ranks.SECTIONS),
+    'tables_batches': ('Batches and devices', batches.SECTIONS),
+    'tables_memory': ('Memory', memory.SECTIONS),
+    'tables_checks': ('Bits and programs', checks.SECTIONS),
+    'tables_costs': ('What single parts cost', costs.SECTIONS),
+}
+
+__all__ = ['PAGES', 'SUMMARIES', 'Section', 'Summary']

@@ -160,6 +160,32 @@ def online_choice(body: Body) -> str:
     return table(head, lines)
 
 
+def public_reports(body: Body) -> str:
+    """Returns programs after public bug reports, one row for each and its limit."""
+    rows = body['rows']
+    planners = list(dict.fromkeys(row['planner'] for row in rows))
+    head = ['program', 'limit', 'same bits', 'guided']
+    head += ['no planner named' if ' ' in name else f'`{name}`' for name in planners]
+    lines = []
+    for program, share in dict.fromkeys((row['program'], row['share']) for row in rows):
+        same = [
+            row for row in rows if (row['program'], row['share']) == (program, share)
+        ]
+        told = {row['planner']: ratio(row['cpu_ratio']) or row['error'] for row in same}
+        guided = sorted({row['guided_iterations'] for row in same})
+        span = ' to '.join(dict.fromkeys(map(str, (guided[0], guided[-1]))))
+        lines.append(
+            [
+                program,
+                f'{100 * share:g} %',
+                yes(all(row['same_bits'] for row in same)),
+                f'{span} of {same[0]["iterations"]}',
+                *(told.get(planner) for planner in planners),
+            ]
+        )
+    return table(head, lines)
+
+
 SECTIONS = (
     Section(
         ('host_exactness',),
@@ -217,6 +243,17 @@ SECTIONS = (
         """The same for one session each; where an iteration takes seconds, 12 of them,
         and medians of the first and of the last six.""",
         programs,
+    ),
+    Section(
+        ('public_reports',),
+        'Programs after public bug reports',
+        """Small programs that do what public reports about other packages tell of:
+        penalties of gradients, weights that are normalised, several updates, new sizes
+        and lengths, graphs that live over several iterations. CPU time over plain
+        Chainer's, in turns, of all iterations: learning and planning count, and the
+        programs are short. *Guided*: iterations that have followed a plan, over the
+        planners.""",
+        public_reports,
     ),
     Section(
         ('programs_costs',),

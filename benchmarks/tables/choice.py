@@ -19,9 +19,9 @@ HEAD = (
     'restriction costs.',
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     'The figures are those of [every planner on every shipped profile]'
-    '(../results.md#every-planner-on-every-shipped-profile). Times are predicted by '
-    'the simulator. [Choosing a limit and a planner](choosing.md) says '
-    'how to make this comparison for your own network.',
+    '(../../benchmarks/results/tables_planning.md#every-planner-on-every-shipped-profile'
+    '). Times are predicted by the simulator. [Choosing a limit and a planner]'
+    '(choosing.md) says how to make this comparison for your own network.',
 )
 
 

@@ -1,8 +1,9 @@
-"""How the tables of ``docs/results.md`` are written: cells, tables and sections."""
+"""How the tables of the results are written: cells, tables and sections."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ Body = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One section of the page.
+    """One table in full, with how to read it.
 
     Attributes:
         names (tuple of str): Result files, without their ending.
         title (str): Its heading.
-        text (str): What the table shows, and how to read it.
+        text (str): What the table shows, and how to read it. Links lead from ``docs``.
         render (callable): Takes the content of each file, returns Markdown.
     """
 
@@ -24,6 +25,30 @@ class Section:
     title: str
     text: str
     render: Callable[..., str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """One table of ``docs/results.md``: the rows that answer a user's question.
+
+    Attributes:
+        names (tuple of str): Result files, without their ending.
+        title (str): Its heading.
+        says (callable): Takes the content of each file, returns what the table says.
+        render (callable): Takes the content of each file, returns Markdown.
+        details (tuple of str): Titles of the sections that have it in full.
+    """
+
+    names: tuple[str, ...]
+    title: str
+    says: Callable[..., str]
+    render: Callable[..., str]
+    details: tuple[str, ...]
+
+
+def anchor(title: str) -> str:
+    """Returns the anchor that a code host gives a heading."""
+    return re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-')
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -333,7 +333,7 @@ SECTIONS = (
     ),
     Section(
         ('pools',),
-        'Footprint of pools and layouts over the peak load',
+        'Footprint of pools and layouts',
         """Above: plain Chainer in the setting of Zhang et al., Table I. Below:
         iterations on a modelled V100 with 16 GB, in-core, as planned and with relaxed
         positions. All pools: [pools.md](../benchmarks/results/pools.md).""",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.tables.form import (
@@ -21,13 +22,18 @@ from benchmarks.tables.form import (
 EQUAL = 1e-4  # as fast as the fastest, as in hybridmem compare
 
 
-def compare(body: Body) -> str:
-    """Returns every planner over all profiles and limits, the best ones first."""
+def compare(body: Body, chosen: Sequence[str] = ()) -> str:
+    """Returns planners over all profiles and limits, the best ones first.
+
+    Args:
+        body: Content of ``rivals_compare.json``.
+        chosen: Planners to show; all if empty.
+    """
     cases: dict[tuple[str, int], list[Body]] = {}
     for row in body['rows']:
         cases.setdefault((row['profile'], row['memory_limit_bytes']), []).append(row)
     lines = []
-    for planner in dict.fromkeys(row['planner'] for row in body['rows']):
+    for planner in chosen or dict.fromkeys(row['planner'] for row in body['rows']):
         rows = [row for row in body['rows'] if row['planner'] == planner]
         lines.append((planner, *_over_all(rows, cases), len(rows)))
     lines.sort(key=lambda line: (-line[1], line[2]))
@@ -285,11 +291,11 @@ SECTIONS = (
     ),
     Section(
         ('rivals_autoswap',),
-        'Largest cut of memory without overhead, beside AutoSwap',
-        """CIFAR-10 shapes, batch 100, on a modelled GTX 1080 Ti. *At most* is what
-        the bound does not exclude. *Speed* is that of the device model, or calibrated
-        on the VGG-16 of Zhang et al., who publish 30.9 % for VGG-16 and 34.2 % for
-        ResNet-50. More:
+        'Largest cut of memory without overhead',
+        """As AutoSwap: CIFAR-10 shapes, batch 100, modelled GTX 1080 Ti. *At most* is
+        what the bound does not exclude. *Speed* is that of the device model, or
+        calibrated on the VGG-16 of Zhang et al., who publish 30.9 % for VGG-16 and
+        34.2 % for ResNet-50. More:
         [rivals_autoswap.md](../benchmarks/results/rivals_autoswap.md).""",
         autoswap,
     ),

@@ -226,7 +226,7 @@ SECTIONS = (
     ),
     Section(
         ('paper_ito',),
-        'ResNet-50, GoogLeNet and AlexNet on a modelled V100',
+        'Three networks on a modelled V100',
         """Predicted time over in-core time with 16 GB (10^9 bytes), each network at
         the largest batch size of the sweep. Compute times are calibrated on the 316
         images/s that Ito et al. measured for ResNet-50. *Passes* are recompute

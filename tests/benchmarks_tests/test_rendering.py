@@ -1,4 +1,4 @@
-"""``docs/results.md`` shows what the committed result files say."""
+"""The pages of results show what the committed result files say."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ def test_a_stale_page_is_told(rendering, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rendering, 'PAGE', page)
     assert rendering.main(['--check']) == 1
     assert 'results.md is stale' in capsys.readouterr().err
+
+
+def test_a_stale_page_of_tables_is_told(rendering, tmp_path, monkeypatch, capsys):
+    for name in rendering.tables.PAGES:
+        (tmp_path / f'{name}.md').write_text(rendering.render_tables(name))
+    monkeypatch.setattr(rendering, 'TABLES', tmp_path)
+    assert rendering.main(['--check']) == 0
+    stale = tmp_path / 'tables_ranks.md'
+    stale.write_text(stale.read_text().replace('x |', 'y |'))
+    assert rendering.main(['--check']) == 1
+    assert 'tables_ranks.md is stale' in capsys.readouterr().err
+
+
+def test_the_page_of_results_leads_to_every_table(rendering):
+    page = rendering.PAGE.read_text()
+    for name, (_, sections) in rendering.tables.PAGES.items():
+        text = (rendering.TABLES / f'{name}.md').read_text()
+        for section in sections:
+            heading = rendering.anchor(section.title)
+            assert f'/{name}.md#{heading})' in page, section.title
+            assert f'## {section.title}\n' in text
 
 
 @pytest.mark.parametrize('name', ['gallery', 'choice'])

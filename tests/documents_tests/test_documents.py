@@ -17,6 +17,7 @@ PACKAGE = ROOT / 'chainer_hybridmem'
 DOCS = sorted((ROOT / 'docs').rglob('*.md'))
 PAGES = [
     *(ROOT / 'README.md', ROOT / 'CHANGELOG.md', ROOT / 'benchmarks' / 'README.md'),
+    *(TABLES := sorted((ROOT / 'benchmarks' / 'results').glob('tables_*.md'))),
     *DOCS,
 ]
 GENERATED = {
@@ -26,6 +27,7 @@ GENERATED = {
     'results.md',
     'gallery.md',
     'which_planner.md',
+    *(page.name for page in TABLES),
 }
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 COLUMNS = 100
