@@ -20,6 +20,7 @@ from typing import Any
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import commands, planners
+from chainer_hybridmem.planners import registry
 from chainer_hybridmem.session.setting.options import Options
 
 FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
@@ -280,10 +281,18 @@ def _api() -> Iterator[str]:
     yield from (f'.. autoclass:: chainer_hybridmem.{name}' for name in RETURNED)
     yield _heading('Errors')
     yield from (f'.. autoclass:: {name}\n   :show-inheritance:' for name in errors)
+    yield _heading('Planners')
+    yield _wrapped(
+        'The rule of each, what is interpreted of its paper, and what differs. '
+        '``docs/reference/planners.md`` says which one to take.'
+    )
+    for file in registry.FILES:
+        yield _heading(', '.join(planner.name for planner in file.PLANNERS), '~')
+        yield f'.. automodule:: {file.__name__}\n   :no-members:'
 
 
-def _heading(text: str) -> str:
-    return f'{text}\n{"-" * len(text)}'
+def _heading(text: str, line: str = '-') -> str:
+    return f'{text}\n{line * len(text)}'
 
 
 def _is_error(item: Any) -> bool:

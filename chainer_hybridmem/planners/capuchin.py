@@ -13,7 +13,7 @@ out and in.
   the others' recompute takes: a chain whose source is gone is longer by that source's
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
-- Run-time feedback: :mod:`chainer_hybridmem.search.feedback`.
+- Run-time feedback: ``search/feedback``.
 - Swaps are decoupled: compute waits only when memory is asked for. Recomputes are
   collective. Both are the simulator's.
 
@@ -39,7 +39,7 @@ What is interpreted:
 - Bytes saved at the peak are not the load at every moment, and replays need memory.
   While the simulator says that the choice does not fit, choosing goes on by the same
   rule. If no candidate is left, recomputes are given up as in
-  :mod:`chainer_hybridmem.planners.superneurons`; the plan's options say how many.
+  ``superneurons``; the plan's options say how many.
 - A prediction should be what training will come to. So the feedback is rehearsed: it
   acts on ``rehearsals`` simulated iterations before the plan is handed over.
 """

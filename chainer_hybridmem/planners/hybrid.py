@@ -2,24 +2,28 @@
 
 A problem of a few feature maps has all its assignments simulated. Else:
 
-1. The relaxation of :mod:`.bound` gives the proven bound and, per feature map,
+1. The relaxation of ``search/bound`` gives the proven bound and, per feature map,
    the fractions at which it is attained.
-2. Simulated annealing on simulated time (:mod:`.local_search`): hot rounds from
+2. Simulated annealing on simulated time (``search/local_search``): hot rounds from
    everything swapped and from the relaxation rounded, each twice, because single
    rounds get stuck now and then. With more than ``MANY_MAPS`` feature maps, rounds one
    after the other from the relaxation rounded, evened out over maps that are alike;
    with more than ``SPREAD_MAPS`` the first of them change many maps at once
-   (:func:`.spread`).
+   (``spread``).
 3. Unless the plan is already as close to the bound as ``tolerance``: the other
    planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
    ones).
 4. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
-5. What leaves without making the plan faster stays (:func:`.undo_useless_moves`).
+5. What leaves without making the plan faster stays (``undo_useless_moves``).
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
 With the same options and without a time budget, it is the same in every process.
+
+Why annealing: the space is rough, because one more kept map can make a chain of replays
+fit or not; neighbours cost one simulation; and the bound says when to stop. Annealing
+proves nothing by itself, the gap does.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Memory-Efficient Backpropagation". Notation, theirs:
 =========  ==================================================================
 symbol     meaning
 =========  ==================================================================
-V          nodes: here those of :mod:`.replay_graph`
+V          nodes: here those of ``search/replay_graph``
 L          lower set: whatever its nodes read is in it
 boundary   of L: its nodes that are read outside it
 L_1 … L_k  a canonical strategy: growing lower sets, L_k = V

@@ -37,7 +37,7 @@ from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.search.candidates import accept
 from chainer_hybridmem.simulation.problem import Problem
 
-_FILES = (
+FILES = (
     in_core,
     swap_all,
     pooch,
@@ -54,7 +54,7 @@ _FILES = (
     carry,
 )
 PLANNERS: dict[str, Planner | PlannerFunction] = {
-    planner.name: planner for file in _FILES for planner in file.PLANNERS
+    planner.name: planner for file in FILES for planner in file.PLANNERS
 }
 """Ours by name. A plain function is a planner without traits."""
 DEFAULT = hybrid.HYBRID.name
