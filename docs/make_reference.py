@@ -9,13 +9,14 @@ Descriptions are those of the docstrings and of the command line's help.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import inspect
 import pathlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer_hybridmem as hybridmem
@@ -180,12 +181,22 @@ def _commands() -> Iterator[str]:
         'bits differ in `verify`, something does not work in `doctor`); 2 the command '
         'line cannot be understood; 130 interrupted; 141 nobody reads the output.'
     )
-    for name, sub in _subparsers(parser).items():
+    subs = _subparsers(parser)
+    shared = _shared_flags(subs.values())
+    for name, sub in subs.items():
         yield f'## `hybridmem {name}`'
         for paragraph in (sub.description or '').split('\n\n'):
             if paragraph.strip():
-                yield _wrapped(paragraph)
-        yield '\n'.join(_flags(sub))
+                yield _wrapped(_linked(paragraph))
+        told = list(_flags(sub))
+        own = '\n'.join(flag for _, flag in told if flag not in shared)
+        if own:
+            yield own
+        also = ', '.join(f'`{name}`' for name, flag in told if flag in shared)
+        if also:
+            yield _wrapped(f'[Also](#flags-of-several-commands): {also}.')
+    yield '## Flags of several commands'
+    yield '\n'.join(shared)
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -195,7 +206,24 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
     raise LookupError('the command line has no sub-commands')
 
 
-def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+def _shared_flags(parsers: Iterable[argparse.ArgumentParser]) -> list[str]:
+    """Returns the flags that mean the same in several commands.
+
+    A flag that means something else in others is one only if it does so in most.
+    """
+    flags = [flag for parser in parsers for flag in _flags(parser)]
+    meanings = collections.defaultdict(set)
+    for name, line in flags:
+        meanings[name].add(line)
+    return [
+        line
+        for (name, line), times in collections.Counter(flags).items()
+        if name.startswith('-') and times > (1 if len(meanings[name]) == 1 else 2)
+    ]
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Returns name and line of each flag."""
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
             continue
@@ -203,7 +231,7 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
         needed = ' (required)' if action.required and action.option_strings else ''
         meaning = _linked(_help(action))
         text = f'{words}{needed}: {meaning}' if meaning else f'{words}{needed}'
-        yield _wrapped(text, initial='- ', following='  ')
+        yield re.split('[ ,`]', words)[1], _wrapped(text, initial='- ', following='  ')
 
 
 def _spelled(action: argparse.Action) -> str:

@@ -39,7 +39,7 @@ class BatchCommand(base.Command):
         network = parser.add_argument_group('network')
         arguments.add_network(network, batchsize=False)
         estimating.add_device(parser.add_argument_group('device'), arguments.size)
-        estimating.add_samples(parser.add_argument_group('samples'), in_parts=True)
+        estimating.add_model(parser, in_parts=True)
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )

@@ -1,4 +1,4 @@
-"""``hybridmem compare``: all planners on recorded iterations."""
+"""``hybridmem compare``: planners on recorded iterations."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 FEWEST_LIMITS = 2
 SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search longer
+# What a reader compares: plain Chainer, only copies, the best published search, only
+# recomputing, and the default. Planners of other packages are there to be compared.
+USUAL = ('in-core', 'swap-all', 'pooch', 'checkpoint-dp', 'hybrid')
 NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
@@ -40,7 +43,7 @@ class CompareCommand(base.Command):
     """
 
     name = 'compare'
-    help = 'compare all planners on recorded iterations'
+    help = 'compare planners on recorded iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
@@ -61,13 +64,16 @@ class CompareCommand(base.Command):
         what.add_argument(
             '--list-profiles', action='store_true', help='list the shipped profiles'
         )
-        parser.add_argument(
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
             '--planner',
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='planners to compare; default all',
+            help=f'planners to compare; default {", ".join(USUAL)} and those of other '
+            'packages',
         )
+        which.add_argument('--all', action='store_true', help='compare all planners')
         arguments.add_time_budget(parser)
         arguments.add_cross_iteration(parser)
         arguments.add_host_limit(parser)
@@ -98,7 +104,7 @@ class CompareCommand(base.Command):
         outputs.check_outputs(args.output, args.json, inputs=args.profiles)
         if args.output is not None:
             canvas.check(args.output)
-        planners = choose_planners(args.planner)
+        planners = choose_planners(args.planner, args.all)
         options = budgets(planners, args.time_budget)
         problems = read_problems(
             args.profiles,
@@ -124,6 +130,9 @@ class CompareCommand(base.Command):
                 for path, p in problems.items()
             ]
         told += over_all(cases, rows)
+        if args.planner is None and not args.all:
+            left = len(choose_planners(None, everyone=True)) - len(planners)
+            told.append(f'{left} other planners are not shown; --all adds them.')
         outputs.publish('\n\n'.join(told), published(rows), args.json)
         if args.output is not None:
             draw(rows, problems, args.output)
@@ -157,17 +166,22 @@ def several(text: str) -> int:
     return number
 
 
-def choose_planners(named: Sequence[str] | None) -> list[str]:
-    """The named planners, once each; else all that need no options.
+def choose_planners(named: Sequence[str] | None, everyone: bool = False) -> list[str]:
+    """The named planners, once each; else the usual ones, or all that need no options.
+
+    Args:
+        named: Planners that are asked for.
+        everyone: Whether all are, if none is named.
 
     Raises:
         UnknownNameError: If there is no such planner.
     """
-    from chainer_hybridmem.planners import check_name, names, needs_options
+    from chainer_hybridmem.planners import PLANNERS, check_name, names, needs_options
 
     if named:
         return [check_name(name) for name in dict.fromkeys(named)]
-    return [name for name in names() if not needs_options(name)]
+    found = [name for name in names() if not needs_options(name)]
+    return [n for n in found if everyone or n in USUAL or n not in PLANNERS]
 
 
 def read_problems(

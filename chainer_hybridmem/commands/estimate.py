@@ -67,7 +67,7 @@ class EstimateCommand(base.Command):
             help='choose the algorithm of each convolution, and with it the workspace, '
             'together with the plan',
         )
-        estimating.add_samples(parser.add_argument_group('samples'))
+        estimating.add_model(parser)
         parser.add_argument(
             '--planner', metavar='NAME', help='default: that of optimize()'
         )

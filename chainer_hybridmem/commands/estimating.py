@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
 
+STUDIES = 'for research'  # heading of options that most users leave alone
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 
 
@@ -38,6 +39,18 @@ def add_device(group: Any, limit: Any = arguments.Limit) -> None:
         group, limit, default="the GPU's memory or, on a CPU, all the RAM"
     )
     arguments.add_sharing(group)
+
+
+def add_model(parser: argparse.ArgumentParser, in_parts: bool = False) -> None:
+    """Adds the options that change how the estimate is made, below a heading.
+
+    Args:
+        parser: Parser of the command.
+        in_parts: As for :func:`arguments.add_sample_batches`.
+    """
+    group = parser.add_argument_group(
+        STUDIES, 'what the model assumes, and what is recorded for it'
+    )
     group.add_argument(
         '--convolution',
         choices=('cudnn', 'im2col'),
@@ -61,15 +74,6 @@ def add_device(group: Any, limit: Any = arguments.Limit) -> None:
         metavar='B',
         help='... with this batch size',
     )
-
-
-def add_samples(group: Any, in_parts: bool = False) -> None:
-    """Adds the options that say what is recorded.
-
-    Args:
-        group: Group of the parser's arguments.
-        in_parts: As for :func:`arguments.add_sample_batches`.
-    """
     arguments.add_recording_device(
         group,
         '--record-on',

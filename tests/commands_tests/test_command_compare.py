@@ -44,8 +44,28 @@ def compare(hybridmem, *arguments):
     return rows
 
 
-def test_all_planners_by_default(profile, hybridmem):
+def test_some_planners_by_default(profile, hybridmem):
+    usual = ['in-core', 'swap-all', 'pooch', 'checkpoint-dp', 'hybrid']
     rows = compare(hybridmem, 'p.json', *LIMIT)
+    assert [row['planner'] for row in rows] == usual
+    _, out, _ = hybridmem('compare', 'p.json', *LIMIT)
+    left = len(PLANNERS) - len(usual) - len(('manual', 'carry'))
+    assert out.endswith(f'\n\n{left} other planners are not shown; --all adds them.\n')
+    shown = [line.split()[0] for line in out.splitlines() if line.split()]
+    assert [name for name in PLANNERS if name in shown] == usual
+    for others in (('--all',), ('--planner', *usual)):
+        _, out, _ = hybridmem('compare', 'p.json', *LIMIT, *others)
+        assert 'not shown' not in out
+
+
+def test_all_or_named(profile, hybridmem):
+    status, _, err = hybridmem('compare', 'p.json', *LIMIT, '--all', *QUICK)
+    assert status == 2
+    assert 'not allowed with argument --all' in err
+
+
+def test_all_planners(profile, hybridmem):
+    rows = compare(hybridmem, 'p.json', *LIMIT, '--all')
     told = {'manual', 'carry'}
     assert [row['planner'] for row in rows] == [n for n in PLANNERS if n not in told]
     for row in rows:
@@ -55,7 +75,7 @@ def test_all_planners_by_default(profile, hybridmem):
 def test_figures_are_those_of_the_plans(profile, hybridmem):
     problem = make_problem(profile)
     limit_bytes = int(problem.in_core_peak_bytes * 0.6)
-    for row in compare(hybridmem, 'p.json', *LIMIT):
+    for row in compare(hybridmem, 'p.json', *LIMIT, '--all'):
         if not row['fits']:
             continue
         plan = make_plan(problem, limit_bytes, row['planner'])
@@ -79,14 +99,15 @@ def test_a_planner_that_does_not_fit_is_a_row(profile, hybridmem):
 
 
 def test_nothing_fits(profile, hybridmem):
-    rows = compare(hybridmem, 'p.json', '--memory-limit', '1KiB')
+    limit = ('--memory-limit', '1KiB', '--all')
+    rows = compare(hybridmem, 'p.json', *limit)
     assert not any(row['fits'] for row in rows)
-    _, out, _ = hybridmem('compare', 'p.json', '--memory-limit', '1KiB')
+    _, out, _ = hybridmem('compare', 'p.json', *limit)
     assert out.count('The least memory of any plan') == 1  # one reason for all
 
 
 def test_everything_fits(profile, hybridmem):
-    for row in compare(hybridmem, 'p.json', '--memory-limit', '1TB'):
+    for row in compare(hybridmem, 'p.json', '--memory-limit', '1TB', '--all'):
         assert row['fits']
         assert row['peak_bytes'] <= make_problem(profile).in_core_peak_bytes
 
@@ -239,7 +260,8 @@ def test_a_planner_that_fails_is_a_row(profile, hybridmem, monkeypatch):
 def test_what_must_be_told_something_is_left_out(profile, hybridmem, monkeypatch):
     lazy = dataclasses.replace(PLANNERS['swap-all'], needs_options=True)
     monkeypatch.setitem(PLANNERS, 'manual', lazy)
-    assert 'manual' not in {r['planner'] for r in compare(hybridmem, 'p.json', *LIMIT)}
+    rows = compare(hybridmem, 'p.json', *LIMIT, '--all')
+    assert 'manual' not in {row['planner'] for row in rows}
     rows = compare(hybridmem, 'p.json', *LIMIT, '--planner', 'manual')
     assert len(rows) == 1
 

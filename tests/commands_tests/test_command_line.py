@@ -53,6 +53,24 @@ def test_version_and_help(hybridmem):
         assert hybridmem(command.name, '--help')[0] == 0
 
 
+@pytest.mark.parametrize('command', ['estimate', 'batch'])
+def test_flags_for_research_have_a_heading_of_their_own(command, hybridmem):
+    _, out, _ = hybridmem(command, '--help')
+    before, _, below = out.partition('\nfor research:\n')
+    told = {line.split()[0] for line in below.splitlines() if line.startswith('  --')}
+    assert told == {
+        '--convolution',
+        '--recompute',
+        '--images-per-second',
+        '--calibrate-batch',
+        '--record-on',
+        '--sample-batches',
+        '--samples',
+    }
+    described = before.partition('\n\n')[2]  # behind the line of usage
+    assert not [flag for flag in told if f'\n  {flag} ' in described]
+
+
 def test_runs_as_a_module():
     result = python('-m', 'chainer_hybridmem', '--version')
     assert result.stdout == f'hybridmem {version.describe()}\n'
