@@ -45,8 +45,9 @@ HEAD = """What has been measured and predicted, and what does it say? *Measured*
     computed it, for a [modelled GPU](guide/estimate.md) where one is named. Machines
     are shared: compare figures within one table, and prefer ratios to seconds. The last
     line below a table leads to all of its rows, with machine, versions and commit."""
-REST = """Each page has its tables in full.
-    [benchmarks/README.md](../benchmarks/README.md) lists the scripts that measure."""
+REST = """Each page begins with a list of its tables;
+    [benchmarks/README.md](../benchmarks/README.md) has the scripts that measure, each
+    with its table."""
 TABLES_HEAD = """Every row, with machine, versions and commit. [Results](results.md)
     says what matters of it; the [glossary](README.md#words) explains the words."""
 
@@ -62,10 +63,11 @@ def render() -> str:
         links = ', '.join(f'[{title}]({_address(title)})' for title in summary.details)
         parts.append(_wrapped(f'*In full: {links}; {_measured(bodies)}.*'))
     parts += ['## Every table', _wrapped(REST)]
-    for name, (title, sections) in tables.PAGES.items():
-        listed = '; '.join(f'[{s.title}]({_address(s.title)})' for s in sections)
-        page = f'[{title}](../benchmarks/results/{name}.md)'
-        parts.append(_wrapped(f'**{page}**: {listed}.'))
+    pages = (
+        f'[{title}](../benchmarks/results/{name}.md)'
+        for name, (title, _) in tables.PAGES.items()
+    )
+    parts.append(_wrapped(f'{", ".join(pages)}.'))
     return '\n\n'.join(parts) + '\n'
 
 
@@ -77,6 +79,7 @@ def render_tables(page: str) -> str:
     """
     title, sections = tables.PAGES[page]
     parts = [f'# {title}', _wrapped(_moved(TABLES_HEAD, TABLES_FOLDER)), WRITTEN]
+    parts.append('\n'.join(f'- [{s.title}](#{anchor(s.title)})' for s in sections))
     for section in sections:
         bodies = {name: read(name) for name in section.names}
         parts.append(f'## {section.title}')

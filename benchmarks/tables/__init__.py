@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from benchmarks.tables import batches, checks, costs, memory, planning, ranks, training
+from benchmarks.tables import (
+    batches,
+    checks,
+    choice,
+    costs,
+    memory,
+    planning,
+    ranks,
+    training,
+)
 from benchmarks.tables.form import Section, Summary
 from benchmarks.tables.summaries import SUMMARIES
 
 # The pages of all tables in full, by the name of their file, with their titles.
 PAGES: dict[str, tuple[str, tuple[Section, ...]]] = {
     'tables_training': ('Training under a limit', training.SECTIONS),
-    'tables_planning': ('Plans and planning', planning.SECTIONS),
+    'tables_planning': (
+        'Plans and planning',
+        (*planning.SECTIONS, *choice.SECTIONS),
+    ),
     'tables_ranks': ('Several processes', ranks.SECTIONS),
     'tables_batches': ('Batches and devices', batches.SECTIONS),
     'tables_memory': ('Memory', memory.SECTIONS),

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.tables.form import Body, actions, overhead, seconds, table
+from benchmarks.tables.form import Body, Section, actions, overhead, seconds, table
 from benchmarks.tables.planning import EQUAL, short_seconds
 
 DEFAULT = 'hybrid'
@@ -49,14 +49,8 @@ def page(body: Body) -> list[str]:
         'Near the in-core peak nearly every planner is free, because copies hide '
         'behind computing. Near the least memory the kinds part: swapping alone waits '
         'for the link, recomputing alone does not fit everywhere.',
-        '## Which network',
-        'At the third of the six limits. *Copies only* and *recomputing only* are the '
-        'fastest plans that do nothing else.',
-        _networks(rows, body),
-        'Where copies alone cost much, the link is slow beside computing. Where '
-        'recomputing alone costs little, most of the memory is in outputs of '
-        'normalizations, activations and other functions that are quick to run '
-        'again.',
+        'How it is for each of the networks: [table](../../benchmarks/results/'
+        'tables_planning.md#plans-of-each-shipped-profile).',
     ]
 
 
@@ -159,7 +153,9 @@ def _limits_of(body: Body) -> dict[str, list[int]]:
     return {profile: sorted(limits) for profile, limits in found.items()}
 
 
-def _networks(rows: list[Body], body: Body) -> str:
+def networks(body: Body) -> str:
+    """Returns the plans of each profile at its third limit."""
+    rows = [row for row in body['rows'] if row['fits']]
     lines = []
     for profile, limits in _limits_of(body).items():
         own = [row for row in rows if case(row) == (profile, limits[2])]
@@ -192,3 +188,16 @@ def _fastest(own: Sequence[Body]) -> str:
 def _mean(gaps: Iterable[float]) -> float:
     """Returns the geometric mean of ratios minus 1, minus 1."""
     return math.expm1(statistics.fmean(math.log1p(gap) for gap in gaps))
+
+
+SECTIONS = (
+    Section(
+        ('rivals_compare',),
+        'Plans of each shipped profile',
+        """At the third of the six limits. *Copies only* and *recomputing only* are the
+        fastest plans that do nothing else. Where copies alone cost much, the link is
+        slow beside computing. Where recomputing alone costs little, most of the memory
+        is in outputs of functions that are quick to run again.""",
+        networks,
+    ),
+)

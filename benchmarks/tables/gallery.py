@@ -16,30 +16,26 @@ HEAD = (
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     '`python -m benchmarks run gallery` runs all examples and makes the pictures.',
     'The examples need the extras `plot` and `autoswap` (for the digits of '
-    'scikit-learn), no GPU and no download. Each takes less than two minutes on two '
-    'cores. `--share 0.5` sets another limit, as a share of the peak of plain Chainer; '
-    '`--help` names all options.',
+    'scikit-learn), no GPU and no download. `--share 0.5` sets another limit, as a '
+    'share of the peak of plain Chainer. Each program begins with what is special '
+    'about its network.',
 )
 FIGURES = (
     'CPU time is that of all threads, per iteration, the median of the last third of '
-    'the iterations; its ratio is the median over the same iterations. A session keeps '
-    'memory between iterations, which plain NumPy asks of the system again: so the '
-    'ratio can be below 1. Many small functions, and lengths that never come again, '
-    'cost the most. In the example with two processes, waiting for the other one '
-    'counts, too.'
+    'the iterations. A session keeps memory between iterations, which plain NumPy asks '
+    'of the system again: so the ratio can be below 1. Many small functions, and '
+    'lengths that never come again, cost the most. In the example with two processes, '
+    'waiting for the other one counts, too.'
 )
 DECISIONS = (
-    'The last column says what the plan that was followed last decides about feature '
-    'maps; a GAN and double backprop consist of two iterations, of which this is the '
-    'second. A copy on a CPU is one from RAM to RAM, so plans rather swap than '
-    'recompute. '
-    '`--link-bandwidth 100MB/s` slows copies down to what a bus would do for a GPU, in '
-    'proportion; plans then recompute as well.'
+    'The last column says what the plan that was followed last decides; a GAN and '
+    'double backprop consist of two iterations. A copy on a CPU is one from RAM to '
+    'RAM, so plans rather swap than recompute; `--link-bandwidth 100MB/s` slows copies '
+    'down to what a bus would do for a GPU.'
 )
 PICTURES = (
     'The pictures show the memory in use during the last iteration: plain Chainer in '
-    'grey, the session in blue, the limit in red. While they were drawn, memory was '
-    'sampled at every function, which takes time of its own.'
+    'grey, the session in blue, the limit in red.'
 )
 
 
@@ -80,13 +76,11 @@ def _link(title: str) -> str:
 
 def _section(name: str, text: str) -> list[str]:
     title, _, rest = text.partition(':')
-    first, *others = rest.strip().split('\n\n')
+    first = rest.strip().split('\n\n')[0]
     command = COMMANDS.get(name, COMMAND).format(name=name)
     return [
         f'## {title}',
-        f'{first[0].upper()}{first[1:]}',
-        *(paragraph.replace('``', '`') for paragraph in others),
-        f'The program is [{name}.py](../../examples/gallery/{name}.py).',
+        f'{first[0].upper()}{first[1:]} [Program](../../examples/gallery/{name}.py).',
         f'```sh slow\n{command}\n```',
         f'![{title}: memory of one iteration](../pictures/gallery/{name}.png)',
     ]

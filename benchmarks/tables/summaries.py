@@ -279,6 +279,28 @@ def reports_says(body: Body) -> str:
     )
 
 
+def reports(body: Body) -> str:
+    """Returns one row for each program and limit."""
+    planners = list(dict.fromkeys(row['planner'] for row in body['rows']))
+    shown = [name for name in planners if name in {'none named', 'hybrid'}]
+    cases: dict[tuple[str, float], dict[str, Body]] = {}
+    for row in body['rows']:
+        cases.setdefault((row['program'], row['share']), {})[row['planner']] = row
+    head = ['program', 'limit', 'same bits', 'no planner named', '`hybrid`']
+    return table(
+        head,
+        [
+            [
+                program,
+                f'{100 * share:g} %',
+                yes(all(row['same_bits'] for row in rows.values())),
+                *(ratio(rows[n]['cpu_ratio']) or rows[n]['error'] for n in shown),
+            ]
+            for (program, share), rows in cases.items()
+        ],
+    )
+
+
 def ranks_measured(body: Body) -> str:
     """Returns what processes gain that know of each other."""
     head = ['network', 'processes', 'memory', 'plain', 'plans for a link alone']
@@ -398,7 +420,7 @@ SUMMARIES = (
         ('public_reports',),
         'What others have stumbled over',
         reports_says,
-        checks.public_reports,
+        reports,
         ('Programs after public bug reports',),
     ),
     Summary(

@@ -44,11 +44,12 @@ def test_a_stale_page_of_tables_is_told(rendering, tmp_path, monkeypatch, capsys
 def test_the_page_of_results_leads_to_every_table(rendering):
     page = rendering.PAGE.read_text()
     for name, (_, sections) in rendering.tables.PAGES.items():
+        assert f'/{name}.md)' in page
         text = (rendering.TABLES / f'{name}.md').read_text()
         for section in sections:
             heading = rendering.anchor(section.title)
-            assert f'/{name}.md#{heading})' in page, section.title
-            assert f'## {section.title}\n' in text
+            assert f'](#{heading})' in text, section.title
+            assert f'\n## {section.title}\n' in text
 
 
 @pytest.mark.parametrize('name', ['gallery', 'choice'])
