@@ -326,7 +326,9 @@ SECTIONS = (
         """CIFAR-10 shapes, batch 100, modelled GTX 1080 Ti, planner `hybrid`, layout
         `exact`. *At most* is what the bound does not exclude. Zhang et al. publish
         30.9 % (VGG-16) and 34.2 % (ResNet-50) of the load, and at least 60 % of the
-        footprint of CnMem below 15 % overhead. More:
+        footprint of CnMem below 15 % overhead. VGGs stop short of that because
+        nothing smaller can be planned: parameters, gradients and momentum stay, where
+        AutoSwap moves weights, too. More:
         [combined.md](../benchmarks/results/combined.md),
         [picture](../benchmarks/results/combined.png).""",
         combined,
