@@ -52,6 +52,35 @@ def test_the_page_of_results_leads_to_every_table(rendering):
             assert f'\n## {section.title}\n' in text
 
 
+def test_figures_of_the_readme_are_those_of_the_results(rendering):
+    cells = [
+        [cell.strip() for cell in line.strip('|').split('|')]
+        for line in (ROOT / 'README.md').read_text().splitlines()
+        if line.startswith('|')
+    ]
+    shown = {line[0].partition(' (')[0].strip('`'): line[1:] for line in cells}
+    rows = rendering.read('host_methods')['rows']
+    names = {'in-core': 'none'}
+    for row in (row for row in rows if row['arch'] == 'resnet50'):
+        name = names.get(row['planner'], row['planner'])
+        if name in shown:
+            seconds, peak = f'{row["iteration_seconds"]:.2f}', row['peak_bytes'] / 1e6
+            assert shown[name][:2] == [seconds, f'{peak:,.0f} MB']
+    assert {'none', 'swap-all', 'superneurons', 'pooch', 'hybrid'} <= set(shown)
+    programs = rendering.read('programs_after')['rows']
+    told = {
+        row['program']: [
+            f'{other["cpu_last"]:.2f}'
+            for other in programs
+            if (other['program'], other['limit'] == '200 %') == (row['program'], False)
+        ]
+        for row in programs
+        if row['program'] in shown
+    }
+    assert len(told) == 6
+    assert {name: shown[name][1:] for name in told} == told
+
+
 @pytest.mark.parametrize('name', ['gallery', 'choice'])
 def test_other_stale_pages_are_told(rendering, name, tmp_path, monkeypatch, capsys):
     page = tmp_path / f'{name}.md'
