@@ -134,6 +134,19 @@ def test_names_of_the_code_are_there(page):
         assert not missing, f'`{name}`'
 
 
+@pytest.mark.parametrize('page', DOCS, ids=name_of)
+def test_notes_that_are_named_are_there(page):
+    text = ' '.join(page.read_text().split())
+    for place, note in re.findall(r'(?:`([\w/.]+)`, )?Note: \[([^]]+)\]', text):
+        found = [
+            path
+            for path in PACKAGE.rglob('*.py')
+            if f'Note: [{note}]\n' in path.read_text()
+        ]
+        assert found, note
+        assert any(str(PACKAGE / place) in str(path) for path in found), place
+
+
 def test_methods_are_in_the_files_that_are_named():
     text = (ROOT / 'docs' / 'internals' / 'where.md').read_text()
     named = re.findall(r'`(\w+)(?:\.(\w+))?` \(`([\w/]+\.py)`\)', text)
