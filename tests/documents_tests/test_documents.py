@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.session.setting.options import Options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -157,6 +158,15 @@ def test_methods_are_in_the_files_that_are_named():
             rf'^(?:class|def) {owner}\b|^{owner} = ', code, re.MULTILINE
         ), owner
         assert re.search(rf'^ +(?:def )?{method or ""}\b', code, re.MULTILINE), method
+
+
+def test_states_that_are_drawn_are_those_of_the_code():
+    text = (ROOT / 'docs' / 'internals' / 'architecture.md').read_text()
+    drawing = text.partition('## The states of a live map')[2].split('```')[1]
+    assert set(re.findall(r'[A-Z]+', drawing)) == {state.name for state in State}
+    moves = set(re.findall(r'[a-z]+(?:_[a-z]+)*', drawing)) - {'by', 'a', 'replay'}
+    assert moves == {move for move in moves if callable(getattr(LiveMap, move, None))}
+    assert len(moves) > 5
 
 
 def test_rows_of_the_report_are_those_of_the_code():
