@@ -44,7 +44,7 @@ from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
-from chainer_hybridmem.execution.movements import Movements
+from chainer_hybridmem.execution.mover import Mover
 from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.records.plan import Action
@@ -181,16 +181,16 @@ class Prefetcher:
     Args:
         device (Device): Has the memory.
         maps (LiveMaps): All feature maps.
-        movements (Movements): Starts the copies.
+        mover (Mover): Starts the copies.
 
     Attributes:
         active (bool): Whether maps may be stray.
     """
 
-    def __init__(self, device: Device, maps: LiveMaps, movements: Movements) -> None:
+    def __init__(self, device: Device, maps: LiveMaps, mover: Mover) -> None:
         self._device = device
         self._maps = maps
-        self._movements = movements
+        self._mover = mover
         self._scheduled: Collection[int] = ()  # storages that a plan brings back
         self._queue: list[LiveMap] | None = None  # the next one last; None: not made
         self._load_before = 0  # of the operation under way
@@ -253,7 +253,7 @@ class Prefetcher:
                     return
                 try:
                     with device.memory.without_reclaim():
-                        self._movements.start_swap_in(live)
+                        self._mover.start_swap_in(live)
                 except MemoryError:  # not in one piece
                     return
                 free_bytes -= live.nbytes
@@ -295,7 +295,7 @@ class Evictor:
     Args:
         device (Device): Has the memory.
         maps (LiveMaps): All feature maps.
-        movements (Movements): Moves them.
+        mover (Mover): Moves them.
         restorer (Restorer): Tells which can be made again.
         prefetcher (Prefetcher): Is told what does not come back yet.
         cheap (CheapReplays): Tells which need not be copied.
@@ -314,7 +314,7 @@ class Evictor:
         self,
         device: Device,
         maps: LiveMaps,
-        movements: Movements,
+        mover: Mover,
         restorer: Restorer,
         prefetcher: Prefetcher,
         cheap: CheapReplays,
@@ -322,7 +322,7 @@ class Evictor:
     ) -> None:
         self._device = device
         self._maps = maps
-        self._movements = movements
+        self._mover = mover
         self._restorer = restorer
         self._prefetcher = prefetcher
         self._cheap = cheap
@@ -448,7 +448,7 @@ class Evictor:
                 return
             try:
                 if not self._may_drop(live) or not self._cheap.is_cheaper(live):
-                    self._movements.start_swap_out(live)
+                    self._mover.start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -456,22 +456,22 @@ class Evictor:
     def evict(self, live: LiveMap) -> None:
         """Frees the device memory of a map, or finds out that it cannot go."""
         if live.state is State.COMING:
-            self._movements.finish_swap_in(live)
+            self._mover.finish_swap_in(live)
             self._prefetcher.put_off(live)
         if self._may_drop(live) and self._cheap.is_cheaper(live):
-            self._movements.drop(live, checked=True)
+            self._mover.drop(live, checked=True)
         else:
-            self._movements.put_away(live)
+            self._mover.put_away(live)
             without_room = live.state is State.RESIDENT and live.host.copy is None
             may_drop = without_room and self._may_drop(live)
             if may_drop and self._restorer.find_maker(live) is not None:
-                self._movements.drop(live)
+                self._mover.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
-            self._movements.counters.count_eviction(live.storage >= 0)
+            self._mover.counters.count_eviction(live.storage >= 0)
 
     def _may_drop(self, live: LiveMap) -> bool:
         return not self.rules.is_copied(live)
@@ -503,7 +503,7 @@ class Evictor:
             if missing_bytes <= 0:
                 return
             if not live.slots.name_present():
-                self._movements.start_swap_out(live)
+                self._mover.start_swap_out(live)
                 missing_bytes -= live.nbytes
 
     def clear(self) -> None:
@@ -511,7 +511,7 @@ class Evictor:
         self._note_operation()
         candidates = list(self._find_candidates())
         for live in candidates:
-            self._movements.start_swap_out(live)
+            self._mover.start_swap_out(live)
         for live in candidates:
             self.evict(live)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device, HostCopy
@@ -18,76 +18,13 @@ from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.crossing import Crossing
 from chainer_hybridmem.execution.evictor import Evictor, PassiveRules, Prefetcher
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.live_maps import LiveMaps, PlannedMaps
-from chainer_hybridmem.execution.movements import Counters, Look, Movements
+from chainer_hybridmem.execution.live_map import State
+from chainer_hybridmem.execution.live_maps import LiveMaps
+from chainer_hybridmem.execution.mover import Counters, Mover, Observers
 from chainer_hybridmem.execution.replayer import Asked, Recipes, Restorer
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Recipe, Slot
 from chainer_hybridmem.records.rules import Rules
-
-if TYPE_CHECKING:
-    from chainer_hybridmem.execution.movements import Observer
-    from chainer_hybridmem.execution.verifier import Verifier
-
-
-class PlanActions:
-    """Carries out the actions of a plan.
-
-    Args:
-        planned (PlannedMaps): Finds the maps of a plan.
-        movements (Movements): Moves them.
-        restorer (Restorer): Makes them again.
-    """
-
-    def __init__(
-        self, planned: PlannedMaps, movements: Movements, restorer: Restorer
-    ) -> None:
-        self._planned = planned
-        self._movements = movements
-        self._restorer = restorer
-
-    def act(self, k: int, table: ActionTable) -> None:
-        """Does what the plan has before operation k."""
-        movements = self._movements
-        for live in self._find_all(table.swap_outs.get(k, ())):
-            movements.start_swap_out(live)
-        for live in self._find_all(table.releases.get(k, ())):
-            movements.release(live)
-            movements.vacate(live)
-        self.drop(table.drops.get(k, ()))
-        if movements.observer is not None:
-            movements.observer.released()
-        for live in self._find_all(table.swap_ins.get(k, ())):
-            movements.start_swap_in(live)
-        for live in self._find_all(table.needs.get(k, ())):
-            movements.finish_swap_in(live)
-        replays = table.replays.get(k)
-        if replays:
-            self._restorer.replay_all(replays, table.recipes)
-
-    def drop(self, storages: Iterable[int]) -> None:
-        """Drops maps for good, or to be recomputed."""
-        for live in self._find_all(storages):
-            self._movements.drop_planned(live)
-
-    def catch_up(self, table: ActionTable, k: int) -> None:
-        """Does what a plan does to maps that leave before operation k."""
-        for actions, act in (
-            (table.swap_outs, self._movements.start_swap_out),
-            (table.releases, self._movements.release),
-            (table.drops, self._movements.drop_planned),
-        ):
-            for position in sorted(p for p in actions if p < k):
-                for live in self._find_all(actions[position]):
-                    act(live)
-
-    def _find_all(self, storages: Iterable[int]) -> Iterator[LiveMap]:
-        """The maps of storages, as far as the iteration has made them."""
-        for storage in storages:
-            live = self._planned.find(storage)
-            if live is not None:
-                yield live
 
 
 class Executor:
@@ -107,7 +44,7 @@ class Executor:
         crossing (Crossing): Parameters and optimizer states that leave.
         cheap (CheapReplays): Tells what is recomputed without a plan.
         evictor (Evictor): Makes room without a plan.
-        verifier (Verifier or None): Compares what backward reads.
+        observers (Observers): Are told what happens.
     """
 
     def __init__(
@@ -122,59 +59,45 @@ class Executor:
         self.functions = maps.functions
         self._device = device
         self._planned = maps.planned
-        self._movements = Movements(maps.planned)
+        self.observers = Observers()
+        self._mover = Mover(maps.planned, self.observers)
         self._recipes = Recipes(device, maps, may_drop)
-        self._restorer = Restorer(device, maps, self._movements, self._recipes)
-        self._actions = PlanActions(maps.planned, self._movements, self._restorer)
+        self._restorer = Restorer(
+            device, maps, self._mover, self._recipes, self.observers
+        )
         self.crossing = Crossing(device, maps, self._restorer)
-        self._prefetcher = Prefetcher(device, maps, self._movements)
+        self._prefetcher = Prefetcher(device, maps, self._mover)
         self.cheap = CheapReplays(device, maps, self._restorer)
         self.evictor = Evictor(
             device,
             maps,
-            self._movements,
+            self._mover,
             self._restorer,
             self._prefetcher,
             self.cheap,
             PassiveRules(rules),
         )
-        self.verifier: Verifier | None = None
         self._table: ActionTable | None = None
         self._busy: Collection[int] | None = None  # operations; None: all
         self._found: Callable[[Any], None] = lambda function: None
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
 
-    # -- listeners ------------------------------------------------------------
+    # -- what others are told -------------------------------------------------
     @property
     def counters(self) -> Counters:
         """What this iteration has moved."""
-        return self._movements.counters
+        return self._mover.counters
 
-    def observe(self, observer: Observer | None) -> None:
-        """Tells an observer of copies, waits and replays; None ends that."""
-        self._movements.observe(observer)
-
-    def tell_asked(self, asked: Asked) -> None:
-        """Says when the program reads what is away, or may be.
+    def report_to(self, found: Callable[[Any], None], asked: Asked) -> None:
+        """Says who wants to know of functions, in every iteration.
 
         Args:
-            asked: Gets a function and the slots of its maps.
+            found: Gets each function that is known to have left maps.
+            asked: Gets a function and the slots of its maps when the program reads
+                what is away, or may be.
         """
-        self._restorer.tell_asked(asked)
-
-    def tell_found(self, found: Callable[[Any], None]) -> None:
-        """Calls this with each function that is known to have left maps."""
         self._found = found
-
-    def watch_leaving(self, look: Look | None) -> None:
-        """Shows maps whose memory is about to go; None ends that."""
-        self._movements.watch_leaving(look)
-
-    def verify_with(self, verifier: Verifier | None) -> None:
-        """Lets a verifier compare what backward reads; None ends that."""
-        self.verifier = verifier
-        self._movements.verify_with(verifier)
-        self._restorer.verify_with(verifier)
+        self._restorer.tell_asked(asked)
 
     # -- iterations -----------------------------------------------------------
     def begin(
@@ -200,7 +123,7 @@ class Executor:
         self.settle()
         self._table = table
         self._busy = None if table is None else table.busy
-        self._movements.begin_iteration()
+        self._mover.begin_iteration()
         self.maps.begin_iteration(outliving, watched)
         self._planned.begin(table, copies)
         self._recipes.begin(table, may_switch)
@@ -235,7 +158,7 @@ class Executor:
         self.maps.switch(outliving, watched)
         self.crossing.switch()
         self._clear_older(table)
-        self._actions.catch_up(table, k)
+        self._mover.apply_missed(table, k)
 
     def _clear_older(self, table: ActionTable | None) -> None:
         if table is not None and not table.passive:
@@ -309,6 +232,13 @@ class Executor:
         return self.ledger.all_dead and self._recipes.all_dead
 
     # -- what the hooks call --------------------------------------------------
+    def _act(self, k: int, table: ActionTable) -> None:
+        """Does what the plan has before operation k."""
+        self._mover.move(k, table)
+        replays = table.replays.get(k)
+        if replays:
+            self._restorer.replay_all(replays, table.recipes)
+
     def before_forward(self, k: int, function: Any) -> None:
         """Before forward operation k issues anything."""
         self.evictor.operation += 1
@@ -320,8 +250,8 @@ class Executor:
                 if is_applied_again:  # the copy has what it keeps, too
                     self._restorer.bring_back_read_by(function)
                 recipes.prepare(k, function)
-            if k in table.acting or self._movements.observer is not None:
-                self._actions.act(k, table)
+            if k in table.acting or self.observers.members:
+                self._act(k, table)
             if recipes.prepares:
                 recipes.start_drawing()
         if is_applied_again:
@@ -366,19 +296,17 @@ class Executor:
         known.note_maps(maps)
         if maps:
             self._found(function)
-        if self.verifier is not None:
-            self.verifier.made(maps)
+        if self.observers.members:
+            self.observers.made(maps)
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
-        evictor, table, verifier = self.evictor, self._table, self.verifier
+        evictor, table, observers = self.evictor, self._table, self.observers
         evictor.operation += 1
-        if verifier is not None:
-            verifier.backward_runs(self.maps)
-        if table is not None and (
-            k in table.acting or self._movements.observer is not None
-        ):
-            self._actions.act(k, table)
+        if observers.members:
+            observers.backward_runs(self.maps)
+        if table is not None and (k in table.acting or observers.members):
+            self._act(k, table)
         if self.crossing.arrays:
             self.crossing.recall_read_by(function)
         known = self.functions.find(function)
@@ -395,8 +323,8 @@ class Executor:
         if self._prefetcher.active:
             self._prefetcher.prefetch(-1 if known is None else known.serial)
             self._prefetcher.open_window()
-        if verifier is not None:
-            verifier.reads(k, function, maps)
+        if observers.members:
+            observers.reads(k, function, maps)
 
     def after_backward(self, k: int, function: Any) -> None:
         """After backward operation k: drops what is not needed any more.
@@ -406,8 +334,8 @@ class Executor:
         """
         known = self.functions.find(function)
         maps = () if known is None else known.maps
-        if self.verifier is not None:
-            self.verifier.has_read(k, function, maps)
+        if self.observers.members:
+            self.observers.has_read(k, function, maps)
         if known is None or known.serial < 0:
             self.ledger.end_backward(function)
         else:
@@ -422,9 +350,9 @@ class Executor:
             return
         drops = table.drops.get(k + 1)
         if drops is not None:
-            self._actions.drop(drops)
+            self._mover.drop_all(drops)
         if k + 1 == table.update and self.crossing.arrays:
-            self._actions.act(k + 1, table)
+            self._act(k + 1, table)
             self.crossing.recall_all()
 
     def restore_maps(self, function: Any) -> None:
@@ -438,7 +366,7 @@ class Executor:
         return (
             busy is not None
             and k not in busy
-            and self.verifier is None
+            and not self.observers.judge
             and not self._recipes.may_replay(k)
         )
 
@@ -464,7 +392,7 @@ class Executor:
         origin, (noted, ended, running) = self.ledger.origin, self.ledger.take()
         for k, serial, function in noted:
             self.know(k, function, serial, origin)
-        self._catch_up(ended, running)
+        self._mark_backward_done(ended, running)
         return (noted[-1][0], noted[-1][2]) if noted else None
 
     def know_older(self, count: int) -> None:
@@ -475,7 +403,7 @@ class Executor:
         functions, ended = self.ledger.take_older(count)
         for origin, k, serial, function in functions:
             self.know(k, function, serial, origin)
-        self._catch_up(ended, ())
+        self._mark_backward_done(ended, ())
         for _, _, _, function in functions:
             for live in self.maps.find(function):
                 live.begin_iteration()
@@ -494,7 +422,7 @@ class Executor:
         ended = ledger.take_ended(count)
         for function in ended:
             self.know(k, function, 0)
-        self._catch_up(ended, ())
+        self._mark_backward_done(ended, ())
         if not ended:
             for number, serial, function in ledger.take_next(count):
                 self.know(number, function, serial, ledger.origin)
@@ -504,7 +432,7 @@ class Executor:
         running = self.ledger.find_running()
         for function in running:
             self.know(k, function)
-        self._catch_up((), running)
+        self._mark_backward_done((), running)
 
     def know(self, k: int, function: Any, serial: int = -1, origin: Any = None) -> None:
         """What a function has left in the graph is known from now on.
@@ -537,7 +465,7 @@ class Executor:
         """What is taken from here on, the function under way takes."""
         self._prefetcher.open_window()
 
-    def _catch_up(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
+    def _mark_backward_done(self, ended: Iterable[Any], running: Iterable[Any]) -> None:
         """Takes note of backward functions that have run before their maps were known.
 
         Args:

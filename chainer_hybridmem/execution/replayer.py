@@ -36,7 +36,7 @@ import contextvars
 import functools
 import weakref
 from collections.abc import Callable, Collection, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph, owners
@@ -45,14 +45,11 @@ from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.ledger import LiveFunction
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
-from chainer_hybridmem.execution.movements import Movements
+from chainer_hybridmem.execution.mover import Mover, Observers
 from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.recompute import drawing, dropout_states, fused_replays, trust
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
-
-if TYPE_CHECKING:
-    from chainer_hybridmem.execution.verifier import Verifier
 
 
 class Recipes:
@@ -221,23 +218,25 @@ class Restorer:
     Args:
         device (Device): Where the feature maps are.
         maps (LiveMaps): Finds them.
-        movements (Movements): Copies them.
+        mover (Mover): Copies them.
         recipes (Recipes): How to make them again.
+        observers (Observers): Are told.
     """
 
     def __init__(
         self,
         device: Device,
         maps: LiveMaps,
-        movements: Movements,
+        mover: Mover,
         recipes: Recipes,
+        observers: Observers,
     ) -> None:
         self._device = device
+        self._observers = observers
         self._maps = maps
-        self._movements = movements
+        self._mover = mover
         self._recipes = recipes
         self._asked: Asked | None = None
-        self._verifier: Verifier | None = None
         self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
         self._updating = False
 
@@ -245,22 +244,18 @@ class Restorer:
         """Says which slots of a function the program reads while they are away."""
         self._asked = asked
 
-    def verify_with(self, verifier: Verifier | None) -> None:
-        """Lets a verifier watch every replay; None ends that."""
-        self._verifier = verifier
-
     def bring_back(self, live: LiveMap) -> None:
         """Brings a map back now, whatever the plan says."""
-        self._movements.counters.lose(lambda: self._bring_back(live))
+        self._mover.counters.lose(lambda: self._bring_back(live))
 
     def _bring_back(self, live: LiveMap) -> None:
         live.stay()
         if live.state is State.AWAY:
-            self._movements.counters.count_restore()
-            self._movements.start_swap_in(live)
-        self._movements.finish_swap_in(live)
+            self._mover.counters.count_restore()
+            self._mover.start_swap_in(live)
+        self._mover.finish_swap_in(live)
         if live.state is State.GONE:
-            self._movements.counters.count_restore()
+            self._mover.counters.count_restore()
             try:
                 self._make_again(live)
             finally:
@@ -317,15 +312,11 @@ class Restorer:
             recipes: By operation.
         """
         products: dict[int, Array] = {}
-        observer = self._movements.observer
         try:
             for replay in replays:
                 recipe = recipes[replay.operation]
-                if observer is None:
-                    self._replay(replay, recipe, products)
-                else:
-                    act = functools.partial(self._replay, replay, recipe, products)
-                    observer.replay(replay.operation, act)
+                act = functools.partial(self._replay, replay, recipe, products)
+                self._observers.replay(replay.operation, act)
         finally:
             self._temporaries.clear()
 
@@ -347,7 +338,7 @@ class Restorer:
             live = self._maps.planned.find(storage)
             if storage in replay.keeps and live is not None:
                 self._take_in(live, array, function)
-                self._movements.counters.count_recomputed(live.nbytes)
+                self._mover.counters.count_recomputed(live.nbytes)
             else:
                 products[storage] = array
         self._keep_outputs(function, outputs)
@@ -372,7 +363,7 @@ class Restorer:
             if function is not None:
                 array = self._make(reference, function)
                 self._take_in(live, array, function)
-                self._movements.counters.count_recomputed(live.nbytes)
+                self._mover.counters.count_recomputed(live.nbytes)
                 return
         raise _dropped_too_early(f'{live.nbytes} bytes')
 
@@ -399,8 +390,8 @@ class Restorer:
         start = timing.now()
         same = live.refill(self._device.arrays.root(array), message)
         checks = 2 * (timing.now() - start)  # one when it was dropped
-        self._movements.counters.time_replay(checks, 0.0)
-        if not same and self._verifier is None:  # which will tell more
+        self._mover.counters.time_replay(checks, 0.0)
+        if not same and not self._observers.judge:  # which will tell more
             raise SessionError(message)
 
     # -- one function ---------------------------------------------------------
@@ -417,27 +408,33 @@ class Restorer:
             )
         if before is None or recipe is None or not recipe.exact:
             raise _dropped_too_early(graph.function_name(function))
-        counters = self._movements.counters
-        counters.count_replay()
+        self._mover.counters.count_replay()
         covered = [None if other is None else other() for other in known.covered]
         again = [*covered, function]
         for other in again:
             self._refuse_updated(other)
-        verifier = self._verifier
-        with verifier.replay(again) if verifier else contextlib.nullcontext():
-            if recipe.covers:
-                return fused_replays.run(again, self._find_input, recipe.formula)
-            inputs = tuple(self._find_input(node) for node in function.inputs)
-            self._restore_attributes(function, recipe.attributes)
-            lost_before, start = counters.lost_seconds, timing.now()
-            with self._recipes.guard_replay():
-                result = graph.replay(
-                    before, function, recipe.attributes, inputs, self._device
-                )
-            seconds = timing.now() - start
-            waited = counters.lost_seconds - lost_before  # for others to leave
-            counters.time_replay(seconds - waited, recipe.seconds)
-            return result
+        return self._observers.run_again(
+            again, lambda: self._run_all(again, before, recipe)
+        )
+
+    def _run_all(
+        self, functions: list[Any], before: graph.Pristine, recipe: Recipe
+    ) -> tuple[Any, Any]:
+        """Runs what a replay covers; returns as :meth:`_run`."""
+        function, counters = functions[-1], self._mover.counters
+        if recipe.covers:
+            return fused_replays.run(functions, self._find_input, recipe.formula)
+        inputs = tuple(self._find_input(node) for node in function.inputs)
+        self._restore_attributes(function, recipe.attributes)
+        lost_before, start = counters.lost_seconds, timing.now()
+        with self._recipes.guard_replay():
+            result = graph.replay(
+                before, function, recipe.attributes, inputs, self._device
+            )
+        seconds = timing.now() - start
+        waited = counters.lost_seconds - lost_before  # for others to leave
+        counters.time_replay(seconds - waited, recipe.seconds)
+        return result
 
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""

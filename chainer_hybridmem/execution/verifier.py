@@ -16,11 +16,10 @@ Note: [whose change it is]
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph, owners
@@ -28,11 +27,13 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError, VerificationError
 from chainer_hybridmem.execution.graph_slots import Prints
 from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.recompute import effects
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, SlotKind
 
 DEFAULT_ITERATIONS = 3
+T = TypeVar('T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def iterations_of(verify: bool | int) -> int:
     return verify
 
 
-class Verifier:
+class Verifier(Observer):
     """Follows the feature maps of one iteration; the executor tells it what happens.
 
     Args:
@@ -90,6 +91,8 @@ class Verifier:
         model (Link): Its statistics must not change in a replay.
         followed (callable): Tells what is followed.
     """
+
+    judges = True
 
     def __init__(
         self, device: Device, model: Any, followed: Callable[[], Followed]
@@ -167,15 +170,14 @@ class Verifier:
                     )
                 self._final[live] = now
 
-    @contextlib.contextmanager
-    def replay(self, functions: Sequence[Any]) -> Iterator[None]:
-        """Around the replay of functions, the last one being asked for.
+    def run_again(self, functions: Sequence[Any], action: Callable[[], T]) -> T:
+        """Runs forwards again.
 
         Raises:
-            VerificationError: If it changes anything but what it returns.
+            VerificationError: If that changes anything but what it returns.
         """
         before = self._surroundings(functions)
-        yield
+        result = action()
         after = self._surroundings(functions)
         changed = effects.changed(before, after)
         if changed:
@@ -185,6 +187,7 @@ class Verifier:
                 f'{self._next_step()}'
             )
         self._replays += 1
+        return result
 
     # -- fingerprints ---------------------------------------------------------
     def _take(self, maps: Iterable[LiveMap]) -> None:

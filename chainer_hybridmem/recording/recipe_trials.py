@@ -12,6 +12,8 @@ from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, View
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.graph_slots import find_nothing, track_memory
+from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.recompute import fused_replays, trust
 from chainer_hybridmem.recording.steps import OF_ATTRIBUTE, Step
 from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
@@ -329,6 +331,7 @@ class RunningMaps:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._leaving: Observer | None = None
 
     @property
     def permanent(self) -> set[int]:
@@ -369,8 +372,20 @@ class RunningMaps:
 
     def watch_leaving(self, look: Callable[[int], None]) -> None:
         """Calls ``look`` with a map's allocation while its memory is still there."""
-        self._executor.watch_leaving(lambda live: look(live.allocation))
+        self._leaving = _Leaving(look)
+        self._executor.observers.add(self._leaving)
 
     def stop_watching(self) -> None:
         """Ends :meth:`watch_leaving`."""
-        self._executor.watch_leaving(None)
+        self._executor.observers.discard(self._leaving)
+
+
+class _Leaving(Observer):
+    """Looks at maps that leave."""
+
+    def __init__(self, look: Callable[[int], None]) -> None:
+        self._look = look
+
+    def leaves(self, live: LiveMap) -> None:
+        if live.state is State.RESIDENT:
+            self._look(live.allocation)

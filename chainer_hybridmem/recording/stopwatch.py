@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device, Mark, Span
-from chainer_hybridmem.execution.movements import Observer
+from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.records.profile import Profile
 
 

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable
 
 from chainer_hybridmem.devices.protocol import Device, Mark, PoolFigures, Span
-from chainer_hybridmem.execution.movements import Observer
+from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.recording.stopwatch import Hooks
 from chainer_hybridmem.records.measured_timeline import Measured, MemoryEvent, Sample
 from chainer_hybridmem.records.plan import Plan

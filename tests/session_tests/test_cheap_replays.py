@@ -21,7 +21,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
-from chainer_hybridmem.execution.movements import Counters
+from chainer_hybridmem.execution.mover import Counters
 from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.recording.trials import TrialResult
 from chainer_hybridmem.session.iterations import replay_trials

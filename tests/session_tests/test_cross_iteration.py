@@ -23,7 +23,7 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution.crossing import PersistentMap
 from chainer_hybridmem.execution.graph_slots import track_memory
 from chainer_hybridmem.execution.live_map import State
-from chainer_hybridmem.execution.movements import Movements
+from chainer_hybridmem.execution.mover import Mover
 from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.swap_all import swap_all
@@ -300,7 +300,7 @@ def test_a_return_that_is_left_out_is_noticed(hostile, early, monkeypatch):
 
 def test_what_the_plan_forgets_comes_home_when_it_is_asked_for(monkeypatch):
     """Neither the update nor anybody else ever sees an array that is away."""
-    monkeypatch.setattr(Movements, 'finish_swap_in', lambda *_: None)
+    monkeypatch.setattr(Mover, 'finish_swap_in', lambda *_: None)
     monkeypatch.setattr(Restorer, 'bring_back', bring_back_slowly)
     run = Run()
     with run.session() as session:
@@ -310,7 +310,7 @@ def test_what_the_plan_forgets_comes_home_when_it_is_asked_for(monkeypatch):
 
 
 def bring_back_slowly(self, live):
-    self._movements.counters.count_restore()
+    self._mover.counters.count_restore()
     live.start_swap_in()
     live.finish_swap_in()
 

@@ -12,7 +12,7 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
-from chainer_hybridmem.execution.movements import Counters
+from chainer_hybridmem.execution.mover import Counters
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import PlanArena

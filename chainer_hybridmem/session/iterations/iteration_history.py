@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import Device, PlaceFigures
-from chainer_hybridmem.execution.movements import Counters
+from chainer_hybridmem.execution.mover import Counters
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.splitting import Splitter

@@ -35,7 +35,7 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.execution.graph_slots import compute_uncounted_fingerprint
-from chainer_hybridmem.execution.movements import Counters
+from chainer_hybridmem.execution.mover import Counters
 from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.recompute import trust
 from chainer_hybridmem.recording.trials import run_trial

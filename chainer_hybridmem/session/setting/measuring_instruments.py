@@ -53,6 +53,7 @@ class Instruments:
         self.placing = self.active = False
         self.trace_requested = False
         self.timeline: Measured | None = None
+        self._verifier: Verifier | None = None
 
     # -- while an iteration runs ------------------------------------------------
     def enter(self) -> None:
@@ -109,7 +110,7 @@ class Instruments:
         """Times the iteration's operations."""
         self.stopwatch, self.active = Stopwatch(self._device), True
         if self.stopwatch.observes:
-            self._executor.observe(self.stopwatch)
+            self._executor.observers.add(self.stopwatch)
         self.stopwatch.enter()
 
     def request_trace(self) -> None:
@@ -119,13 +120,13 @@ class Instruments:
     def trace(self) -> None:
         """Traces the iteration."""
         self.tracer, self.active = Tracer(self._device), True
-        self._executor.observe(self.tracer)
+        self._executor.observers.add(self.tracer)
         self.tracer.enter()
 
     def find_late(self) -> None:
         """Finds out which swap-ins are late."""
         self.lateness = Lateness(self._device)
-        self._executor.observe(self.lateness)
+        self._executor.observers.add(self.lateness)
 
     def log_allocations(self) -> None:
         """Logs what the iteration allocates."""
@@ -138,11 +139,10 @@ class Instruments:
 
     def verify(self) -> bool:
         """Verifies the iteration, unless enough have been; whether it is verified."""
-        return self._verify_with(self._verification.begin())
-
-    def _verify_with(self, verifier: Verifier | None) -> bool:
-        self._executor.verify_with(verifier)
-        return verifier is not None
+        self._verifier = self._verification.begin()
+        if self._verifier is not None:
+            self._executor.observers.add(self._verifier)
+        return self._verifier is not None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -174,7 +174,7 @@ class Instruments:
 
     def finish_verifying(self, guided: bool) -> bool:
         """Ends the verification of an iteration; whether a guided one was verified."""
-        verifier = self._executor.verifier
+        verifier = self._verifier
         self.stop_verifying()
         if verifier is None or not guided:
             return False
@@ -183,7 +183,8 @@ class Instruments:
 
     def stop_verifying(self) -> None:
         """The iteration is not verified."""
-        self._verify_with(None)
+        self._executor.observers.discard(self._verifier)
+        self._verifier = None
 
     def stop_placing(self) -> None:
         """Ends offsets and log."""
@@ -194,17 +195,13 @@ class Instruments:
             self.log.finish()
             self.log = None
 
-    def _stop_tracing(self) -> None:
-        """Ends whatever observes the executor."""
-        if self.tracer is not None:
-            self.tracer.close()
-        self.tracer = None
-        self._executor.observe(None)
-
     def stop_following(self) -> None:
         """It is no iteration of the plan it has followed; a recording goes on."""
-        self.stopwatch = self.lateness = None
-        self._stop_tracing()
+        if self.tracer is not None:
+            self.tracer.close()
+        for observer in (self.stopwatch, self.tracer, self.lateness):
+            self._executor.observers.discard(observer)
+        self.stopwatch = self.tracer = self.lateness = None
         self._note_ended()
         self.stop_placing()
 
