@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import commands, planners
+from chainer_hybridmem import commands, planners, testing
 from chainer_hybridmem.planners import registry
 from chainer_hybridmem.session.setting.options import Options
 
@@ -307,6 +307,11 @@ def _api() -> Iterator[str]:
     yield from (f'.. autoclass:: {name}' for name in classes)
     yield _heading('What functions return')
     yield from (f'.. autoclass:: chainer_hybridmem.{name}' for name in RETURNED)
+    yield _heading('Suites for planners and devices of other packages')
+    yield from (
+        f'.. autoclass:: chainer_hybridmem.testing.{name}\n   :no-members:'
+        for name in testing.__all__
+    )
     yield _heading('Errors')
     yield from (f'.. autoclass:: {name}\n   :show-inheritance:' for name in errors)
     yield _heading('Planners')

@@ -15,7 +15,7 @@ import pytest
 from support import toys
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import errors
+from chainer_hybridmem import errors, testing
 
 PURE = (
     'files', 'units', 'records.profile', 'records.plan', 'records.library',
@@ -45,6 +45,14 @@ def test_the_pure_floor_imports_neither_chainer_nor_cupy() -> None:
 def test_the_package_alone_imports_no_compiler() -> None:
     code = "import sys, chainer_hybridmem; print({'numba', 'numpy'} & set(sys.modules))"
     assert run(code) == 'set()'
+
+
+def test_the_suites_for_others_need_no_chainer_and_only_they_need_pytest() -> None:
+    code = 'import sys, chainer_hybridmem; from chainer_hybridmem import planners; '
+    code += "print('pytest' in sys.modules); from chainer_hybridmem import testing; "
+    code += "print({'chainer', 'cupy', 'hypothesis'} & set(sys.modules))"
+    assert run(code).split('\n') == ['False', 'set()']
+    assert set(testing.__all__) == {'DeviceConformance', 'PlannerConformance'}
 
 
 def test_public_names() -> None:

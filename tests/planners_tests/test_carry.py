@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from support.toys import networks
 
 from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.planners import carry, make_plan
@@ -11,6 +10,7 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.testing import networks
 
 SOURCE = 3
 

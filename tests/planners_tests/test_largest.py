@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from planners_tests.test_carry import resized
-from support.toys import networks
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import make_plan
@@ -12,6 +11,7 @@ from chainer_hybridmem.planners.largest import find_largest_batch, with_room_for
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import last_forward
+from chainer_hybridmem.testing import networks
 
 PROFILE = networks.random_network(7, nodes=10)
 MOST = 100

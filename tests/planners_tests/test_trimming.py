@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from support.toys import networks
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Action
@@ -15,6 +14,7 @@ from chainer_hybridmem.search.candidates import (
 )
 from chainer_hybridmem.search.repairs import undo_useless_moves
 from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.testing import networks
 
 
 def half_way(problem, share):

@@ -4,9 +4,16 @@ The running example is a chain of layers. Layer i makes feature map i from
 feature map i - 1; its backward needs both. Gradients live for one step.
 """
 
-from .additions import with_persistent, with_shares
-from .graphs import MIB, chain, graph, random_graph
-from .networks import Node, network, random_network
+from chainer_hybridmem.testing.networks import (
+    MIB,
+    Node,
+    network,
+    random_network,
+    with_persistent,
+)
+
+from .additions import with_shares
+from .graphs import chain, graph, random_graph
 
 __all__ = [
     'MIB',

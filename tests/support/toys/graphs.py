@@ -16,8 +16,7 @@ from chainer_hybridmem.records.profile import (
     SlotKind,
     Storage,
 )
-
-MIB = 2**20
+from chainer_hybridmem.testing.networks import MIB
 
 
 def chain(

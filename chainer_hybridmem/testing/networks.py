@@ -1,4 +1,4 @@
-"""Profiles of networks with views, several outputs, masks and attributes."""
+"""Small profiles to plan: networks with views, several outputs, masks and states."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from chainer_hybridmem.records.profile import (
     Storage,
 )
 
-from .graphs import MIB
+MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One forward function of a toy network.
+    """One forward function of a small network.
 
     Attributes:
         parents (tuple): ``(node, output)`` of each input.
@@ -261,4 +261,55 @@ def random_network(seed: int, nodes: int = 8) -> Profile:
         bandwidth=rng.choice([3.0, 10.0, 40.0]) * MIB,
         latency=rng.choice([0.0, 0.05]),
         graph_dies_early=rng.random() < 0.5,
+    )
+
+
+def with_persistent(
+    profile: Profile, seed: int = 0, share: float = 0.6, nbytes: int = 12 * MIB
+) -> Profile:
+    """The profile with parameters and their optimizer states.
+
+    A parameter is read by one forward operation or two, by their replays and backward
+    operations, and by the update; a state by the update only.
+    """
+    rng = random.Random(seed)
+    n, b0 = len(profile.operations), profile.first_backward
+    storages = list(profile.storages)
+    inputs: dict[int, list[int]] = {r.operation: [] for r in profile.recipes}
+
+    def add(category: Category, size: int, readers: set[int]) -> None:
+        uses = [op.index for op in profile.operations if op.forward in readers]
+        for reader in readers & inputs.keys():
+            inputs[reader].append(len(storages))
+        storages.append(
+            Storage(
+                id=len(storages),
+                nbytes=size,
+                category=category,
+                label=f'/{len(storages)}/W',
+                producer=-1,
+                allocated_at=-1,
+                freed_at=-1,
+                forward_uses=tuple(sorted(readers)),
+                backward_uses=(*uses, n - 1),
+                releasable_from=max([-1, *readers]) + 1,
+            )
+        )
+
+    for op in range(b0):
+        if rng.random() < share:
+            size = rng.randint(1, nbytes)
+            add(Category.PARAMETER, size, {op, rng.choice([op, rng.randrange(b0)])})
+            add(Category.OPTIMIZER_STATE, size, set())
+    added = sum(s.nbytes for s in storages[len(profile.storages) :])
+    return dataclasses.replace(
+        profile,
+        storages=tuple(storages),
+        initial_bytes=profile.initial_bytes + added,
+        recipes=tuple(
+            dataclasses.replace(
+                recipe, inputs=(*recipe.inputs, *inputs[recipe.operation])
+            )
+            for recipe in profile.recipes
+        ),
     )
