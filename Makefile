@@ -3,11 +3,14 @@
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS;
 #              CHECKED=yes where lint and site have just been made
+# make quick   lint, the tests that need no Chainer, and the bits of every small network: while
+#              you work
 # make test-all  the same with all cases of every matrix (tests/support/matrices.py), every
 #              command of README and guide, those that take minutes, too, more orders of work,
 #              networks and drawn cases on the GPU, and with CuPy 13 and cuDNN, also where
 #              only deterministic algorithms give the same bits
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
+# make changelog   moves the news of docs/news into CHANGELOG.md
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make site    builds the documentation site in .site/html, without a warning
 # make release-check  builds sdist and wheel, checks them, and tries the wheel in empty
@@ -67,13 +70,17 @@ GPU_PYTHON ?= 3.12
 GPU_NEEDS = six protobuf filelock typing_extensions \
 	pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers
 
+# Rooms that need no Chainer, and every network of tests/support/zoo.py bit by bit.
+QUICK = ground_tests records_tests simulation_tests planners_tests/test_conformance.py \
+	pools_tests reporting_tests session_tests/test_zoo.py test_public.py test_rooms.py
+
 SITE := .site
 
 # Else every process compiles the package, and every process of pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all test-cuda cuda-emulator gpu-wheels lint docs site fuzz venv \
-	clean release-check
+.PHONY: train test quick test-all test-cuda cuda-emulator gpu-wheels lint changelog docs \
+	site fuzz venv clean release-check
 .DELETE_ON_ERROR:
 
 train: venv
@@ -86,6 +93,9 @@ test: $(if $(CHECKED),venv,lint site)
 		77) echo "SKIPPED: the tests that need a GPU; the reason is above";; \
 		*) exit 1;; \
 	esac
+
+quick: lint
+	$(ONE_THREAD) $(PYTEST) $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
 
 test-all:
 	HYBRIDMEM_MATRICES=full $(MAKE) --no-print-directory test
@@ -121,6 +131,9 @@ lint: venv
 
 release-check: venv
 	$(BIN)/python tests/release/check.py $(RELEASE_PYTHONS)
+
+changelog: venv
+	$(BIN)/python docs/make_changelog.py
 
 docs: venv
 	$(BIN)/python -m benchmarks render
