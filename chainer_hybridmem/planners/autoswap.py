@@ -159,7 +159,7 @@ class _Selection:
         self.gap = np.stack([a.copy_from, a.first_use], axis=1)
         ends = np.append(0.0, np.cumsum(a.seconds))
         copies = problem.swap_out_seconds + problem.swap_in_seconds
-        self.doa = ends[a.first_use] - ends[a.copy_from] - copies
+        self.doa: np.ndarray = ends[a.first_use] - ends[a.copy_from] - copies
         worst = int(np.argmax(self.load))
         across = (a.producer[:n_maps] < worst) & (a.last_use >= worst)
         self.may_swap = a.allowed[:, SWAP]
@@ -168,11 +168,12 @@ class _Selection:
     def areas(self, load: np.ndarray) -> np.ndarray:
         """(M,) byte seconds under a load between each map's accesses."""
         under = np.append(0.0, np.cumsum(load * self.seconds))
-        return under[self.gap[:, 1]] - under[self.gap[:, 0]]
+        areas: np.ndarray = under[self.gap[:, 1]] - under[self.gap[:, 0]]
+        return areas
 
     def without(self, load: np.ndarray, m: int) -> np.ndarray:
         """The load with a map absent over its gap."""
-        left = load.copy()
+        left: np.ndarray = load.copy()
         left[self.gap[m, 0] : self.gap[m, 1]] -= self.size[m]
         return left
 
@@ -208,7 +209,8 @@ def _doa(selection: _Selection) -> np.ndarray:
 
 def _aoa(selection: _Selection) -> np.ndarray:
     doa, size = selection.doa, selection.size
-    return np.where(doa >= 0, doa * size, doa / np.maximum(size, 1))
+    score: np.ndarray = np.where(doa >= 0, doa * size, doa / np.maximum(size, 1))
+    return score
 
 
 def _wdoa(selection: _Selection) -> np.ndarray:
@@ -238,7 +240,8 @@ def _standardised(score: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     spread = score[chosen].std() if chosen.any() else 0.0
     if spread == 0:
         return np.zeros(len(score))
-    return (score - score[chosen].mean()) / spread
+    standardised: np.ndarray = (score - score[chosen].mean()) / spread
+    return standardised
 
 
 # -- Bayesian optimisation -----------------------------------------------------------
@@ -336,6 +339,7 @@ def import_guess() -> Guess:
         better = times.min() - mean
         improvement = better * norm.cdf(better / spread)
         improvement += spread * norm.pdf(better / spread)
-        return others[int(np.argmax(improvement))]
+        best: np.ndarray = others[int(np.argmax(improvement))]
+        return best
 
     return guess

@@ -143,7 +143,8 @@ def free_seconds(problem: Problem, usage: Usage) -> np.ndarray:
     a = problem.arrays
     swap_out_end = usage.start[a.copy_from] + problem.swap_out_seconds
     swap_in_start = usage.start[a.first_use] - problem.swap_in_seconds
-    return swap_in_start - swap_out_end
+    seconds: np.ndarray = swap_in_start - swap_out_end
+    return seconds
 
 
 def in_triggers(problem: Problem, usage: Usage, plan: Plan) -> dict[int, int]:

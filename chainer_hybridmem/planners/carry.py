@@ -145,11 +145,12 @@ class _File:
         if value is None:
             return None
         try:
-            return os.fspath(value)
+            path: str = os.fspath(value)
         except TypeError:
             raise OptionError(
                 f'{name} is {value!r}; the path of a file is needed.'
             ) from None
+        return path
 
 
 PLANNERS = (

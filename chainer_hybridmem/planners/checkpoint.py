@@ -186,7 +186,8 @@ def _budgets(cuts: _Cuts) -> list[float]:
 def _budgets_for(cuts: _Cuts, segments: int) -> list[float]:
     """From the first that makes no more segments to where they become fewer."""
     first, end = (_first_budget(cuts, most) for most in (segments, segments - 1))
-    return np.linspace(first, end, BUDGETS, endpoint=False).tolist()
+    budgets: list[float] = np.linspace(first, end, BUDGETS, endpoint=False).tolist()
+    return budgets
 
 
 def _first_budget(cuts: _Cuts, most: int) -> int:

@@ -110,7 +110,8 @@ def _named(problem: Problem, pattern: str) -> np.ndarray:
             f'No feature map of {len(labels)} is called {pattern!r}.{hint} '
             f'`hybridmem plan PROFILE --memory-limit 100% --maps` lists all.'
         )
-    return np.array(named, bool) & ~has_no_choice(problem.arrays)
+    decided: np.ndarray = np.array(named, bool) & ~has_no_choice(problem.arrays)
+    return decided
 
 
 def _check_recomputable(problem: Problem, pattern: str, named: np.ndarray) -> None:

@@ -314,12 +314,15 @@ class Blocks:
 
     def loads(self) -> np.ndarray:
         first = loads(self.size, self.spans[:, 0], self.spans[:, 1], self.end)
-        return first + loads(self.size, self.spans[:, 2], self.spans[:, 3], self.end)
+        second = loads(self.size, self.spans[:, 2], self.spans[:, 3], self.end)
+        both: np.ndarray = first + second
+        return both
 
     def lengths(self) -> np.ndarray:
         """Moments each block is alive."""
         spans = self.spans
-        return spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
+        lengths: np.ndarray = spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
+        return lengths
 
     def highest_loads(self) -> np.ndarray:
         """Highest load while each block is alive."""

@@ -39,13 +39,16 @@ class Series:
     @property
     def free_bytes(self) -> np.ndarray:
         """Held, but not in use."""
-        return self.held_bytes - self.occupied_bytes
+        free: np.ndarray = self.held_bytes - self.occupied_bytes
+        return free
 
     @property
     def fragmentation(self) -> np.ndarray:
         """Part of the held bytes beyond the load, in [0, 1]."""
         held = np.maximum(self.held_bytes, 1)
-        return np.clip(1 - self.load_bytes / held, 0, 1) * (self.held_bytes > 0)
+        beyond = np.clip(1 - self.load_bytes / held, 0, 1)
+        fragmentation: np.ndarray = beyond * (self.held_bytes > 0)
+        return fragmentation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -309,7 +309,7 @@ def _bound_percent(rows: Sequence[Row]) -> float:
     bound, in_core = bound_seconds(rows), rows[0]['in_core_seconds']
     if bound is None or not in_core:
         return math.nan
-    return 100 * (bound / in_core - 1)
+    return 100 * (bound / float(in_core) - 1)
 
 
 def _label(axes: Any, unit: str, peak: float) -> None:

@@ -372,7 +372,8 @@ def kept_load(problem: Problem) -> np.ndarray:
     change = np.zeros(len(a.seconds) + 1, np.int64)
     np.add.at(change, a.producer[:n_maps] + 1, a.size[:n_maps])
     np.add.at(change, a.last_use + 1, -a.size[:n_maps])
-    return np.cumsum(change)[:-1] + a.fixed_peak
+    load: np.ndarray = np.cumsum(change)[:-1] + a.fixed_peak
+    return load
 
 
 def least_memory(problem: Problem) -> tuple[int, int]:

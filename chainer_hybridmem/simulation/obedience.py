@@ -103,7 +103,8 @@ def _choice_under(rules: Rules, maps: tuple[Storage, ...], a: Arrays) -> np.ndar
     Raises:
         OptionError: If they leave none to a map.
     """
-    allowed, stays = a.allowed.copy(), has_no_choice(a)
+    allowed: np.ndarray = a.allowed.copy()
+    stays = has_no_choice(a)
     for rule in rules:
         about = named(rule, maps) & ~stays
         for action, number in NUMBERS.items():
@@ -171,7 +172,7 @@ def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
     if not a.ruled:
         return action
     maps = np.arange(len(action))
-    result = action.copy()
+    result: np.ndarray = action.copy()
     for choice in _INSTEAD.T:
         forbidden = ~a.allowed[maps, result]
         result[forbidden] = choice[action[forbidden]]

@@ -25,7 +25,7 @@ def _at_hand(
     """Whether an item is there before operation k without a replay."""
     if item >= n_maps:
         return bool(present[item])
-    return action[item] != RECOMPUTE or (made[item] and k < drop[item])
+    return bool(action[item] != RECOMPUTE or (made[item] and k < drop[item]))
 
 
 @compiled(inline=True, counted=False, uses=(work,))
@@ -267,7 +267,7 @@ def lay_out_replays(
             if absent and mark[producer[m]] != k:
                 length = _make_chain(a, action, m, k, length, w)
                 if length < 0:
-                    return -1 - k
+                    return int(-1 - k)
         if length == 0:
             continue
         while summed < k:

@@ -177,7 +177,8 @@ def _run_ranks(
     starts = np.array(offsets, np.float64)
     ends = np.full((len(starts), iterations), np.inf)
     _run(_program(whole, plan), starts, shares, ends, spans)
-    return ends.max(axis=0)
+    moments: np.ndarray = ends.max(axis=0)
+    return moments
 
 
 def _program(problem: Problem, plan: Plan) -> _Program:

@@ -74,32 +74,32 @@ class Work(NamedTuple):
     @property
     def out_start(self) -> np.ndarray:
         """(M,) start of each swap-out."""
-        return self.began[0]
+        return self.began[0, :]
 
     @property
     def out_end(self) -> np.ndarray:
         """(M,) end of each swap-out."""
-        return self.ended[0]
+        return self.ended[0, :]
 
     @property
     def in_start(self) -> np.ndarray:
         """(M,) start of each swap-in."""
-        return self.began[1]
+        return self.began[1, :]
 
     @property
     def in_end(self) -> np.ndarray:
         """(M,) end of each swap-in."""
-        return self.ended[1]
+        return self.ended[1, :]
 
     @property
     def release_stall(self) -> np.ndarray:
         """(M,) what compute waited for each swap-out."""
-        return self.stalls[0]
+        return self.stalls[0, :]
 
     @property
     def need_stall(self) -> np.ndarray:
         """(M,) what compute waited for each swap-in."""
-        return self.stalls[1]
+        return self.stalls[1, :]
 
 
 # What compiled code returns of an :class:`Outcome`; see :func:`.jit.compiled`.

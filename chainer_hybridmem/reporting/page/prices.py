@@ -66,7 +66,7 @@ def find_prices(problem: Problem, limit_bytes: int) -> Prices:
 def _round_part(limit_bytes: int) -> int:
     """A round number of bytes, KiB, MiB or GiB, at most a tenth of the limit."""
     most = max(limit_bytes // STEPS_TO_LIMIT, 1)
-    sizes = (step * 1024**unit for unit in range(6) for step in ROUND_NUMBERS)
+    sizes = (step << 10 * unit for unit in range(6) for step in ROUND_NUMBERS)
     return max(size for size in sizes if size <= most)
 
 

@@ -308,7 +308,8 @@ class Relaxation:
         whole[program.used] = x
         waited = whole[at.waited : at.away]
         np.maximum.accumulate(waited, out=waited)
-        return whole[self.model.variables.same_as]
+        values: np.ndarray = whole[self.model.variables.same_as]
+        return values
 
     def solve(self) -> Solution | None:
         """The optimum, made safe against the solver's tolerances."""
