@@ -154,7 +154,7 @@ class Limit:
         return _bytes_of(self.text, peak_bytes)
 
     def bytes_for(self, problem: Problem) -> int:
-        """The limit in bytes for one profile."""
+        """What the limit is for one profile, whose peak a percentage refers to."""
         return self.bytes_of(problem.in_core_peak_bytes)
 
     def describe(self, problem: Problem) -> str:

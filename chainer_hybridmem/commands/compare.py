@@ -369,6 +369,6 @@ def _shipped_figures(name: str) -> dict[str, Any]:
 
 
 def shipped_table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people."""
+    """Formats rows about shipped profiles as a table."""
     rows = [{**row['device'], **row} for row in rows]
     return figures_table(SHIPPED_COLUMNS, rows, left=3)

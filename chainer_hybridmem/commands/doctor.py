@@ -27,7 +27,7 @@ CHAINER_HINT = (
 
 
 def cupy_hint() -> str:
-    """What to do where there is no CuPy."""
+    """Says which extra installs CuPy."""
     return (
         f'With an NVIDIA GPU: {describe_installation("cuda12")} gives CuPy with cuDNN; '
         f'{describe_installation("cuda13")} gives a newer CuPy without it.'
@@ -192,7 +192,7 @@ def _refuses(nbytes: int) -> bool:
 
 
 def import_chainer() -> str:
-    """Imports Chainer."""
+    """Tries to import Chainer; says its version."""
     chainer = compat.import_chainer()
     return f'version {chainer.__version__}'
 
@@ -248,7 +248,7 @@ def thread_hints() -> list[str]:
 
 
 def describe(versions: dict[str, str], checks: list[Check], hints: list[str]) -> str:
-    """Everything as text."""
+    """Formats what is installed, what works and what to do about the rest."""
     parts = [
         named_values('installed', list(versions.items())),
         named_values(

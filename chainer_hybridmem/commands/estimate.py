@@ -325,7 +325,7 @@ def decide(
         OptionError: If the device leaves no choice.
     """
     from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.planners.ways import choose_ways
+    from chainer_hybridmem.planners.algorithm_choices import choose_algorithms
     from chainer_hybridmem.search.bound import lower_bound
 
     algorithms = estimator.algorithms(batchsize)
@@ -339,7 +339,7 @@ def decide(
     limit_bytes = choose_limit(problem)
     seconds: dict[str, float | None] = dict.fromkeys(SECONDS)
     try:
-        found = choose_ways(
+        found = choose_algorithms(
             algorithms,
             problem_of,
             lambda problem: make_plan(problem, limit_bytes, planner),
@@ -354,11 +354,13 @@ def decide(
         told = found.small_seconds, found.plan.predicted_seconds, bound
         seconds = dict(zip(SECONDS, told, strict=True))
     chosen = [algorithms[k][place] for k, place in choice.items()]
-    smallest = [ways[0].workspace_bytes for ways in algorithms.values()]
+    smallest = [found[0].workspace_bytes for found in algorithms.values()]
     return Decided(
         problem,
         {
-            'operations': dict(collections.Counter(way.name for way in chosen)),
+            'operations': dict(
+                collections.Counter(algorithm.name for algorithm in chosen)
+            ),
             'workspace_bytes': max((w.workspace_bytes for w in chosen), default=0),
             'small_workspace_bytes': max(smallest, default=0),
             **seconds,
@@ -367,15 +369,18 @@ def decide(
 
 
 def _ideal(algorithms: Algorithms) -> dict[int, Algorithm]:
-    """As fast as the fastest and as small as the smallest: no choice is better."""
+    """Algorithms as fast as the fastest and as small as the smallest of each.
+
+    No choice is better.
+    """
     return {
-        k: ways[-1]._replace(workspace_bytes=ways[0].workspace_bytes)
-        for k, ways in algorithms.items()
+        k: found[-1]._replace(workspace_bytes=found[0].workspace_bytes)
+        for k, found in algorithms.items()
     }
 
 
 def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows for people."""
+    """Rows of the table about chosen algorithms."""
     counts = sorted(figures['operations'].items(), key=lambda item: -item[1])
     largest = format_bytes(figures['workspace_bytes'])
     rows = [

@@ -101,7 +101,7 @@ def cudnn_problem() -> str | None:
 
 
 def cudnn_version() -> str:
-    """Of the library that CuPy has loaded, as cuDNN itself counts: 8907 is 8.9.7."""
+    """Version of the library that CuPy has loaded; cuDNN counts 8907 for 8.9.7."""
     return str(importlib.import_module('cupy_backends.cuda.libs.cudnn').getVersion())
 
 

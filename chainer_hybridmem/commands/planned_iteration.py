@@ -59,7 +59,7 @@ def load_iteration(
 
 
 def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> None:
-    """Simulates a plan.
+    """Checks by simulating it that a plan is one for a profile.
 
     Raises:
         FormatError: If it is not a plan for the profile, naming both files.

@@ -59,7 +59,7 @@ class Progress:
         return self._stream if self._bar is None else cast(TextIO, _BesideBar(self))
 
     def step(self, what: str, at_once: bool = False) -> None:
-        """A step begins.
+        """Tells that a step begins.
 
         Args:
             what: The step, in a few words. A plain line is printed once for steps that

@@ -55,7 +55,7 @@ def _all_equal(left: Array, right: Array, most_elements: int) -> bool:
 
 
 def fingerprint(array: Array) -> int:
-    """Of every element's bits: 64 bits, other ones if a single element is another.
+    """64-bit fingerprint of every element; it differs if a single element does.
 
     Axes are taken in the order of memory, so that nothing is copied but what has gaps.
     On CUDA this is :func:`.cuda_bits.fingerprint`, in the memory of the CPU
@@ -159,7 +159,7 @@ class Running:
         _take_in(self._address, address, nbytes)
 
     def digest(self) -> int:
-        """Of all pieces so far."""
+        """64-bit digest of all pieces that were added."""
         return int(_finish(self._address))
 
 

@@ -74,7 +74,7 @@ extern "C" __global__ void compare(
 
 
 def fingerprint(array: Array) -> int:
-    """Of every element's bits: 64 bits; see [digests].
+    """64-bit fingerprint of every element; see [digests].
 
     Axes are taken in the order of memory, so that only what has gaps is copied.
 

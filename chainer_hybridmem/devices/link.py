@@ -140,7 +140,7 @@ def _measure(
 
 
 def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
-    """Of its speed compute has kept while copies were under way.
+    """Share of its speed that compute has kept while copies were under way.
 
     What takes s seconds alone and t beside copies, both under way for o seconds, has
     kept 1 - (t - s) / o meanwhile.
@@ -154,7 +154,10 @@ def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
 
 
 def _duplex_share(alone: list[list[float]], beside: list[list[float]]) -> float:
-    """Of its speed each direction keeps beside the other: the shorter copy tells."""
+    """Share of its speed that a direction keeps beside the other one.
+
+    The shorter copy tells.
+    """
     pairs = [(min(a), min(b)) for a, b in zip(alone, beside, strict=True) if b]
     if not pairs:
         return 1.0
@@ -232,7 +235,7 @@ class _Run(NamedTuple):
 
     @property
     def copies(self) -> list[float]:
-        """Seconds of each."""
+        """Seconds that each copy took."""
         return [copy.taken_seconds for copy in self.copied]
 
     @property

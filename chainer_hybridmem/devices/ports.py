@@ -121,7 +121,7 @@ class Memory(abc.ABC):
 
     @property
     def other_bytes(self) -> int:
-        """In use in a pool of others, beside the arrays that are known."""
+        """Bytes in use in a pool of others, beside the arrays that are known."""
         return 0
 
     @abc.abstractmethod
@@ -292,7 +292,7 @@ class Offsets(abc.ABC):
 
     @property
     def missing_bytes(self) -> int:
-        """By how much the last arena has exceeded the limit; 0 if not by that."""
+        """Bytes by which the last arena has exceeded the limit; 0 if it did not."""
         return 0
 
     def release(self) -> None:  # noqa: B027  most devices lose nothing by it

@@ -91,7 +91,7 @@ class Transfer(abc.ABC):
 
     @abc.abstractmethod
     def span(self) -> Span:
-        """When it runs."""
+        """When the copy ran, or will have run."""
 
     def carried(self, origin: Mark) -> tuple[float, float]:
         """When its link carried it; who waits for a throttled one may wake later.

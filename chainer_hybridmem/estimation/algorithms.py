@@ -70,7 +70,7 @@ class _Shape(NamedTuple):
 
 
 def list_algorithms(profile: Profile, model: DeviceModel) -> Algorithms:
-    """The ways of every operation that convolves.
+    """The algorithms of every operation that convolves.
 
     Args:
         profile: With shapes of the batch size that is meant, not lowered yet.
@@ -82,7 +82,7 @@ def list_algorithms(profile: Profile, model: DeviceModel) -> Algorithms:
         forward = profile.operations[op.forward] if op.forward >= 0 else op
         if forward.function != FUNCTION or op.phase is Phase.UPDATE:
             continue
-        passes = _ways(forward.specs, costs[forward.index], model)
+        passes = _algorithms_of(forward.specs, costs[forward.index], model)
         gemm = passes[0].seconds
         both = op.phase is Phase.BACKWARD and (
             costs[op.index].flops > 1.5 * costs[forward.index].flops
@@ -94,7 +94,7 @@ def list_algorithms(profile: Profile, model: DeviceModel) -> Algorithms:
 
 
 def with_seconds(profile: Profile, chosen: Mapping[int, Algorithm]) -> Profile:
-    """The profile with the times of the chosen ways, also where they are replayed."""
+    """The profile with the times of the chosen algorithms, those of replays, too."""
     return dataclasses.replace(
         profile,
         operations=tuple(
@@ -116,31 +116,35 @@ def _frontier(
     passes: list[Algorithm], count: int, rest_seconds: float
 ) -> tuple[Algorithm, ...]:
     found = []
-    for ways in itertools.product(passes, repeat=count):
-        name = '+'.join(dict.fromkeys(way.name for way in ways))
-        seconds = rest_seconds + sum(way.seconds for way in ways)
-        found.append(Algorithm(name, seconds, max(w.workspace_bytes for w in ways)))
+    for algorithms in itertools.product(passes, repeat=count):
+        name = '+'.join(dict.fromkeys(algorithm.name for algorithm in algorithms))
+        seconds = rest_seconds + sum(algorithm.seconds for algorithm in algorithms)
+        found.append(
+            Algorithm(name, seconds, max(w.workspace_bytes for w in algorithms))
+        )
     result: list[Algorithm] = []
-    for way in sorted(found, key=lambda w: (w.workspace_bytes, w.seconds)):
-        if not result or way.seconds < result[-1].seconds:
-            result.append(way)
+    for algorithm in sorted(found, key=lambda w: (w.workspace_bytes, w.seconds)):
+        if not result or algorithm.seconds < result[-1].seconds:
+            result.append(algorithm)
     return tuple(result)
 
 
-def _ways(specs: tuple[str, ...], cost: Cost, model: DeviceModel) -> list[Algorithm]:
-    """The ways of one pass; the first is gemm."""
+def _algorithms_of(
+    specs: tuple[str, ...], cost: Cost, model: DeviceModel
+) -> list[Algorithm]:
+    """The algorithms of one pass; the first is gemm."""
     least = model.workspace_bytes
-    ways = [Algorithm(GEMM, model.seconds(cost), least)]
+    algorithms = [Algorithm(GEMM, model.seconds(cost), least)]
     shape = _shape(specs, cost)
     if shape is None:
-        return ways
+        return algorithms
     if shape.kernel == (3, 3):
         fused = dataclasses.replace(cost, flops=cost.flops / FUSED_SAVING)
-        ways.append(Algorithm(WINOGRAD, model.seconds(fused), least))
-        ways.append(_nonfused(shape, model))
+        algorithms.append(Algorithm(WINOGRAD, model.seconds(fused), least))
+        algorithms.append(_nonfused(shape, model))
     if max(shape.kernel) > 1:
-        ways.append(_fft(shape, model))
-    return ways
+        algorithms.append(_fft(shape, model))
+    return algorithms
 
 
 def _shape(specs: tuple[str, ...], cost: Cost) -> _Shape | None:

@@ -236,7 +236,7 @@ SCORES: dict[str, Score] = {'doa': _doa, 'aoa': _aoa, 'wdoa': _wdoa, 'swdoa': _s
 
 
 def _standardised(score: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """With mean 0 and variance 1 over the chosen maps."""
+    """Scales a score to mean 0 and variance 1 over the chosen maps."""
     spread = score[chosen].std() if chosen.any() else 0.0
     if spread == 0:
         return np.zeros(len(score))

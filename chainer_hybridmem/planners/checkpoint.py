@@ -174,7 +174,7 @@ def _crosses(cuts: _Cuts, ends: tuple[int, ...]) -> np.ndarray:
 
 
 def _budgets(cuts: _Cuts) -> list[float]:
-    """None, any, and around the root of bytes kept × largest segment of none."""
+    """Budgets to try: 0, any, and some around √(bytes kept × largest segment at 0)."""
     ends = _ends(cuts, 0.0)
     borders = cuts.total_bytes[[0, *(end + 1 for end in ends), -1]]
     largest = float(np.diff(borders).max())
@@ -184,7 +184,7 @@ def _budgets(cuts: _Cuts) -> list[float]:
 
 
 def _budgets_for(cuts: _Cuts, segments: int) -> list[float]:
-    """From the first that makes no more segments to where they become fewer."""
+    """Budgets from the first that makes no more segments to where they are fewer."""
     first, end = (_first_budget(cuts, most) for most in (segments, segments - 1))
     budgets: list[float] = np.linspace(first, end, BUDGETS, endpoint=False).tolist()
     return budgets
@@ -205,7 +205,7 @@ def _first_budget(cuts: _Cuts, most: int) -> int:
 def _least_memory(
     search: Search, choices: Sequence[tuple[int, ...]], cuts: _Cuts
 ) -> tuple[Candidate, int]:
-    """Of the segmentations that fit, the one of least memory; and its segments.
+    """Picks the segmentation of least memory of those that fit; and its segments.
 
     If none fits, the one whose replays need least under the limit.
     """

@@ -150,7 +150,7 @@ def whole_family(reads: np.ndarray, most: int) -> np.ndarray:
 
 
 def _by_size(sets: list[np.ndarray]) -> np.ndarray:
-    """Without repetitions, small ones first."""
+    """Sorts lower sets by size and leaves out repetitions."""
     family = np.unique(np.array(sets), axis=0)
     return family[np.argsort(family.sum(axis=1), kind='stable')]
 

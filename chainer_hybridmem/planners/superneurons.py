@@ -55,7 +55,7 @@ def _static_actions(problem: Problem) -> np.ndarray:
 
 
 def _preceding_convolution(profile: Profile) -> np.ndarray:
-    """For each operation the last backward convolution before it."""
+    """(n,) last backward convolution before each operation."""
     lead, last = [], 0
     for op in profile.operations:
         lead.append(last)

@@ -86,7 +86,7 @@ def _bring(maps: list[int], start: int, meet: int, positions: Work) -> None:
 
 
 def _convolutions(profile: Profile) -> list[bool]:
-    """For each operation whether it is the backward of a convolution."""
+    """Tells of each operation whether it is the backward of a convolution."""
     return [
         op.forward >= 0 and is_convolution(op.function) for op in profile.operations
     ]

@@ -126,7 +126,7 @@ class Ejection:
         return offset if fits else None
 
     def _filled(self, large_offset: np.ndarray) -> Found:
-        """With the small blocks; in the order of offsets none comes to lie higher."""
+        """Adds the small blocks; in the order of offsets none comes to lie higher."""
         order = self._large[np.argsort(large_offset, kind='stable')]
         order = np.concatenate([order, self._small])
         nowhere = np.zeros(len(order), bool)

@@ -36,7 +36,7 @@ IN_PLACE = frozenset(
 
 
 class Lifetimes(enum.Enum):
-    """From when to when a blob is taken to live.
+    """How long a blob is taken to live.
 
     ``RUN``: as the program has held it: until its last reference is gone.
     ``LAST_USE``: until the last function has read it.
@@ -58,7 +58,7 @@ class DisjointSets:
         self._parent = list(range(n))
 
     def find(self, item: int) -> int:
-        """The one that stands for the set of an item."""
+        """Finds the item that stands for the set of this one."""
         while self._parent[item] != item:
             self._parent[item] = self._parent[self._parent[item]]
             item = self._parent[item]

@@ -249,7 +249,7 @@ class Start(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What it leads to."""
+    """Offsets that a start leads to, and the bytes that they take."""
 
     nbytes: int
     offset: np.ndarray  # (n,) int64
@@ -257,7 +257,7 @@ class Found(NamedTuple):
 
 
 def place_in_order(blocks: Blocks, start: Start) -> Found:
-    """Places the blocks."""
+    """Gives each block an offset, in the order and by the fit of a start."""
     n = len(blocks.size)
     offset, work = np.zeros(n, np.int64), np.zeros(n, np.int64)
     nbytes = place(
@@ -419,7 +419,7 @@ def take_part(blocks: Blocks, chosen: np.ndarray) -> Blocks:
 def make_layout(
     trace: Trace, blocks: Blocks, offset: np.ndarray, alignment: int, found_by: str
 ) -> Layout:
-    """The layout of a trace with these offsets of its blocks."""
+    """Writes offsets of blocks down as offsets of all buffers of a trace."""
     offsets = [0] * len(trace.sizes)
     for buffer, where in blocks.base:
         offsets[buffer] = where

@@ -220,7 +220,7 @@ def compare(
 
 
 def recommend(replays: Sequence[Replay]) -> Replay:
-    """Of the smallest footprints the one with the fewest device calls once warm.
+    """Picks the pool with the fewest device calls of those with least footprint.
 
     Footprints less than a thousandth apart count as equal: rounding is no reason. The
     yardstick ``cudamalloc`` is recommended only if it is alone: the model knows

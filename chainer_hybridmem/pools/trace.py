@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def end(self) -> int:
-        """Number of moments."""
+        """How many moments the trace has."""
         return len(self.events) + 1
 
     def name(self, buffer: int) -> str:

@@ -99,7 +99,7 @@ class Measured:
 
     @property
     def timeline(self) -> Timeline:
-        """In the form of a prediction."""
+        """The measured intervals in the form of a prediction."""
 
         def seconds(kind: str) -> float:
             chosen = (i for i in self.intervals if i.kind == kind)

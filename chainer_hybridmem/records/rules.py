@@ -186,7 +186,7 @@ def moves_maps(rule: Rule) -> bool:
 
 
 def pairs_of(rules: Rules) -> tuple[tuple[str, str], ...]:
-    """Rules as text."""
+    """Writes rules as pairs of pattern and what is said, as users do."""
     return tuple(rule.pair for rule in rules)
 
 

@@ -79,7 +79,7 @@ def _check_order(profile: Profile, plan: Plan) -> None:
 
 
 def _check_fields(entry: MapPlan, n: int) -> None:
-    """Only an action's own fields are set."""
+    """Checks that only the fields of its own action are set."""
     if entry.tier is Tier.DISK and entry.action is not Action.SWAP:
         raise PlanError(
             f'Feature map {entry.storage}: its tier is {entry.tier.value!r}, but '

@@ -311,7 +311,7 @@ class _Log(_Walk):
         return highest
 
     def _during(self, k: int) -> int:
-        """Like the checker's, event by event."""
+        """Walks through the events of an operation, as the checker does."""
         operations, events = self.profile.operations, self.profile.events
         made: list[int] = []  # maps
         end = operations[k + 1].first_event if k + 1 < len(operations) else len(events)

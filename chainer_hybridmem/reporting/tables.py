@@ -30,12 +30,12 @@ class Column(NamedTuple):
 
 
 def share(figure: float) -> str:
-    """Such as ``'1.5%'``."""
+    """Formats a share, such as ``'1.5%'``."""
     return f'{figure:.1%}'
 
 
 def difference(figure: float) -> str:
-    """A share that is more or less than something, such as ``'+1.5%'``."""
+    """Formats a share more or less than something, such as ``'+1.5%'``."""
     return f'{figure:+.1%}'
 
 

@@ -451,11 +451,11 @@ def _outside(function: Any, whole: bool) -> Callable[[], None] | None:
     # What is set aside is ours: the host device does not count it.
     kept = [(array, contextvars.Context().run(array.copy)) for array in statistics]
 
-    def move_back() -> None:
+    def restore_statistics() -> None:
         for array, before in kept:
             array[...] = before
 
-    return move_back
+    return restore_statistics
 
 
 def _generator() -> Callable[[], None]:

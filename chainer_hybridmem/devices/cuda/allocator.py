@@ -137,7 +137,7 @@ class Allocator:
         return self._new_pointer(memory, 0)
 
     def _other_pointer(self, size: int) -> Any:
-        """For another GPU: what was installed before."""
+        """Asks the allocator that was installed before, for another GPU."""
         previous = self._previous or self._gpu.cuda.get_allocator()
         if previous is self.pointer:
             previous = self._gpu.cupy.get_default_memory_pool().malloc

@@ -70,7 +70,7 @@ class BlockPool:
         return True
 
     def set_limit(self, limit_bytes: int) -> None:
-        """The limit is this from now on."""
+        """Refuses what goes beyond this many bytes from now on."""
         self.limit_bytes = limit_bytes
         self._set_pool_limit()
 
@@ -132,12 +132,12 @@ class BlockPool:
         return block
 
     def excess_bytes(self, nbytes: int) -> int:
-        """By how much another block would exceed the limit."""
+        """Bytes by which another block of this size would exceed the limit."""
         limit = self.limit_bytes - self._elsewhere_bytes
         return self.footprint_bytes + nbytes - limit
 
     def empty_pointer(self) -> Any:
-        """A pointer to no bytes."""
+        """Makes a pointer to an allocation of no bytes."""
         return self._pool.malloc(0)
 
     def give_back(self) -> None:
@@ -201,7 +201,7 @@ class WholeBlocks:
         return Block(self, free.pop(), nbytes, stream) if free else None
 
     def add(self, memory: Any, nbytes: int, stream: int) -> Block:
-        """A new block.
+        """Counts memory as a new block.
 
         Args:
             memory: With its address ``ptr``; given back with the last reference.
@@ -212,7 +212,7 @@ class WholeBlocks:
         return Block(self, memory, nbytes, stream)
 
     def give(self, memory: Any, nbytes: int, stream: int) -> None:
-        """A block is free."""
+        """Keeps the memory of a block that is free, for the next of its size."""
         self._free.setdefault((nbytes, stream), []).append(memory)
 
     def free_all(self) -> None:

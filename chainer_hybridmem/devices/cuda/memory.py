@@ -180,7 +180,7 @@ class CudaMemory(Memory):
 
     @property
     def _elsewhere_bytes(self) -> int:
-        """In use, but not from here."""
+        """Bytes in use that this pool has not given."""
         return self._adopted.nbytes + self._others.nbytes
 
     def _count_others(self) -> None:

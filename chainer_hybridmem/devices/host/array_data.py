@@ -11,7 +11,7 @@ _DATA_FIELD = object.__basicsize__  # of PyArrayObject in NumPy's C interface
 
 
 def address_of(array: numpy.ndarray) -> int:
-    """Of the first element."""
+    """Address of the first element."""
     return _pointer_at(id(array) + _DATA_FIELD).value
 
 

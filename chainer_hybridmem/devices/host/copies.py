@@ -175,7 +175,7 @@ class CopyThread:
         self._free_from = 0.0
 
     def throttle(self, bandwidth: float | None) -> None:
-        """From the next copy on another bandwidth; None for no limit."""
+        """Sets another bandwidth from the next copy on; None for no limit."""
         limits = [b for b in (bandwidth, self._disk_bandwidth) if b is not None]
         self._bandwidths = {Tier.RAM: bandwidth, Tier.DISK: min(limits, default=None)}
 
@@ -408,7 +408,7 @@ class HostCopyEngine(CopyEngine):
         self._stall_seconds = 0.0
 
     def throttle(self, bandwidth: float | None) -> None:
-        """From the next copy on another bandwidth; None for no limit."""
+        """Sets another bandwidth from the next copy on; None for no limit."""
         self.bandwidth = bandwidth
         self._d2h.throttle(bandwidth)
         self._h2d.throttle(bandwidth)

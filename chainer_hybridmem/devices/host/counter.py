@@ -46,7 +46,7 @@ class Counter:
         self._capsule: Any = memory.capsule
         self._reclaimer = Reclaimer(reclaim)
         self._reclaimer.serve(memory.address)
-        memory.belong_to(self)
+        memory.hand_to(self)
 
     def close(self) -> None:
         """The last array that this counter has counted frees its memory for others.
@@ -77,7 +77,7 @@ class Counter:
         return self._get(words.WANTED)
 
     def limit(self, limit_bytes: int) -> None:
-        """From now on more than so many bytes are refused."""
+        """Refuses what goes beyond so many bytes from now on."""
         self._set(words.LIMIT, limit_bytes)
 
     @property
@@ -144,7 +144,7 @@ class Counter:
     # -- offsets --------------------------------------------------------------
     @property
     def table_address(self) -> int:
-        """Of the words that say where the next blocks shall lie."""
+        """Address of the words that say where the next blocks shall lie."""
         return self._address + words.TABLE
 
     def release_side(self) -> None:

@@ -127,8 +127,8 @@ class Memory:
             ctypes.sizeof(Functions),
         )
 
-    def belong_to(self, owner: Owner) -> None:
-        """The next one to read and write the words."""
+    def hand_to(self, owner: Owner) -> None:
+        """Makes an owner the one that reads and writes the words."""
         self._owner = weakref.ref(owner)
 
     def renew(self) -> None:

@@ -246,7 +246,7 @@ class Lane:
         )
 
     def _seconds_until(self, end: float, ends: list[float]) -> float:
-        """Until a count is reached if no other copy begins."""
+        """Seconds until a count is reached if no other copy begins."""
         carried = self._file.numbers[self._carried]
         seconds = 0.0
         for k, reached in enumerate(ends):

@@ -93,7 +93,7 @@ class Space(HostCopy):
 
     @property
     def address(self) -> int:
-        """Of the first byte, for stores in memory."""
+        """Address of the first byte, for stores in memory."""
         return self.block.address + self.offset
 
     def has(self, address: int) -> bool:

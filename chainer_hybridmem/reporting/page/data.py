@@ -178,7 +178,7 @@ class _RunColumns:
         }
 
     def _choose(self, presences: Sequence[Presence]) -> list[Presence]:
-        """The largest ones."""
+        """Picks the storages that are shown: the largest ones."""
         storages = self._profile.storages
         ordered = sorted(presences, key=lambda p: -storages[p.storage].nbytes)
         return ordered[: self._most_storages]
@@ -198,7 +198,7 @@ class _RunColumns:
         }
 
     def _cost(self, presence: Presence, costs: np.ndarray) -> float:
-        """By how much the bound falls at most with so much more room while it stays."""
+        """Most seconds by which its bytes more while it stays would lower the bound."""
         per_byte = sum(costs[last] - costs[first] for first, last in presence.stays)
         return float(per_byte * self._profile.storages[presence.storage].nbytes)
 
@@ -400,7 +400,7 @@ def _join(spans: Sequence[Span], width: float) -> list[Span]:
 
 
 def _whole_seconds(one: Span, other: Span) -> float:
-    """From the start of one to the end of the other."""
+    """Seconds from the start of one span to the end of the other."""
     return other.interval.end_seconds - one.interval.start_seconds
 
 

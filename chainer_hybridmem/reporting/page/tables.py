@@ -25,7 +25,7 @@ class Tables:
         self._storage_places: dict[tuple[int, int], int] = {}
 
     def place_name(self, text: str) -> int:
-        """The place of a name."""
+        """Finds the place of a text in the table of names, or adds it."""
         text = shown_name(text)
         place = self._name_places.setdefault(text, len(self.names))
         if place == len(self.names):

@@ -534,7 +534,7 @@ class Model:
 
 
 def _longest_wait(problem: Problem) -> float:
-    """As long as everything copied and replayed, nothing hidden, and a second."""
+    """Seconds that no wait exceeds: everything copied and replayed, nothing hidden."""
     a = problem.arrays
     copies = np.maximum(problem.swap_out_seconds, a.disk_out_seconds).sum()
     copies += np.maximum(problem.swap_in_seconds, a.disk_in_seconds).sum()

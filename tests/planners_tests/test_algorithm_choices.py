@@ -1,4 +1,4 @@
-"""Ways of operations decided together with the plan."""
+"""Algorithms of operations decided together with the plan."""
 
 import dataclasses
 import itertools
@@ -12,31 +12,31 @@ from support.matrices import several
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.estimation.structure import assemble, events_by_operation
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.ways import choose_ways
+from chainer_hybridmem.planners.algorithm_choices import choose_algorithms
 from chainer_hybridmem.records.profile import Category, Storage
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 
 STEPS = 3000
-OPERATIONS = 4  # that have several ways
+OPERATIONS = 4  # that have several algorithms
 
 
-class Way(NamedTuple):
+class Timed(NamedTuple):
     seconds: float
     workspace_bytes: int
 
 
-def in_ways(profile, ways):
+def with_algorithms(profile, algorithms):
     """The profile with operations that take so long and need so much."""
     storages, groups = list(profile.storages), events_by_operation(profile)
-    for k, way in ways.items():
-        if way.workspace_bytes == 0:
+    for k, algorithm in algorithms.items():
+        if algorithm.workspace_bytes == 0:
             continue
         storages.append(
             Storage(
                 id=len(storages),
-                nbytes=way.workspace_bytes,
+                nbytes=algorithm.workspace_bytes,
                 category=Category.WORKSPACE,
                 label='workspace',
                 producer=k,
@@ -49,61 +49,70 @@ def in_ways(profile, ways):
         profile, groups, storages, list(profile.recipes), profile.initial_bytes
     )
     operations = list(profile.operations)
-    for k, way in ways.items():
-        operations[k] = dataclasses.replace(operations[k], device_seconds=way.seconds)
+    for k, algorithm in algorithms.items():
+        operations[k] = dataclasses.replace(
+            operations[k], device_seconds=algorithm.seconds
+        )
     return dataclasses.replace(profile, operations=tuple(operations))
 
 
 class Drawn:
-    """A drawn graph of which some operations have several ways."""
+    """A drawn graph of which some operations have several algorithms."""
 
     def __init__(self, seed):
         draw = random.Random(seed)
         self.profile = toys.random_graph(seed, 6)
         operations = [op for op in self.profile.operations if op.device_seconds > 0]
-        self.ways = {}
+        self.algorithms = {}
         for op in draw.sample(operations, OPERATIONS):
-            ways, seconds, nbytes = [], op.device_seconds, 0
+            algorithms, seconds, nbytes = [], op.device_seconds, 0
             for _ in range(draw.randint(2, 3)):
-                ways.append(Way(seconds, nbytes))
+                algorithms.append(Timed(seconds, nbytes))
                 seconds *= draw.uniform(0.3, 0.95)
                 nbytes += draw.randint(1, 12) * max(
                     1, make_problem(self.profile).in_core_peak_bytes // 40
                 )
-            self.ways[op.index] = tuple(ways)
-        smallest = self.problem(dict.fromkeys(self.ways, 0))
+            self.algorithms[op.index] = tuple(algorithms)
+        smallest = self.problem(dict.fromkeys(self.algorithms, 0))
         least = least_memory(smallest)[0]
         share = draw.uniform(0.05, 0.9)
         self.limit = int(least + share * (smallest.in_core_peak_bytes - least))
 
     def problem(self, choice):
         return make_problem(
-            in_ways(self.profile, {k: self.ways[k][i] for k, i in choice.items()})
+            with_algorithms(
+                self.profile, {k: self.algorithms[k][i] for k, i in choice.items()}
+            )
         )
 
     def plan(self, problem):
         return make_plan(problem, self.limit, 'hybrid', steps=STEPS)
 
     def every_plan(self):
-        for places in itertools.product(*(range(len(w)) for w in self.ways.values())):
+        for places in itertools.product(
+            *(range(len(w)) for w in self.algorithms.values())
+        ):
             try:
-                yield self.plan(self.problem(dict(zip(self.ways, places, strict=True))))
+                yield self.plan(
+                    self.problem(dict(zip(self.algorithms, places, strict=True)))
+                )
             except InfeasibleError:
                 continue
 
     @property
     def bound_seconds(self):
         best = {
-            k: Way(w[-1].seconds, w[0].workspace_bytes) for k, w in self.ways.items()
+            k: Timed(w[-1].seconds, w[0].workspace_bytes)
+            for k, w in self.algorithms.items()
         }
-        problem = make_problem(in_ways(self.profile, best))
+        problem = make_problem(with_algorithms(self.profile, best))
         return lower_bound(problem, self.limit).seconds
 
 
 @pytest.mark.parametrize('seed', range(12))
 def test_between_the_bound_and_the_smallest_workspaces(seed):
     drawn = Drawn(seed)
-    found = choose_ways(drawn.ways, drawn.problem, drawn.plan, drawn.limit)
+    found = choose_algorithms(drawn.algorithms, drawn.problem, drawn.plan, drawn.limit)
     every = sorted(plan.predicted_seconds for plan in drawn.every_plan())
     chosen = found.plan.predicted_seconds
     assert found.plan == dataclasses.replace(
@@ -121,7 +130,9 @@ def test_near_the_best_of_all_choices():
     ratios = []
     for seed in range(several(10, all_of_them=40)):
         drawn = Drawn(seed)
-        found = choose_ways(drawn.ways, drawn.problem, drawn.plan, drawn.limit)
+        found = choose_algorithms(
+            drawn.algorithms, drawn.problem, drawn.plan, drawn.limit
+        )
         best = min(plan.predicted_seconds for plan in drawn.every_plan())
         ratios.append(found.plan.predicted_seconds / best)
         assert found.tried < 12
@@ -133,14 +144,14 @@ def test_nothing_fits_with_the_smallest():
     drawn = Drawn(1)
     drawn.limit = 1
     with pytest.raises(InfeasibleError):
-        choose_ways(drawn.ways, drawn.problem, drawn.plan, drawn.limit)
+        choose_algorithms(drawn.algorithms, drawn.problem, drawn.plan, drawn.limit)
 
 
 def test_without_ways_the_plan_is_the_planners():
     drawn = Drawn(2)
     problem = make_problem(drawn.profile)
     limit = (least_memory(problem)[0] + problem.in_core_peak_bytes) // 2
-    found = choose_ways(
+    found = choose_algorithms(
         {},
         lambda choice: problem,
         lambda problem: make_plan(problem, limit, 'pooch'),

@@ -1,18 +1,21 @@
-"""Plans for operations that can run in several ways, faster ones with more workspace.
+"""Plans for operations that can run by several algorithms.
+
+Of an operation's algorithms, faster ones take more workspace.
 
 A workspace is memory like a map that is kept: what one operation takes for speed, maps
 must leave for. Both are decided together, as in MONeT (Shah et al., "Memory
 optimization for deep networks", 2021), here by search around any planner:
 
-1. Plans with the fastest ways whose workspace is no larger than a cap, for a few caps.
-2. From the best of them, again and again as long as that is faster: the ways whose
-   seconds and workspace cost least together, at the price that the bound puts on a
-   byte at each operation; and the fastest ways that fit into the room which the plan
-   leaves at each operation.
+1. Plans with the fastest algorithms whose workspace is no larger than a cap, for a few
+   caps.
+2. From the best of them, again and again as long as that is faster: the algorithms
+   whose seconds and workspace cost least together, at the price that the bound puts on
+   a byte at each operation; and the fastest algorithms that fit into the room which the
+   plan leaves at each operation.
 
 The bound is that of a problem in which every operation runs in the time of its fastest
-way and with the workspace of its smallest: every plan with any ways, as slow as it
-is, is one of that problem with longer waits.
+algorithm and with the workspace of its smallest: every plan with any algorithms, as
+slow as it is, is one of that problem with longer waits.
 """
 
 from __future__ import annotations
@@ -56,9 +59,9 @@ class Chosen(NamedTuple):
     """What has been found best.
 
     Attributes:
-        problem (Problem): With the chosen ways.
+        problem (Problem): With the chosen algorithms.
         plan (Plan): For it.
-        choice (dict): By operation, the place of its way among its ways.
+        choice (dict): By operation, the place of the chosen one among its algorithms.
         tried (int): Choices that have been planned.
         small_seconds (float): Per iteration with the smallest workspaces.
     """
@@ -70,33 +73,33 @@ class Chosen(NamedTuple):
     small_seconds: float = 0.0
 
 
-def choose_ways(
-    ways: Mapping[int, tuple[AlgorithmChoice, ...]],
+def choose_algorithms(
+    algorithms: Mapping[int, tuple[AlgorithmChoice, ...]],
     make_problem: Callable[[Choice], Problem],
     make_plan: Callable[[Problem], Plan],
     limit_bytes: int,
 ) -> Chosen:
-    """The ways and the plan that are fastest together, of those tried.
+    """The algorithms and the plan that are fastest together, of those tried.
 
     Args:
-        ways: By operation; each faster than those before it, with more workspace.
-        make_problem: What is to be planned if operations run in these ways.
+        algorithms: By operation; each faster than those before it, with more workspace.
+        make_problem: What is to be planned if operations run by these algorithms.
         make_plan: Its plan under the limit.
         limit_bytes: Memory limit.
 
     Raises:
         InfeasibleError: If nothing fits with the smallest workspaces.
     """
-    search = _Search(ways, make_problem, make_plan)
-    smallest = dict.fromkeys(ways, 0)
+    search = _Search(algorithms, make_problem, make_plan)
+    smallest = dict.fromkeys(algorithms, 0)
     best = small = search.plan(smallest)
     levels = [
-        make_problem({k: min(level, len(found) - 1) for k, found in ways.items()})
-        for level in range(max(map(len, ways.values()), default=0))
+        make_problem({k: min(level, len(found) - 1) for k, found in algorithms.items()})
+        for level in range(max(map(len, algorithms.values()), default=0))
     ]
-    # Which ways fit at all, whatever the plan.
+    # Which algorithms fit at all, whatever the plan.
     fitting = search.fitting([least_loads(problem) for problem in levels], limit_bytes)
-    for cap in _caps(ways):
+    for cap in _caps(algorithms):
         best = search.better(best, search.fastest(fitting, cap))
     for _ in range(MOST_REFINEMENTS):
         before = best
@@ -114,35 +117,35 @@ def choose_ways(
 class _Search:
     def __init__(
         self,
-        ways: Mapping[int, tuple[AlgorithmChoice, ...]],
+        algorithms: Mapping[int, tuple[AlgorithmChoice, ...]],
         make_problem: Callable[[Choice], Problem],
         make_plan: Callable[[Problem], Plan],
     ) -> None:
-        self.ways = ways
+        self.algorithms = algorithms
         self.make_problem = make_problem
         self.make_plan = make_plan
         self.tried: list[Choice] = []
 
     def fitting(self, loads: list[list[int]], limit_bytes: int) -> _Fitting:
-        """Places of the ways with which each operation's load is within the limit.
+        """Places of the algorithms with which an operation's load is within the limit.
 
         Args:
-            loads: Of every operation, with the first ways, the second ones, ...
+            loads: Of every operation, with the first algorithms, the second ones, ...
             limit_bytes: Memory limit.
         """
         return {
-            k: [i for i in range(len(ways)) if loads[i][k] <= limit_bytes] or [0]
-            for k, ways in self.ways.items()
+            k: [i for i in range(len(algorithms)) if loads[i][k] <= limit_bytes] or [0]
+            for k, algorithms in self.algorithms.items()
         }
 
     def fastest(self, fitting: _Fitting, cap_bytes: float = math.inf) -> Choice:
-        """The last way of each operation that fits and is not above a cap."""
+        """The last algorithm of each operation that fits and is not above a cap."""
         return {
             k: max(
-                (i for i in fitting[k] if ways[i].workspace_bytes <= cap_bytes),
+                (i for i in fitting[k] if algorithms[i].workspace_bytes <= cap_bytes),
                 default=0,
             )
-            for k, ways in self.ways.items()
+            for k, algorithms in self.algorithms.items()
         }
 
     def cheapest(self, fitting: _Fitting, prices: np.ndarray) -> Choice:
@@ -153,8 +156,10 @@ class _Search:
             prices: (n,) seconds per byte.
         """
         return {
-            k: min(fitting[k], key=functools.partial(_cost, ways, float(prices[k])))
-            for k, ways in self.ways.items()
+            k: min(
+                fitting[k], key=functools.partial(_cost, algorithms, float(prices[k]))
+            )
+            for k, algorithms in self.algorithms.items()
         }
 
     def plan(self, choice: Choice) -> Chosen:
@@ -174,18 +179,24 @@ class _Search:
         return found if faster else best
 
 
-def _caps(ways: Mapping[int, tuple[AlgorithmChoice, ...]]) -> list[int]:
-    sizes = sorted({way.workspace_bytes for found in ways.values() for way in found})
+def _caps(algorithms: Mapping[int, tuple[AlgorithmChoice, ...]]) -> list[int]:
+    sizes = sorted(
+        {
+            algorithm.workspace_bytes
+            for found in algorithms.values()
+            for algorithm in found
+        }
+    )
     count = min(MOST_CAPS, len(sizes))
     return [sizes[(i + 1) * len(sizes) // count - 1] for i in range(count)]
 
 
-def _cost(ways: tuple[AlgorithmChoice, ...], price: float, place: int) -> float:
-    return ways[place].seconds + price * ways[place].workspace_bytes
+def _cost(algorithms: tuple[AlgorithmChoice, ...], price: float, place: int) -> float:
+    return algorithms[place].seconds + price * algorithms[place].workspace_bytes
 
 
 def loads_of(problem: Problem, plan: Plan) -> list[int]:
-    """Load of every operation if a plan for other ways is followed, in bytes."""
+    """Load of every operation if a plan for other algorithms is followed, in bytes."""
     fingerprint = problem.profile.fingerprint()
     return check_plan(
         problem.profile, dataclasses.replace(plan, profile_fingerprint=fingerprint)
