@@ -11,6 +11,7 @@ import re
 import pytest
 
 from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.planners import PLANNERS
 from chainer_hybridmem.session.setting.options import Options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -181,6 +182,16 @@ def test_every_option_has_its_line():
     page = (ROOT / 'docs' / 'reference' / 'options.md').read_text()
     names = {field.name for field in dataclasses.fields(Options)} - {'planner_options'}
     assert set(re.findall(r'^### `(\w+)`', page, re.MULTILINE)) == names
+
+
+def test_every_planner_is_described():
+    """In a row, as ``name`` or, where several share their beginning, as ``-end``."""
+    page = (ROOT / 'docs' / 'reference' / 'planners.md').read_text()
+    table = '\n'.join(line for line in page.splitlines() if line.startswith('| ['))
+    for name in PLANNERS:
+        assert {f'`{name}`', f'`-{name.rpartition("-")[2]}`'} & set(
+            re.findall(r'`[\w-]+`', table)
+        ), name
 
 
 def test_pages_made_from_the_code_are_not_stale(capsys):
