@@ -23,7 +23,7 @@ from chainer_hybridmem.testing.planners import PROFILES, limits_of, problem_name
 MIB = toys.MIB
 # Planners that cannot run, or run for long, without being told something.
 OPTIONS: dict[str, dict[str, Any]] = {
-    'exact': {'time_budget': 2.0},
+    'exact': {'time_budget': 0.5},
     'autoswap-bo': {'evaluations': 10},  # the last two by regression
 }
 
