@@ -48,11 +48,16 @@ def test_the_package_alone_imports_no_compiler() -> None:
 
 
 def test_the_suites_for_others_need_no_chainer_and_only_they_need_pytest() -> None:
-    code = 'import sys, chainer_hybridmem; from chainer_hybridmem import planners; '
-    code += "print('pytest' in sys.modules); from chainer_hybridmem import testing; "
+    code = 'import sys; from chainer_hybridmem.testing import networks; '
+    code += "print('pytest' in sys.modules); from chainer_hybridmem.testing import *; "
     code += "print({'chainer', 'cupy', 'hypothesis'} & set(sys.modules))"
     assert run(code).split('\n') == ['False', 'set()']
-    assert set(testing.__all__) == {'DeviceConformance', 'PlannerConformance'}
+    assert {getattr(testing, name).__name__ for name in testing.__all__} == {
+        'DeviceConformance',
+        'PlannerConformance',
+    }
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        testing.no_such_name  # noqa: B018
 
 
 def test_public_names() -> None:

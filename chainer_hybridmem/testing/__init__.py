@@ -5,12 +5,24 @@ A test module derives a class from :class:`PlannerConformance` or
 the suite then runs in the derived class.
 """
 
-import pytest
+from __future__ import annotations
 
-# What a failing check compares is shown as in test modules.
-pytest.register_assert_rewrite(f'{__name__}.devices', f'{__name__}.planners')
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.testing.devices import DeviceConformance  # noqa: E402
-from chainer_hybridmem.testing.planners import PlannerConformance  # noqa: E402
+if TYPE_CHECKING:
+    from chainer_hybridmem.testing.devices import DeviceConformance
+    from chainer_hybridmem.testing.planners import PlannerConformance
 
 __all__ = ['DeviceConformance', 'PlannerConformance']
+_HOMES = {'DeviceConformance': 'devices', 'PlannerConformance': 'planners'}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a suite when it is asked for: the small profiles need no pytest."""
+    if name not in _HOMES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    home = f'{__name__}.{_HOMES[name]}'
+    # What a failing check compares is shown as in test modules.
+    importlib.import_module('pytest').register_assert_rewrite(home)
+    return getattr(importlib.import_module(home), name)

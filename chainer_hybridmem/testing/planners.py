@@ -58,6 +58,7 @@ PROFILES: dict[str, Callable[[], Profile]] = {
     },
     'AlexNet': lambda: library.load_profile('shipped:alexnet-b32-host'),
 }
+FEW_MAPS = 20  # more take long to plan: fewer limits are tried
 SEARCHED = 0, 20  # seed and nodes of a network that takes long to search
 
 
@@ -71,7 +72,8 @@ def limits_of(problem: Problem) -> list[int]:
     """From the least possible to one byte less than in-core training needs."""
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     rng = random.Random(least)
-    between = [rng.randint(least, max(least, most - 1)) for _ in range(3)]
+    count = 3 if len(problem.maps) <= FEW_MAPS else 0
+    between = [rng.randint(least, max(least, most - 1)) for _ in range(count)]
     return sorted({least, *between, max(least, most - 1)})
 
 

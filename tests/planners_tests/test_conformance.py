@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import pathlib
 import subprocess
@@ -77,7 +79,7 @@ def test_a_problem_has_to_be_asked_before() -> None:
 
 
 SCRIPT = """
-import dataclasses, sys
+import dataclasses
 from support import toys
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import PLANNERS, make_plan
@@ -87,7 +89,7 @@ profile = toys.random_network(6, 7)
 print(serialise_profile(profile))
 for name in PLANNERS:
     try:
-        plan = make_plan(profile, int(sys.argv[1]), name)
+        plan = make_plan(profile, limit, name)
     except (InfeasibleError, TypeError) as error:
         print(error)
     else:
@@ -95,12 +97,18 @@ for name in PLANNERS:
 """
 
 
-def run_script(limit: int, hash_seed: str) -> str:
+def run_here(limit: int) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(SCRIPT, {'limit': limit})
+    return out.getvalue()
+
+
+def run_elsewhere(limit: int, hash_seed: str) -> str:
     here = pathlib.Path(__file__).parents[1]
     path = os.pathsep.join([str(here), str(here.parent)])
     env = {**os.environ, 'PYTHONHASHSEED': hash_seed, 'PYTHONPATH': path}
     done = subprocess.run(
-        [sys.executable, '-W', 'error', '-c', SCRIPT, str(limit)],
+        [sys.executable, '-W', 'error', '-c', f'limit = {limit}\n{SCRIPT}'],
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -110,7 +118,8 @@ def run_script(limit: int, hash_seed: str) -> str:
 def test_another_process_with_another_hash_seed_plans_the_same() -> None:
     """And no import or compilation warns."""
     limit = limits_of(problem_of('network 6'))[-1]
-    first, second = run_script(limit, '1'), run_script(limit, '2')
+    hash_seed = '1' if os.environ.get('PYTHONHASHSEED') != '1' else '2'
+    first, second = run_here(limit), run_elsewhere(limit, hash_seed)
     assert first == second
     assert first.count('"chainer_hybridmem/plan"') >= 4
 

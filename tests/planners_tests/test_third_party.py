@@ -27,6 +27,7 @@ from chainer_hybridmem.planners import (
 )
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.testing.planners import problem_named
 
 Install = Callable[..., None]
 
@@ -239,3 +240,5 @@ def test_the_example_of_the_documentation_runs(install: Install) -> None:
     assert plan.predicted_seconds < swapped.predicted_seconds
     with pytest.raises(OptionError, match='rounds'):
         make_plan(toys.chain(), LIMIT, f'{name}-quick', rounds=0)
+    suite = importlib.import_module(module).TestGreedy()
+    suite.test_plans_keep_the_limit(name, problem_named('chain'), {})
