@@ -81,7 +81,7 @@ class PersistentMap(LiveMap):
             raise
         self.return_if_held()
 
-    def vacate(self) -> None:
+    def relocate(self) -> None:
         """Its owner says who else holds it: nothing is to be found out."""
 
     def stay(self) -> None:

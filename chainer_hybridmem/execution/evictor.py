@@ -432,7 +432,7 @@ class Evictor:
             ]
             # By both, and cheaper than a tuple for each of many maps.
             maps.sort(key=find_next_use)
-            maps.sort(key=operator.attrgetter('sticks'))
+            maps.sort(key=operator.attrgetter('held_by_program'))
             for live in maps:
                 if live in self.busy or live in self._stuck or live.state is not state:
                     continue
@@ -486,7 +486,7 @@ class Evictor:
         held = sum(
             live.nbytes
             for live in resident
-            if live not in self.busy and (live.slots.are_held() or live.sticks)
+            if live not in self.busy and (live.slots.are_held() or live.held_by_program)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self._device.memory.used_bytes, busy, held, stuck)

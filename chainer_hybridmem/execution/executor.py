@@ -316,8 +316,8 @@ class Executor:
         if maps:
             evictor.hold(maps)
         for live in maps:
-            if live.vacated:
-                live.move_back()
+            if live.relocated:
+                live.undo_relocation()
             if live.state is not State.RESIDENT:
                 self._restorer.bring_back(live)
         if self._prefetcher.active:

@@ -209,13 +209,14 @@ class LiveMap:
         storage (int): Id in the profile; -1 if no plan knows it.
         uses (set of int): Serial numbers of the functions whose backward reads it.
         outlives (bool): A backward will ask for it that is no part of the plan.
-        sticks (bool): Others than the graph have had it when it was to leave.
-        vacated (bool): It has been moved on the device.
+        held_by_program (bool): Others than the graph have had it when it was to leave.
+        relocated (bool): It has been moved on the device.
     """
 
     __slots__ = (
-        '__weakref__', '_device', '_held', '_look', 'allocation', 'host', 'nbytes',
-        'outlives', 'prints', 'slots', 'state', 'sticks', 'storage', 'uses', 'vacated',
+        '__weakref__', '_device', '_held', '_look', 'allocation', 'held_by_program',
+        'host', 'nbytes', 'outlives', 'prints', 'relocated', 'slots', 'state',
+        'storage', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
@@ -228,7 +229,7 @@ class LiveMap:
         self.host = HostSide(device, nbytes)
         self.prints = Fingerprints(device, self.slots)
         self.storage = -1
-        self.outlives = self.sticks = self.vacated = False
+        self.outlives = self.held_by_program = self.relocated = False
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -236,7 +237,7 @@ class LiveMap:
     def begin_iteration(self) -> None:
         """Belongs to an older iteration from here on; no plan knows it."""
         self.storage = -1
-        self.outlives = self.sticks = False
+        self.outlives = self.held_by_program = False
         self.slots.begin_iteration()
         self.prints.begin_iteration()
 
@@ -282,7 +283,7 @@ class LiveMap:
     def hand_out(self) -> None:
         """The program has the array now, and may write into it."""
         self.host.set_valid(False)
-        self.sticks = True
+        self.held_by_program = True
         self.prints.note_handed_out()
 
     def forget(self) -> None:
@@ -368,7 +369,7 @@ class LiveMap:
             self.release()
         elif self.host.valid:
             self._leave(State.AWAY)
-        elif not self.sticks:
+        elif not self.held_by_program:
             self.prints.forget_digests()
             if self.uses or checked:
                 self.prints.take_before_drop()  # fingerprints, [checked replays]
@@ -443,7 +444,7 @@ class LiveMap:
         return True
 
     # -- elsewhere on the device ----------------------------------------------
-    def vacate(self) -> None:
+    def relocate(self) -> None:
         """Moves it to other device memory if the host had no room for it.
 
         What it leaves is freed as if it had gone to the host: so a recording finds out
@@ -461,24 +462,24 @@ class LiveMap:
         final = self.prints.find_before_move()
         self._held = track_memory(self._device, self._find_array())
         self._arrived(target)
-        self.vacated = True
+        self.relocated = True
         self.prints.expect(final)
         del root
         self._watch()
 
-    def move_back(self) -> None:
-        """Undoes :meth:`vacate`: others may have the array, and have changed it."""
+    def undo_relocation(self) -> None:
+        """Undoes :meth:`relocate`: others may have the array, and have changed it."""
         written, root = self.look_for_writes(), self._held()
         if root is not None and written:  # through the graph; in plain Chainer, to both
             copy_memory(self._device, root, self.slots.find_root(), self.nbytes)
-        self.vacated, self._look = False, None
+        self.relocated, self._look = False, None
         self.prints.expect({})
         if root is not None:
             self._return(root)
 
     def look_for_writes(self) -> bool:
         """Whether the program has written into it where it has been moved to."""
-        root = self.slots.find_root() if self.vacated else None
+        root = self.slots.find_root() if self.relocated else None
         return root is not None and self.prints.accept_changes(root)
 
     # -- every way ends here --------------------------------------------------
@@ -486,7 +487,7 @@ class LiveMap:
         """Puts an array that others have held back into the graph."""
         self._arrived(root)
         self.host.set_valid(False)
-        self.sticks = True
+        self.held_by_program = True
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:
@@ -524,7 +525,7 @@ class LiveMap:
     def _take_last_look(self, address: int) -> None:
         """Its last other reference is gone, and its memory is about to be freed."""
         self._look = None
-        if self.state is State.RESIDENT and not self.vacated:
+        if self.state is State.RESIDENT and not self.relocated:
             return
         try:
             memory = self._device.arrays.memory_at(address, self.nbytes)
@@ -540,7 +541,7 @@ class LiveMap:
 
     def _take_in(self, memory: Root) -> None:
         """Takes in what the program has written."""
-        if not self.vacated:
+        if not self.relocated:
             self.host.save(memory)
             self.state = State.AWAY
             return

@@ -220,7 +220,7 @@ class Mover:
             self.start_swap_out(live)
         for live in self._find_all(table.releases.get(k, ())):
             self.release(live)
-            self.vacate(live)
+            self.relocate(live)
         self.drop_all(table.drops.get(k, ()))
         if self._observers.members:
             self._observers.released()
@@ -270,11 +270,11 @@ class Mover:
         else:
             live.release()
 
-    def vacate(self, live: LiveMap) -> None:
+    def relocate(self, live: LiveMap) -> None:
         """Moves a map that the host has no room for to other device memory."""
         if self._observers.members:
             self._observers.leaves(live)
-        live.vacate()
+        live.relocate()
 
     def put_away(self, live: LiveMap) -> None:
         """Frees the device memory of a map that has to come back."""

@@ -89,7 +89,7 @@ class Recorder:
         """
         self.draft = True
 
-    def keep_small_apart(self) -> None:
+    def keep_small_arrays(self) -> None:
         """Never counts small arrays together; see :func:`.count_together`."""
         self._merges_small = False
 

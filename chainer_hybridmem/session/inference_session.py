@@ -25,7 +25,7 @@ from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import open_device_of
 from chainer_hybridmem.units import format_bytes
 
@@ -211,7 +211,7 @@ class InferenceSession:
 
     def _lay_out(self, kind: _Kind) -> None:
         offsets = self.device.offsets
-        arena = call_uncounted(
+        arena = outside_limit(
             lay_out,
             (kind.logs[0], kind.logs[1]),
             offsets.block_bytes,

@@ -54,7 +54,7 @@ class RecordingSession(Session):
         parts: bool = True,
         timed: bool = True,
     ) -> None:
-        self.detail = Detail(parts, apart=True, timed=timed)
+        self.detail = Detail(parts, keep_small_arrays=True, timed=timed)
         super().__init__(model, options)
 
     def observe_problem(self, problem: Problem) -> None:

@@ -11,7 +11,7 @@ from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.iterations.loop import Loop
-from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.session_statistics import collect_statistics
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import Problem
@@ -28,7 +28,7 @@ class Results:
         loop (Loop): Knows the iteration under way.
         guidebook (GuideBook): Has the guides.
         history (IterationHistory): Has figures of iterations.
-        observation (Observation): Tells when iterations are recorded.
+        observation (InstrumentSelector): Tells when iterations are recorded.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Results:
         loop: Loop,
         guidebook: GuideBook,
         history: IterationHistory,
-        observation: Observation,
+        observation: InstrumentSelector,
     ) -> None:
         self._options = options
         self._loop = loop

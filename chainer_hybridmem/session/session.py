@@ -32,7 +32,7 @@ from chainer_hybridmem.session.iterations.learning import (
     refuse_differences,
 )
 from chainer_hybridmem.session.iterations.loop import Loop
-from chainer_hybridmem.session.iterations.observation import Detail, Observation
+from chainer_hybridmem.session.iterations.observation import Detail, InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
@@ -44,7 +44,7 @@ from chainer_hybridmem.session.results import Results
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import open_runtime
 from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
 from chainer_hybridmem.simulation import Problem
@@ -98,7 +98,7 @@ class Session:
         self._cache = open_cache(options, runtime)
         planning = Planning(runtime, options, self.observe_problem, self._keep)
         self._planning, search = planning, planning.search
-        observation = Observation(
+        observation = InstrumentSelector(
             runtime, options, arrays, guidebook, history, search, self.detail
         )
         self._explainer = OutOfMemoryExplainer(
@@ -111,7 +111,7 @@ class Session:
         )
         self._results = Results(options, self._loop, guidebook, history, observation)
 
-    def _make_loop(self, observation: Observation) -> Loop:
+    def _make_loop(self, observation: InstrumentSelector) -> Loop:
         runtime, options, arrays = self._runtime, self.options, self._arrays
         planning, guidebook, history = self._planning, self._guidebook, self._history
         links = LinkMeasurement(runtime)
@@ -177,7 +177,7 @@ class Session:
         self._thread.open()
         self._progress.open()
         if self._cache is not None:
-            call_uncounted(self._load, self._cache)
+            outside_limit(self._load, self._cache)
 
     def _load(self, cache: PlanCache) -> None:
         """Guides of earlier runs are followed from the first iteration."""
@@ -285,7 +285,7 @@ class Session:
             raise SessionError('An iteration is under way; replan between iterations.')
         guide.begin_planning()
         self.finish_iteration()
-        return call_uncounted(self._planning.replan, guide, planner, options)
+        return outside_limit(self._planning.replan, guide, planner, options)
 
     def retime(self) -> None:
         """Times the next guided iterations again and predicts anew from them.
@@ -412,13 +412,13 @@ class Session:
         if html is not None:
             planned = self._results.planned
             told = title_of(self.model), text, statistics, *planned, self.timeline
-            call_uncounted(write_page, html, *told)
+            outside_limit(write_page, html, *told)
         return text
 
     def _repr_html_(self) -> str:
         """The page of :meth:`report`, for notebooks."""
         told = self.report(), self.statistics(), *self._results.planned, self.timeline
-        return call_uncounted(make_cell, title_of(self.model), *told)
+        return outside_limit(make_cell, title_of(self.model), *told)
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.

@@ -18,7 +18,7 @@ from chainer_hybridmem.session.session import Session
 def recorded():
     """Profiles by batch size, with everything tried in parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+        patch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
         return {
             b: recordings.recorded.__wrapped__(networks.Everything, b)
             for b in (4, 8, 16, 20, 24)

@@ -28,9 +28,9 @@ from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.replay_trials import (
     CopyCosts,
-    Experience,
+    ReplayCost,
     ReplayTrials,
-    Worth,
+    RunningRatio,
 )
 
 COUNT = 14
@@ -147,7 +147,7 @@ def test_a_trial_may_be_interrupted_once(monkeypatch, interrupted):
 
 
 def test_a_slow_iteration_is_forgotten():
-    slowness = Experience()
+    slowness = RunningRatio()
     slowness.add(2.0, 2.0)
     slowness.add(30.0, 2.0)  # all of them were interrupted
     ratios = [slowness.ratio]
@@ -417,7 +417,7 @@ def test_small_functions_are_looked_at_for_a_few_iterations_only(monkeypatch):
 
 @pytest.mark.parametrize('nbytes', [250, 400, 1600])
 def test_sizes_that_are_alike(nbytes):
-    worth = Worth()
+    worth = ReplayCost()
     assert not worth.covers(nbytes)
     worth.add(400, True, 4e-6, 800)
     assert worth.covers(nbytes) and not worth.covers(1601) and not worth.covers(99)
@@ -427,6 +427,6 @@ def test_sizes_that_are_alike(nbytes):
 
 
 def test_what_is_not_exact_is_tried_once():
-    worth = Worth()
+    worth = ReplayCost()
     worth.add(400, False, 4e-6, 800)
     assert worth.covers(10**9) and not worth.exact

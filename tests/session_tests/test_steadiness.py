@@ -241,7 +241,7 @@ def test_changes_for_the_sake_of_time_get_rarer():
     pace = PlanPace()
     allowed = []
     for i in range(400):
-        pace.rest(at_offsets=True)
+        pace.note_iteration(at_offsets=True)
         if pace.may_change:
             pace.count_change()
             allowed.append(i + 1)
@@ -253,14 +253,14 @@ def follow_until_timed(offsets_from: int, ranks: bool = False) -> list[int]:
     pace = PlanPace()
     if ranks:
         pace.wait_for_ranks()
-    pace.rest(at_offsets=True)  # of the plan before
+    pace.note_iteration(at_offsets=True)  # of the plan before
     pace.change_plan()
     timed = []
     for i in range(20):
         if pace.wants_times:
             pace.note_times([])
             timed.append(i)
-        pace.rest(at_offsets=i >= offsets_from)
+        pace.note_iteration(at_offsets=i >= offsets_from)
     assert pace.timed
     return timed
 

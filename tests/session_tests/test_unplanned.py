@@ -16,6 +16,8 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.session.guides.guide import Stage
+from chainer_hybridmem.session.guides.guidebook import FREE_TRIES, MOST_UNUSED_DRAFTS
 from chainer_hybridmem.session.setting.session_thread import warn_user
 
 ITERATIONS = 9
@@ -120,3 +122,34 @@ def test_a_warning_without_a_line_of_the_users_points_to_its_caller():
         thread.start()
         thread.join()
     assert (warned[0].filename, warned[0].lineno) == ('somewhere.py', 3)
+
+
+class Chain(chainer.Chain):
+    """Takes rows of any length, as often as asked."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layer = L.Linear(1, 1)
+
+    def forward(self, x, depth):
+        for _ in range(depth):
+            x = F.tanh(self.layer(x))
+        return F.average(x)
+
+
+@pytest.mark.parametrize('what', ['sizes', 'depths'])
+def test_what_never_comes_again_is_recorded_at_first_only(what):
+    """However iterations begin; what then comes again and again is still learnt."""
+    model, states = Chain(), []
+    with hybridmem.optimize(model, 3_000_000, planner='hybrid', steps=50) as session:
+        for number in [*range(60), *[60] * 40]:
+            rows, depth = (9000 + number, 20) if what == 'sizes' else (9000, number + 2)
+            x = np.ones((rows, 1), np.float32)
+            model.cleargrads()
+            model(x, depth).backward()
+            states.append(session.state)
+    new = states[:60]
+    recorded = [i for i, state in enumerate(new) if state == Stage.WARM_UP.value]
+    assert len(recorded) <= MOST_UNUSED_DRAFTS + FREE_TRIES
+    assert states[-1] == Stage.GUIDED.value

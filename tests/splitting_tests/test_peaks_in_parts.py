@@ -86,7 +86,7 @@ def test_a_saved_profile_knows_what_ran_in_parts(limited):
 
 
 def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):
-    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
     _, session = networks.train(
         networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
     )
@@ -111,7 +111,7 @@ def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):
 def with_splits(data):
     """A profile that knows what its functions need in parts, and ran none so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+        patch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
         _, session = networks.train(
             networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
         )

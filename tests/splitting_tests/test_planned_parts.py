@@ -40,7 +40,7 @@ NEW_WAY = 'does not fit as a whole'
 def recorded(data):
     """Profile of an iteration that nothing has cut; with everything it computed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+        patch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
         outcome, session = networks.train(
             networks.Everything, data, memory_limit=PLENTY, planner='swap-all'
         )
@@ -64,7 +64,7 @@ def test_only_the_trial_iteration_tries(data, monkeypatch):
         made.append(arguments)
         return Trials(*arguments)
 
-    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
     monkeypatch.setattr(splitter, 'Trials', counted)
     networks.train(
         networks.Everything, data[:5], memory_limit=PLENTY, planner='swap-all'
@@ -148,7 +148,7 @@ def test_guided_iterations_begin_with_the_planned_parts(
     def planned_for_less(session, problem):
         session.options.limit_bytes = limit
 
-    monkeypatch.setattr(Session, 'detail', Detail(parts=True, apart=True))
+    monkeypatch.setattr(Session, 'detail', Detail(parts=True, keep_small_arrays=True))
     monkeypatch.setattr(Session, 'observe_problem', planned_for_less)
     told = io.StringIO()
     actual, session = networks.train(

@@ -56,7 +56,7 @@ _SHARE = 4  # temporary bytes are told in quarters of the parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Coming:
+class FirstUpdateNeeds:
     """What is still to be allocated.
 
     Attributes:
@@ -68,7 +68,7 @@ class Coming:
     temporary_bytes: int
 
 
-def coming(model: chainer.Link, on_host: bool) -> Coming:
+def coming(model: chainer.Link, on_host: bool) -> FirstUpdateNeeds:
     """What the update of a model has not allocated yet.
 
     Args:
@@ -99,7 +99,7 @@ def coming(model: chainer.Link, on_host: bool) -> Coming:
         state_bytes += max(0, states - there)
         if on_host:
             temporary_bytes = max(temporary_bytes, temporaries)
-    return Coming(state_bytes, temporary_bytes)
+    return FirstUpdateNeeds(state_bytes, temporary_bytes)
 
 
 def _needs(rule: Any, dtype: np.dtype[Any], size: int) -> tuple[int, int]:
@@ -240,7 +240,7 @@ def _name(operation: Operation) -> str:
     return f'backward of {operation.label}' if backward else operation.label
 
 
-def enough_for_update(draft: Profile, coming: Coming) -> int:
+def enough_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
     """A limit that does, told from an iteration whose first update does not fit.
 
     Args:

@@ -274,7 +274,7 @@ class PlanPace:
         """A plan is made without regard to former ones."""
         self._changes = 0
 
-    def rest(self, at_offsets: bool) -> None:
+    def note_iteration(self, at_offsets: bool) -> None:
         """An iteration has followed the plan, with its arena if there is to be any."""
         self.iterations += 1
         self._followed += 1

@@ -7,8 +7,9 @@ differs. An iteration that has begun like none of them is passive from there.
 Note: [when to learn]
     Recording must begin with the iteration, before its signature is known.
     (1) After an iteration of an unknown signature, the next ones that begin like it are
-    recorded beside what they follow: one that is new becomes a draft. Drafts that never
-    come again (a random path through the network) make this rarer.
+    recorded beside what they follow: one that is new becomes a draft. Where drafts
+    never come again (pictures of a new size each time, ever other paths through the
+    network), this is done only after one that has come before, however it begins.
     (2) A draft is profiled in iterations that swap everything, and verify replays.
     They are tried as long as it is a draft that comes; tries in vain, which take
     several times as long as others, are no more than a small share of all iterations,
@@ -224,8 +225,7 @@ class Family:
 
 LARGEST_GUIDE_COUNT = 128
 DRAFTS_AFTER_UNKNOWN = 4  # iterations that are recorded after an unknown one
-MOST_UNUSED_DRAFTS = 24  # in a row; then only now and then
-SELDOM = 16
+MOST_UNUSED_DRAFTS = 8  # in a row; then only of what has come before
 FREE_TRIES = 8  # to profile, in vain
 ITERATIONS_PER_TRY = 32  # beyond these
 
@@ -246,7 +246,6 @@ class GuideBook:
         self._guides: list[Guide] = []
         self._drafting: collections.Counter[OperationKey] = collections.Counter()
         self._unused = 0  # drafts made since one has come again
-        self._unknown = 0
         self._met = 0  # iterations
         self._vain = 0  # tries to profile among them
         self._lost_seconds = 0.0  # by passive iterations of all families
@@ -342,6 +341,11 @@ class GuideBook:
             return False
         return not self.cautious or self._may_learn(self._family(key))
 
+    @property
+    def hopes(self) -> bool:
+        """Whether what is recorded is likely to come again; see [when to learn] (1)."""
+        return self._unused < MOST_UNUSED_DRAFTS
+
     def wants_trial(self, key: OperationKey) -> bool:
         """Whether a draft that begins so waits for its replays to be verified."""
         return any(guide.trial for guide in self._guides if guide.signature[0] == key)
@@ -404,7 +408,7 @@ class GuideBook:
     def end(
         self,
         guide: Guide | None,
-        fingerprint: int | None,
+        fingerprint: int,
         position: int,
         missed: bool = False,
     ) -> None:
@@ -412,15 +416,11 @@ class GuideBook:
 
         Args:
             guide: Its own; None if its signature is unknown, or not looked at.
-            fingerprint: Of its forward functions; None if they were not looked at.
+            fingerprint: Of its forward functions.
             position: Operations that it has run.
             missed: Whether it was worth recording and has not been.
         """
-        kind: Kind = object()  # unlike all others
-        if fingerprint is not None:
-            kind = fingerprint, position
-        elif guide is not None:
-            kind = id(guide)
+        kind: Kind = fingerprint, position
         self._order.note(Past(kind, missed))
         if guide is not None:
             self._by_kind[kind] = guide
@@ -429,23 +429,20 @@ class GuideBook:
         """An iteration that began so has followed a plan; whether it was its own."""
         self._family(key).note_plan(fits)
 
-    def end_learning(
-        self, key: OperationKey, fingerprint: int | None, seconds: float
-    ) -> None:
+    def end_learning(self, key: OperationKey, fingerprint: int, seconds: float) -> None:
         """An iteration that began so was recorded.
 
         Args:
             key: Of its first operation.
-            fingerprint: Of all operations; None if they were not looked at.
+            fingerprint: Of its forward functions.
             seconds: It took, with what was made of it.
         """
-        if fingerprint is not None:
-            self._spent_seconds += self._family(key).note_learning(fingerprint, seconds)
+        self._spent_seconds += self._family(key).note_learning(fingerprint, seconds)
 
     def miss(
         self,
         key: OperationKey,
-        fingerprint: int | None = None,
+        fingerprint: int,
         seconds: float = 0.0,
         lost_seconds: float = 0.0,
     ) -> None:
@@ -453,18 +450,15 @@ class GuideBook:
 
         Args:
             key: Of its first operation.
-            fingerprint: Of all operations; None if they were not looked at.
+            fingerprint: Of its forward functions.
             seconds: It took.
             lost_seconds: Of these, for evicting and restoring.
         """
-        self._unknown += 1
-        if self.cautious and fingerprint is not None:
-            family = self._family(key)
-            self._lost_seconds += lost_seconds
-            hopeful = not (family.fingerprints or self._has_unmet_draft())
-            if family.note_passive(fingerprint, seconds, lost_seconds) or hopeful:
-                self._drafting[key] = DRAFTS_AFTER_UNKNOWN
-        elif self._unused < MOST_UNUSED_DRAFTS or self._unknown % SELDOM == 0:
+        family, hopes = self._family(key), self.hopes
+        self._lost_seconds += lost_seconds
+        if self.cautious:
+            hopes = not (family.fingerprints or self._has_unmet_draft())
+        if family.note_passive(fingerprint, seconds, lost_seconds) or hopes:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN
 
     def _has_unmet_draft(self) -> bool:
@@ -480,12 +474,10 @@ class GuideBook:
         habits = self._family(key).habits
         habits.add(guide.habits)
         guide.share(habits)
-        if any(other.signature[0] == key for other in self._guides):
-            self._unused += 1
-            more = self._unused < MOST_UNUSED_DRAFTS
-            self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
-        else:
-            self._drafting[key] = 0  # as long as nothing else begins so
+        self._unused += bool(self._guides)
+        alone = all(other.signature[0] != key for other in self._guides)
+        more = self.hopes and not alone  # as long as nothing else begins so
+        self._drafting[key] = DRAFTS_AFTER_UNKNOWN if more else 0
         self._guides.insert(0, guide)
         while len(self._guides) > LARGEST_GUIDE_COUNT:
             drafts = [g for g in self._guides if g.stage is not Stage.GUIDED]

@@ -79,7 +79,7 @@ class Iteration:
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
         wary (bool): Whether what a function reads may be away.
-        foreign_bytes (int): What the program held when it began beyond what it held
+        unprofiled_bytes (int): What the program held when it began beyond what it held
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
@@ -89,15 +89,16 @@ class Iteration:
         labels (dict): Names of the model's gradients and persistent arrays when it
             began, by allocation id; only of an iteration that is recorded.
         fingerprint (int or None): Of the forward functions of one that has begun
-            quietly, if they are looked at.
+            quietly; None: its operations tell it.
         knows (bool): Whether its functions become known: a quiet one notes them, until
             memory is short.
     """
 
     __slots__ = (
         '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
-        'following', 'foreign_bytes', 'knows', 'labels', 'last', 'named', 'older_bytes',
-        'older_waits', 'plain_bytes', 'position', 'quiet', 'short', 'started', 'wary',
+        'following', 'knows', 'labels', 'last', 'named', 'older_bytes', 'older_waits',
+        'plain_bytes', 'position', 'quiet', 'short', 'started', 'unprofiled_bytes',
+        'wary',
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class Iteration:
         self.depth = 0
         self.backward_seen = False
         self.short = self.wary = False
-        self.foreign_bytes = 0
+        self.unprofiled_bytes = 0
         self.plain_bytes = self.older_bytes = 0
         self.older_waits = False
         self.categories: Mapping[int, Category] = {}
@@ -133,7 +134,7 @@ class Iteration:
 
     def note_foreign(self, nbytes: int) -> None:
         """The program holds so much more than its guide's profile knows."""
-        self.foreign_bytes = nbytes
+        self.unprofiled_bytes = nbytes
 
     def note_older(self, used_bytes: int, older_bytes: int) -> None:
         """What is there, and what of older graphs would be in plain Chainer."""
@@ -143,17 +144,15 @@ class Iteration:
         """Whether an older graph has a backward still to come."""
         self.older_waits = older_waits
 
-    def start(
-        self, quiet: bool = False, fingerprint: int | None = None, wary: bool = False
-    ) -> None:
+    def start(self, quiet: bool = False, wary: bool = False) -> None:
         """Its first operation is about to run.
 
         Args:
             quiet: Whether functions are noted and nothing else.
-            fingerprint: Of no operations; None if they are not looked at.
             wary: Whether maps of older graphs are away.
         """
-        self.quiet, self.fingerprint, self.wary = quiet, fingerprint, wary
+        self.quiet, self.wary = quiet, wary
+        self.fingerprint = 0 if quiet else None
         self.started = True
         self._start_seconds = timing.now()
 
@@ -218,13 +217,9 @@ class Iteration:
         """Whether no forward function is to complete at the next hook."""
         return self.last is None or self.last[0] == NOTED
 
-    def find_fingerprint(self, looked_at: bool) -> int | None:
-        """Fingerprint of the forward functions of one that has ended.
-
-        Args:
-            looked_at: Whether it is wanted; else it is None.
-        """
-        if not looked_at or self.fingerprint is not None:
+    def find_fingerprint(self) -> int:
+        """Fingerprint of the forward functions of one that has ended."""
+        if self.fingerprint is not None:
             return self.fingerprint
         guide = self.following.guide
         if guide is not None:  # of exactly these operations

@@ -20,7 +20,7 @@ from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement, Links
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import PlanningTime, call_uncounted
+from chainer_hybridmem.session.setting.planning_time import PlanningTime, outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -99,14 +99,11 @@ class Learning:
             following.know(self._learn(iteration, recorder, guide))
             self._guidebook.end_learning(
                 following.operations[0],
-                self._find_fingerprint(iteration),
+                iteration.find_fingerprint(),
                 seconds + timing.now() - start,
             )
-        fingerprint = self._find_fingerprint(iteration)
+        fingerprint = iteration.find_fingerprint()
         self._guidebook.end(following.guide, fingerprint, iteration.position, missed)
-
-    def _find_fingerprint(self, iteration: Iteration) -> int | None:
-        return iteration.find_fingerprint(self._guidebook.cautious)
 
     def _profile_outdated(self) -> None:
         """What may not be recomputed any more is planned anew."""
@@ -138,7 +135,7 @@ class Learning:
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
-            iteration.foreign_bytes,
+            iteration.unprofiled_bytes,
             self._splitter,
             self._instruments.finish_verifying(guided),
         )
@@ -198,7 +195,7 @@ class Learning:
         following = iteration.following
         self._guidebook.miss(
             following.operations[0],
-            self._find_fingerprint(iteration),
+            iteration.find_fingerprint(),
             0.0 if following.deviated else seconds,
             self._executor.counters.lost_seconds,
         )
@@ -235,31 +232,32 @@ class Learning:
         self._note_log(guide, log)
         if not whole:
             return
-        guide.pace.rest(placing or not (self._options.arena and guide.arena.wanted))
+        wants_arena = self._options.arena and guide.arena.wanted
+        guide.pace.note_iteration(at_offsets=placing or not wants_arena)
         planning = self._planning
         profile = None if guide.problem is None else guide.problem.profile
         if watch is not None and profile is not None and watch.has_seen(profile):
             self._device.clock.synchronize()
             guide.pace.note_times(watch.times())
             if guide.timed:
-                call_uncounted(planning.retime, guide)
-        call_uncounted(planning.follow_node, guide)
+                outside_limit(planning.retime, guide)
+        outside_limit(planning.follow_node, guide)
         if guide.arena.is_logged:
-            call_uncounted(planning.lay_out, guide)
+            outside_limit(planning.lay_out, guide)
         elif guide.arena.missing_bytes:
-            call_uncounted(planning.find_place, guide)
+            outside_limit(planning.find_place, guide)
         if self._options.improve and guide.timed:
-            call_uncounted(planning.adopt, guide)
+            outside_limit(planning.adopt, guide)
         if lateness is not None and guide.plan is followed:
             self._device.clock.synchronize()
-            call_uncounted(planning.move_late, guide, lateness)
+            outside_limit(planning.move_late, guide, lateness)
         if guide.plan is followed and followed is not None and watch is None:
             self._time_stale_again(guide, followed, seconds)
         # What no plan has a place for does not count: maps of older graphs, and those
         # for later iterations.
         if guide.foreign.end_iteration(self._executor.counters.planned_evictions > 0):
-            held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
-            call_uncounted(planning.make_room, guide, held_bytes, older_waits)
+            held_bytes, older_waits = iteration.unprofiled_bytes, iteration.older_waits
+            outside_limit(planning.make_room, guide, held_bytes, older_waits)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
         """Iterations faster than their bound: the recorded times are not theirs.
@@ -281,7 +279,7 @@ class Learning:
             guide.arena.note_log(None)
             return
         with guide.spent.counted():
-            guide.arena.note_log(call_uncounted(log.finish))
+            guide.arena.note_log(outside_limit(log.finish))
 
     # -- recordings -----------------------------------------------------------
     def _learn(
@@ -306,12 +304,12 @@ class Learning:
         with spent.counted():
             profile = self._build_profile(iteration, recorder, links)
             if iteration.older_bytes:
-                problem = call_uncounted(_find_problem, profile)
+                problem = outside_limit(_find_problem, profile)
                 self._note_plain_peak(iteration, problem)
             if guide is None:
                 guide = self._make_guide(iteration, profile, spent)
             else:
-                call_uncounted(guide.learn, profile, self._splitter.changed)
+                outside_limit(guide.learn, profile, self._splitter.changed)
             self._plan_recorded(guide, written)
         return guide
 
@@ -320,7 +318,7 @@ class Learning:
     ) -> Profile:
         arrays = self._arrays
         categories = {**iteration.categories, **arrays.find_categories()}
-        profile = call_uncounted(
+        profile = outside_limit(
             recorder.build,
             links.link,
             self._device.describe(),
@@ -340,8 +338,8 @@ class Learning:
         """The guide of a signature that was unknown."""
         ways = dict(self._splitter.used)
         guide = Guide(iteration.following.operations, spent, ways)
-        call_uncounted(guide.learn, draft)
-        guide.expect(call_uncounted(self._foresee, draft))
+        outside_limit(guide.learn, draft)
+        guide.expect(outside_limit(self._foresee, draft))
         self._guidebook.add(guide)
         iteration.following.know(guide)
         return guide
@@ -356,7 +354,7 @@ class Learning:
         """Makes a guide's first plan once enough is recorded."""
         guide.habits.write(written)
         if len(guide.recordings) >= self._recordings:
-            call_uncounted(self._planning.plan, guide)
+            outside_limit(self._planning.plan, guide)
 
 
 def _find_problem(draft: Profile) -> Problem | None:

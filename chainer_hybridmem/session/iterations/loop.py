@@ -53,7 +53,7 @@ from chainer_hybridmem.session.iterations.iteration import (
     Iteration,
 )
 from chainer_hybridmem.session.iterations.learning import Learning, refuse_differences
-from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import Progress
 from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
@@ -106,7 +106,7 @@ class Loop(chainer.FunctionHook):
         arrays (ModelArrays): Never leave, or as a plan says.
         guidebook (GuideBook): Has the guides.
         host_share (HostShare): Gives host memory to a guide.
-        observation (Observation): Finds out about iterations.
+        observation (InstrumentSelector): Finds out about iterations.
         learning (Learning): Takes iterations that have ended.
         overrun (Overrun): Lets what fits in no way exceed the limit, once.
         replays (ReplayTrials): Prepares functions for being run again.
@@ -126,7 +126,7 @@ class Loop(chainer.FunctionHook):
         arrays: ModelArrays,
         guidebook: GuideBook,
         host_share: HostShare,
-        observation: Observation,
+        observation: InstrumentSelector,
         learning: Learning,
         overrun: Overrun,
         replays: ReplayTrials,
@@ -463,8 +463,7 @@ class Loop(chainer.FunctionHook):
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
-        fingerprint = 0 if self._guidebook.cautious else None
-        iteration.start(quiet=True, fingerprint=fingerprint, wary=wary)
+        iteration.start(quiet=True, wary=wary)
         return True
 
     def _begin_known(

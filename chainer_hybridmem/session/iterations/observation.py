@@ -20,16 +20,16 @@ class Detail(NamedTuple):
 
     Attributes:
         parts (bool): What functions need in parts; trying that takes most of the time.
-        apart (bool): Each allocation, small ones too.
+        keep_small_arrays (bool): Each allocation, small ones too.
         timed (bool): Times; else one recording is enough, and replays run once.
     """
 
     parts: bool = False
-    apart: bool = False
+    keep_small_arrays: bool = False
     timed: bool = True
 
 
-class Observation:
+class InstrumentSelector:
     """Chooses the instruments of each iteration.
 
     Args:
@@ -77,7 +77,7 @@ class Observation:
 
     def _is_profiled(self, guide: Guide | None) -> bool:
         if guide is None:
-            return not self.waits_for_shortage
+            return not self.waits_for_shortage and self._guidebook.hopes
         return guide.stage is Stage.PROFILING
 
     def begin(self, following: Following, key: OperationKey) -> None:
@@ -101,7 +101,7 @@ class Observation:
         recorder = self._instruments.record(
             trial=tried and self._guidebook.wants_trial(key),
             draft=not tried,
-            together=not self._detail.apart,
+            together=not self._detail.keep_small_arrays,
         )
         if not self._detail.timed:
             recorder.skip_times()

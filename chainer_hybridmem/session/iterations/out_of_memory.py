@@ -19,10 +19,10 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Link
 from chainer_hybridmem.session.guides.forecast import coming, enough_for_update
 from chainer_hybridmem.session.iterations.iteration import Iteration
-from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.units import format_bytes
 
@@ -153,7 +153,7 @@ class OutOfMemoryExplainer:
         runtime (Runtime): Has run out of memory.
         options (Options): What the session is told.
         arrays (ModelArrays): Are in memory.
-        observation (Observation): Tells when iterations are recorded.
+        observation (InstrumentSelector): Tells when iterations are recorded.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class OutOfMemoryExplainer:
         runtime: Runtime,
         options: Options,
         arrays: ModelArrays,
-        observation: Observation,
+        observation: InstrumentSelector,
     ) -> None:
         self._model = model
         self._runtime = runtime
@@ -198,7 +198,7 @@ class OutOfMemoryExplainer:
             return None
         moment = self.find_moment(frames_of(error), progress)
         requested, used = device.memory.last_failure
-        return call_uncounted(
+        return outside_limit(
             self._make_error, requested, used, iteration, moment, needs
         )
 

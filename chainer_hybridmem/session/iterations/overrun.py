@@ -28,7 +28,7 @@ from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.iterations.iteration import Iteration
-from chainer_hybridmem.session.iterations.observation import Observation
+from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import (
     OutOfMemoryExplainer,
     Progress,
@@ -36,7 +36,7 @@ from chainer_hybridmem.session.iterations.out_of_memory import (
 )
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.units import format_bytes
 
@@ -82,7 +82,7 @@ class Overrun:
         runtime (Runtime): Runs iterations.
         options (Options): What the session is told.
         arrays (ModelArrays): Of the model; updates make more of them.
-        observation (Observation): Tells whether iterations are recorded.
+        observation (InstrumentSelector): Tells whether iterations are recorded.
         explainer (OutOfMemoryExplainer): Says what was refused.
 
     Attributes:
@@ -94,7 +94,7 @@ class Overrun:
         runtime: Runtime,
         options: Options,
         arrays: ModelArrays,
-        observation: Observation,
+        observation: InstrumentSelector,
         explainer: OutOfMemoryExplainer,
     ) -> None:
         self._memory = runtime.device.memory
@@ -144,9 +144,9 @@ class Overrun:
             return
         self._beyond_bytes += short_bytes
         if self._refusal is None:
-            self._model_bytes = call_uncounted(lambda: self._arrays.kept_bytes)
+            self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
             moment = self._explainer.find_moment(_callers(), describe())
-            self._refusal = call_uncounted(
+            self._refusal = outside_limit(
                 self._explainer.describe,
                 memory.wanted_bytes,
                 self._memory.used_bytes,
@@ -165,7 +165,7 @@ class Overrun:
         self._iterations += 1
         guide = iteration.following.guide
         self._planned = guide is not None and guide.plan is not None
-        self.needs = call_uncounted(self._find_needs, guide)
+        self.needs = outside_limit(self._find_needs, guide)
 
     def conclude(self) -> None:
         """The next iteration is about to begin.
@@ -188,7 +188,7 @@ class Overrun:
         self._told = True
         self._memory.restore_limit()
         if self.needs is None:
-            self.needs = call_uncounted(self._find_needs, None)
+            self.needs = outside_limit(self._find_needs, None)
         later = '' if self.needs.complete else ', and others may need more'
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         return OutOfMemoryError(

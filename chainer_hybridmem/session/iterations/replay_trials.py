@@ -53,7 +53,7 @@ KEPT_SHARE = 0.9  # that an iteration has of the weight of the next one
 _MUCH_BYTES = 1 << 24
 
 
-class Experience:
+class RunningRatio:
     """How far what happens differs from what is expected; newer iterations count more.
 
     Attributes:
@@ -88,8 +88,8 @@ class CopyCosts:
         self._device = device
         self._links = links
         self._lost_seconds = 0.0  # by iterations without a plan
-        self._waited = Experience()  # of the seconds that copies take
-        self._slowness = Experience()  # of replays, over what trials say
+        self._waited = RunningRatio()  # of the seconds that copies take
+        self._slowness = RunningRatio()  # of replays, over what trials say
 
     def are_known(self) -> bool:
         """Whether the links are measured, which is done once that is worth it."""
@@ -121,7 +121,7 @@ class CopyCosts:
         waited = self._waited.ratio * self._copy_seconds(nbytes, nbytes)
         return waited / max(self._slowness.ratio, 1.0)
 
-    def find_least_bytes(self) -> int:
+    def find_smallest_worthwhile(self) -> int:
         """How much takes long enough to copy."""
         nothing = self._copy_seconds(0, 0)
         much = self._copy_seconds(_MUCH_BYTES, _MUCH_BYTES)
@@ -146,7 +146,7 @@ RUNS = 2  # of one trial; the faster one counts
 
 
 @dataclasses.dataclass
-class Worth:
+class ReplayCost:
     """What trials of functions that are alike have shown.
 
     Attributes:
@@ -218,7 +218,7 @@ class ReplayTrials:
         self._costs = CopyCosts(runtime.device, links)
         self._wanted = options.planner == DEFAULT and not options.plans_anyway
         self._since_short = NEWEST  # iterations
-        self._known: dict[Hashable, Worth] = {}
+        self._known: dict[Hashable, ReplayCost] = {}
         self._trusted: dict[type, bool] = {}
         self._watched: list[tuple[weakref.ref[Any], int]] = []  # and a fingerprint
         self._probation = PROBATION  # iterations to come
@@ -242,7 +242,7 @@ class ReplayTrials:
         self._executor.cheap.choose(self._costs.most_seconds if drops else None)
         if self.active:
             self._arrays.protect_from(self._executor)
-            self._least_bytes = self._costs.find_least_bytes()
+            self._least_bytes = self._costs.find_smallest_worthwhile()
             self._probation -= self.watching
             self._barren += 1
             self._wanted = self._barren < BARREN
@@ -291,7 +291,7 @@ class ReplayTrials:
         if nbytes < max(self._least_bytes, 1) or not trust.may_replay(function):
             return None
         if worth is None:
-            worth = self._known[key] = Worth()
+            worth = self._known[key] = ReplayCost()
         if not worth.covers(nbytes):
             return self._make_trial(function, worth, nbytes)
         if self.watching:
@@ -342,7 +342,7 @@ class ReplayTrials:
 
     # -- trials ---------------------------------------------------------------
     def _make_trial(
-        self, function: Any, worth: Worth | None, nbytes: int
+        self, function: Any, worth: ReplayCost | None, nbytes: int
     ) -> Callable[[], None]:
         """Attaches what looks at a function right after it has run.
 
@@ -378,7 +378,7 @@ class ReplayTrials:
         before: graph.Pristine,
         inputs: tuple[Array, ...],
         outputs: tuple[Array, ...],
-        worth: Worth,
+        worth: ReplayCost,
         nbytes: int,
     ) -> None:
         """Runs a forward again right after it has run."""

@@ -29,11 +29,11 @@ from chainer_hybridmem.search.feedback import (
 from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
-from chainer_hybridmem.session.planning.node_plans import NodePlans
+from chainer_hybridmem.session.planning.machine_plans import MachinePlans
 from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.planning_time import call_uncounted, count_time
+from chainer_hybridmem.session.setting.planning_time import count_time, outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_thread import warn_user
 from chainer_hybridmem.simulation import Problem, simulate
@@ -98,7 +98,7 @@ class RulePrices:
             return ()
         plan, costs = self._found
         if plan is not guide.plan:
-            costs = call_uncounted(self._search, guide, guide.problem, guide.plan)
+            costs = outside_limit(self._search, guide, guide.problem, guide.plan)
             self._found = (guide.plan, costs)
         return costs
 
@@ -174,7 +174,7 @@ class Planning:
 
     Attributes:
         maker (PlanMaker): Makes each of them.
-        node (NodePlans): Shares them with other ranks.
+        node (MachinePlans): Shares them with other ranks.
         search (BackgroundSearch): Goes on beside training.
         rule_prices (RulePrices): What rules cost.
     """
@@ -194,7 +194,7 @@ class Planning:
         self._observe = observe
         self._keep = keep
         self.maker = PlanMaker(runtime.device, options, runtime.tell)
-        self.node = NodePlans(runtime, options, self.maker)
+        self.node = MachinePlans(runtime, options, self.maker)
         self.search = BackgroundSearch()
         self.rule_prices = RulePrices(options, self.maker)
 

@@ -13,7 +13,7 @@ from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.setting.planning_time import call_uncounted
+from chainer_hybridmem.session.setting.planning_time import outside_limit
 
 
 class Instruments:
@@ -103,7 +103,7 @@ class Instruments:
         self.active = True
         self.recorder.enter()
         if not together:
-            self.recorder.keep_small_apart()
+            self.recorder.keep_small_arrays()
         return self.recorder
 
     def time(self) -> None:
@@ -169,7 +169,7 @@ class Instruments:
         """Makes the timeline of a whole iteration, if that was traced."""
         if self.tracer is not None and self.tracer.has_seen(profile):
             self._device.clock.synchronize()
-            self.timeline = call_uncounted(self.tracer.build, profile, plan)
+            self.timeline = outside_limit(self.tracer.build, profile, plan)
             self.trace_requested = False
 
     def finish_verifying(self, guided: bool) -> bool:

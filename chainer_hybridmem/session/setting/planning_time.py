@@ -14,7 +14,7 @@ Arguments = ParamSpec('Arguments')
 Result = TypeVar('Result')
 
 
-def call_uncounted(
+def outside_limit(
     function: Callable[Arguments, Result],
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,

@@ -15,7 +15,7 @@ from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
 
 
-class NodePlans:
+class MachinePlans:
     """Hands the first rank's plans to the others, and takes them there.
 
     Without ranks, every plan is the session's own.
