@@ -139,11 +139,6 @@ BENCHMARKS = (
         ('largest_batch.json',),
     ),
     Benchmark(
-        'carried',
-        'plans taken to other batch sizes, links and devices',
-        ('carried.json',),
-    ),
-    Benchmark(
         'scale',
         'planning time and gap of hybrid for five networks',
         ('planning_scale.json',),

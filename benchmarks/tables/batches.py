@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.tables.form import Body, Section, overhead, percent, ratio, table
+from benchmarks.tables.form import Body, Section, ratio, table
 
 
 def largest(body: Body) -> str:
@@ -32,28 +32,6 @@ def largest(body: Body) -> str:
     return table(head, lines)
 
 
-def carried(body: Body) -> str:
-    """Returns for each target how close the carried plan is, and its time."""
-    lines = []
-    for row in body['rows']:
-        if 'error' in row:
-            lines.append([row['source'], row['target'], 'does not fit', *[None] * 4])
-            continue
-        lines.append(
-            [
-                row['source'],
-                row['target'],
-                'searched' if row['searched'] else 'timed anew',
-                overhead(row['carried_seconds'] / row['fresh_seconds'] - 1, 2),
-                percent(row['carried_seconds'] / row['lower_bound_seconds'] - 1, 2),
-                percent(row['fresh_seconds'] / row['lower_bound_seconds'] - 1, 2),
-                f'{row["carry_seconds"]:.2f} / {row["search_seconds"]:.2f}',
-            ]
-        )
-    head = ['plan for', 'taken to', 'how', 'over a fresh search', 'gap', 'fresh gap']
-    return table([*head, 's to carry / to search'], lines)
-
-
 SECTIONS = (
     Section(
         ('largest_batch',),
@@ -64,14 +42,5 @@ SECTIONS = (
         more ends in an error. *With a plan*: the answer's iterations end up following
         one.""",
         largest,
-    ),
-    Section(
-        ('carried',),
-        'Plans that travel',
-        """A plan of `hybrid` is taken to another batch size, link or GPU by `carry`
-        ([explained](reference/planners.md#carry)), beside a fresh search there. *Timed
-        anew*: the plan was proven to be at most 1 % slower than any other and nothing
-        was searched. The gap is that to the proven bound.""",
-        carried,
     ),
 )

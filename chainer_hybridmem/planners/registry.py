@@ -18,7 +18,6 @@ from chainer_hybridmem.errors import (
 from chainer_hybridmem.planners import (
     autoswap,
     capuchin,
-    carry,
     checkpoint,
     dtr,
     exact,
@@ -51,7 +50,6 @@ FILES = (
     manual,
     exact,
     hybrid,
-    carry,
 )
 PLANNERS: dict[str, Planner | PlannerFunction] = {
     planner.name: planner for file in FILES for planner in file.PLANNERS

@@ -35,13 +35,6 @@ def test_the_answer_has_a_plan_and_its_profile(batch, hybridmem, folder):
     assert again.predicted_seconds == plan.predicted_seconds
     with pytest.raises(InfeasibleError):
         make_plan(profile, plan.predicted_peak_bytes // 2, 'in-core')
-    # The plan travels to a larger memory.
-    status, out, err = hybridmem(
-        *('plan', 'p.json', '--memory-limit', '17GB', '--planner', 'carry'),
-        *('--option', 'plan_file=plan.json', '--option', 'profile_file=p.json'),
-    )
-    assert (status, err) == (0, ''), err
-    assert 'carry' in out
 
 
 def test_text_for_people(network, hybridmem):

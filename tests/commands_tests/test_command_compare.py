@@ -49,7 +49,7 @@ def test_some_planners_by_default(profile, hybridmem):
     rows = compare(hybridmem, 'p.json', *LIMIT)
     assert [row['planner'] for row in rows] == usual
     _, out, _ = hybridmem('compare', 'p.json', *LIMIT)
-    left = len(PLANNERS) - len(usual) - len(('manual', 'carry'))
+    left = len(PLANNERS) - len(usual) - len(('manual',))
     assert out.endswith(f'\n\n{left} other planners are not shown; --all adds them.\n')
     shown = [line.split()[0] for line in out.splitlines() if line.split()]
     assert [name for name in PLANNERS if name in shown] == usual
@@ -66,7 +66,7 @@ def test_all_or_named(profile, hybridmem):
 
 def test_all_planners(profile, hybridmem):
     rows = compare(hybridmem, 'p.json', *LIMIT, '--all')
-    told = {'manual', 'carry'}
+    told = {'manual'}
     assert [row['planner'] for row in rows] == [n for n in PLANNERS if n not in told]
     for row in rows:
         assert set(row) == KEYS | (set() if row['fits'] else {'reason', 'failed'})

@@ -40,8 +40,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     'steps': (None, 0, 50),
     'time_budget': (None, 0.01),
     'tolerance': (0, 0.1),
-    'plan_file': (None,),  # files: test_carry.py
-    'profile_file': (None,),
     'seed': (0, 3),
 }
 

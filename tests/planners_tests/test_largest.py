@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from planners_tests.test_carry import resized
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import make_plan
@@ -15,6 +14,32 @@ from chainer_hybridmem.testing import networks
 
 PROFILE = networks.random_network(7, nodes=10)
 MOST = 100
+
+
+def resized(profile, factor):
+    """The same network with arrays and times as of another batch size."""
+    return dataclasses.replace(
+        profile,
+        storages=tuple(
+            dataclasses.replace(s, nbytes=round(s.nbytes * factor))
+            for s in profile.storages
+        ),
+        operations=tuple(
+            dataclasses.replace(
+                op,
+                device_seconds=op.device_seconds * factor,
+                workspace_bytes=round(op.workspace_bytes * factor),
+            )
+            for op in profile.operations
+        ),
+        recipes=tuple(
+            dataclasses.replace(
+                r, seconds=r.seconds * factor, peak_bytes=round(r.peak_bytes * factor)
+            )
+            for r in profile.recipes
+        ),
+        initial_bytes=round(profile.initial_bytes * factor),
+    )
 
 
 def problem_of(batchsize):
