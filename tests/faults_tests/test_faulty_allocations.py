@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from support import faulty
+from support.matrices import several
 from support.native_faults import NativeFaults
 
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.session.session import Session
 
-AT_MOST = 5  # refusals per stage and kind, unless every one is wanted
+AT_MOST = several(2, all_of_them=5)  # refusals per stage and kind
 KINDS = {'final': {'final': True}, 'lasting': {'lasting': True}}
 PLANS = {
     'swap and recompute': faulty.PLAN,

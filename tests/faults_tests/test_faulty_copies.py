@@ -24,7 +24,7 @@ from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.session.session import Session
 
 SWAP = {'planner': 'swap-all'}
-AT_MOST = 1  # failures per stage and kind, unless every one is wanted
+AT_MOST = 1  # failures per stage and kind
 STAGES = ['warm-up', 'profiling with replays', 'profiling', 'guided with an arena']
 # While memory is made for an allocation, NumPy says that there is none.
 IN_RECLAIM = (SwapStoreError, MemoryError)
@@ -199,7 +199,7 @@ def late_copies(session: Session) -> Iterator[None]:
     execute = copies.CopyThread._execute
 
     def late(thread: Any, job: Any) -> None:
-        time.sleep(0.02)
+        time.sleep(0.004)
         execute(thread, job)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 from support import faulty
+from support.matrices import several
 from support.native_faults import NativeFaults
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack, Worker
 from chainer_hybridmem.session.session import Session
 
-AT_MOST = 3  # interruptions per stage, unless every one is wanted
+AT_MOST = several(1, all_of_them=3)  # interruptions per stage
+AT_EITHER_END = several(5, all_of_them=12)  # of a session
 FOLDER = os.path.dirname(chainer_hybridmem.__file__)
 Place = tuple[str, int]
 PLANS = {
@@ -145,7 +147,7 @@ def chosen_places(counting: Interruption) -> Iterator[Interruption]:
         if not place[0].startswith('interrupts')  # until it holds Ctrl-C back
     ]
     assert len(places) > 30
-    for index in faulty.chosen(len(places), 4 * AT_MOST, offset=5):
+    for index in faulty.chosen(len(places), AT_EITHER_END, offset=5):
         times = counting.counts[places[index]]
         yield Interruption(places[index], (0, times - 1)[index % 2])
 
