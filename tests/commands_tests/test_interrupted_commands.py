@@ -7,13 +7,14 @@ import time
 import traceback
 
 import pytest
+from support.matrices import several
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
 
-MOMENTS, MOST_MOMENTS = 5, 50
+MOMENTS, MOST_MOMENTS = several(2, all_of_them=5), 50
 NETWORK = ('--arch', 'own_networks:Tiny', '--n-class', '10')
 TRAINING = (*NETWORK, '--batchsize', '8', '--device', 'cpu', '--memory-limit', '600KiB')
 GPU = ('--gpu', 'v100-16gb-pcie3')

@@ -231,6 +231,7 @@ def is_away(run) -> bool:
     return parameter.__dict__['_data'][0] is None and state['v'] is None
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('crossing', ['states', 'all'])
 @pytest.mark.parametrize('optimizer', list(OPTIMIZERS))
 def test_same_bits(optimizer, crossing, early):

@@ -57,6 +57,7 @@ def test_a_profile_has_the_workspaces(data):
     assert found[0] + SMALL_BYTES < found[1] < found[0] + LARGE_BYTES
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('autotune', [False, True])
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid', 'checkpoint-sqrt'])
 def test_the_limit_changes_no_algorithm(planner, autotune, data):

@@ -194,6 +194,7 @@ WRITING = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', [*READING, *WRITING, OfAnswering, OfProperty])
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_the_program_reaches_is_what_plain_chainer_has(
@@ -433,6 +434,7 @@ class Rewrapping(Reaching):
         return F.softmax_cross_entropy(self.last(F.max_pooling_2d(h, 2)), t) * scale
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', [Kinds, Copying, Deleting, Again, Rewrapping])
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_functions_keep_is_as_they_have_kept_it(program, planner, data, hostile):

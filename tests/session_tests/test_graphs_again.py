@@ -68,6 +68,7 @@ def outcome_of(iterate, **options):
     return networks.outcome(model, losses), session
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('iterate', [penalised, interleaved])
 @pytest.mark.parametrize(
     'options',

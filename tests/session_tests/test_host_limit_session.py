@@ -46,6 +46,7 @@ def most_ram(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return most
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('planner', ['swap-all', 'capuchin', 'hybrid'])
 @pytest.mark.parametrize('percent', [0, 30, 100])
 def test_same_bits_with_a_disk(

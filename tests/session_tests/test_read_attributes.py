@@ -172,6 +172,7 @@ class Scaled(networks.Ends):
         return F.softmax_cross_entropy(self.last(F.tanh(h)), t)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('backwards', [1, 2])
 @pytest.mark.parametrize('action', ['swap', 'recompute'])
 def test_an_attribute_that_backward_replaces(action, backwards, hostile):

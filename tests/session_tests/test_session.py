@@ -117,6 +117,7 @@ def test_infeasible_plan_names_a_limit_that_works(model):
     assert_nothing_installed()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('when', ['forward', 'backward'])
 @pytest.mark.parametrize('iteration', [0, 1, 4])
 def test_an_exception_leaves_everything_as_it_was(model, when, iteration):

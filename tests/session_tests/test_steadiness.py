@@ -85,6 +85,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('seed', range(2))
 @pytest.mark.parametrize('name', OPTIONS)
 def test_under_a_hostile_clock(any_arena, data, in_core, name, seed):

@@ -136,6 +136,7 @@ def run(program, data, **options):
     return result, session
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_a_function_of_the_program_runs_once(program, planner, data):

@@ -103,6 +103,7 @@ class Lazy(Pooling):
     size = None
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('planner', ['in-core', 'hybrid'])
 @pytest.mark.parametrize('model', [Pooling, Lazy])
 def test_what_leaves_before_the_next_hook_comes_back(planner, model, hostile):

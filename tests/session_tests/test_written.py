@@ -128,6 +128,7 @@ def test_what_the_program_writes_is_what_backward_reads(
 
 
 @pytest.mark.gpu
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_the_program_writes_on_a_gpu(program, planner, data):
@@ -212,6 +213,7 @@ def test_writing_that_begins_after_the_recording(program, planner, data):
 
 
 @pytest.mark.gpu
+@pytest.mark.matrix
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt', 'checkpoint-speed'])
 def test_a_gpu_tells_later_of_writing_that_begins_after_the_recording(

@@ -1,0 +1,33 @@
+"""Short searches, for tests of what follows a plan and not of how good it is.
+
+A session's planner takes up to a second of each test, and the layout of its arena as
+long: most of what a test of a small network takes. ``HYBRIDMEM_MATRICES=full`` leaves
+the searches as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from chainer_hybridmem.pools import ejection, offline
+from chainer_hybridmem.search import annealing
+
+from .matrices import FULL
+
+EFFORTS = (
+    (annealing, 'STEPS_TIMES_OPERATIONS', 2_000_000),
+    (ejection, 'MOST_ATTEMPTS', 6),
+    (ejection, 'BISECTIONS', 1),
+    (offline, 'MOST_ROUNDS', 300),
+)
+
+
+@contextlib.contextmanager
+def quick_search() -> Iterator[None]:
+    """Plans and layouts are searched for briefly, by the same rules."""
+    with contextlib.ExitStack() as stack:
+        for module, name, effort in () if FULL else EFFORTS:
+            stack.enter_context(mock.patch.object(module, name, effort))
+        yield
