@@ -26,11 +26,12 @@ from chainer_hybridmem.session.setting import ranks
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from support import networks
+from support.quick_search import quick_search
 
 ITERATIONS = 12
-LIMIT = '9MiB'
-AMPLE = '16MiB'  # nothing runs in parts
-HELD = {'hold-0': 2**20, 'hold-all': 3 * 2**20}  # for the latter there is no plan
+LIMIT = '4.5MiB'
+AMPLE = '8MiB'  # nothing runs in parts
+HELD = {'hold-0': 2**19, 'hold-all': 3 * 2**19}  # for the latter there is no plan
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf  # as in conftest
 SLOW = '70MB/s'  # a copy takes about as long as what is measured
 held = []  # by the program, beyond what it has trained with so far
@@ -88,10 +89,10 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
         chainer.optimizers.Adam(), communicator
     ).setup(model)
     data = np.random.RandomState(rank)
-    limit = '10MiB' if way == 'limit' and rank else LIMIT
+    limit = '5MiB' if way == 'limit' and rank else LIMIT
     if way in ('hold-0', 'hold-all', 'replan', 'cache'):
         limit = AMPLE
-    size = 24 if way == 'network' and rank else 32
+    size = 12 if way == 'network' and rank else 16
     session = contextlib.nullcontext()
     link = communicator.mpi_comm.bcast(f'ranks-{time.time_ns()}')
     # Others wait for a rank that differs as long as this.
@@ -161,4 +162,5 @@ def main(ways: str, folder: str) -> None:
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    with quick_search():
+        main(*sys.argv[1:])

@@ -22,7 +22,7 @@ from chainer_hybridmem.records.profile_file import parse_profile, serialise_prof
 from chainer_hybridmem.session.guides.profiling_plan import with_median_times
 
 pytestmark = needs_mpi
-LIMIT = '9MiB'
+LIMIT = '4.5MiB'
 SLOW_SECONDS = 0.02
 
 
@@ -65,8 +65,8 @@ class Training:
         )
 
     def batch(self):
-        x = self.data.rand(32, 3, 24, 24).astype(np.float32)
-        return x, self.data.randint(0, 10, 32).astype(np.int32)
+        x = self.data.rand(16, 3, 24, 24).astype(np.float32)
+        return x, self.data.randint(0, 10, 16).astype(np.int32)
 
     def run(self, iterations):
         for _ in range(iterations):

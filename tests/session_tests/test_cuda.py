@@ -42,6 +42,7 @@ def peak():
     return figures['in_core_peak_bytes']
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize('planner', [p for p in planners.PLANNERS if p != 'in-core'])
 def test_same_bits_inside_the_limit(planner, in_core, peak):
     limit = int(peak * (1 if planner in networks.BLIND else 0.75))

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
+from support.matrices import several
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.units import format_bytes, parse_bytes
@@ -19,6 +20,7 @@ from session_tests import ranks_program
 
 pytestmark = needs_mpi
 COUNT = 2
+COUNTS = range(COUNT, COUNT + several(1, all_of_them=2))
 # One after the other in the same processes: to start them takes as long as to train.
 # What holds memory comes last.
 WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-all'
@@ -72,7 +74,7 @@ def lines_with(found, what):
     return [line for line in found['lines'] if what in line]
 
 
-@pytest.mark.parametrize('count', [2, 3])
+@pytest.mark.parametrize('count', COUNTS)
 def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
     if count != COUNT:
         found = found_in('plain,together', tmp_path, count)
