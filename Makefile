@@ -1,4 +1,5 @@
-# make venv    .venv with the package, its tools and, beside a GPU, CuPy
+# make venv    .venv with the package, its tools and, beside a GPU, CuPy; then what works here,
+#              unless DOCTOR=later: make doctor
 # make train   trains ResNet-50 on photographs in half the memory it needs; options in TRAIN_ARGS
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS;
@@ -8,7 +9,7 @@
 # make test-all  the same with all cases of every matrix (tests/support/matrices.py), every
 #              command of README and guide, those that take minutes, too, more orders of work,
 #              networks and drawn cases on the GPU, and with CuPy 13 and cuDNN, also where
-#              only deterministic algorithms give the same bits
+#              only deterministic algorithms give the same bits; and the wheels
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
 # make changelog   moves the news of docs/news into CHANGELOG.md
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
@@ -80,7 +81,7 @@ SITE := .site
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test quick test-all test-cuda cuda-emulator gpu-wheels lint changelog docs \
-	site fuzz venv clean release-check
+	site fuzz venv doctor clean release-check try-cuda-emulator
 .DELETE_ON_ERROR:
 
 train: venv
@@ -98,6 +99,7 @@ quick: lint
 	$(ONE_THREAD) $(PYTEST) $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
 
 test-all:
+	$(MAKE) --no-print-directory release-check
 	HYBRIDMEM_MATRICES=full $(MAKE) --no-print-directory test
 	HYBRIDMEM_MATRICES=full EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
@@ -112,6 +114,10 @@ test-cuda: cuda-emulator
 
 cuda-emulator: venv
 	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY)
+
+# 77: something is lacking that it cannot make.
+try-cuda-emulator: venv
+	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY) || test $$? -eq 77
 
 gpu-wheels: venv
 	rm -rf $(WHEELS)
@@ -158,8 +164,11 @@ $(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,docs,examples,plot$$extra]"
-	$(BIN)/hybridmem doctor
+	$(if $(filter later,$(DOCTOR)),,$(BIN)/hybridmem doctor)
 	@touch $@
+
+doctor: venv
+	$(BIN)/hybridmem doctor
 
 clean:
 	rm -rf $(VENV) .cuda-emulator $(WHEELS) $(SITE) build dist *.egg-info .coverage
