@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import pathlib
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cach
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf
 # A session times again by itself where the machine was busier before.
 guides.STALE_SHARE = 0.0
+
+
+def pytest_ignore_collect(
+    collection_path: pathlib.Path, config: pytest.Config
+) -> bool | None:
+    """Where only tests for a GPU run, files that name none are not imported."""
+    if config.getoption('markexpr') != 'gpu' or collection_path.suffix != '.py':
+        return None
+    text = collection_path.read_text(encoding='utf-8')
+    return None if 'gpu' in text or 'cudnn' in text else True
 
 
 def pytest_collection_modifyitems(

@@ -35,6 +35,7 @@ from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.progress import leave_all, print_line
 from chainer_hybridmem.commands.report import ReportCommand
+from chainer_hybridmem.commands.run import RunCommand
 from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
@@ -47,6 +48,7 @@ __all__ = ['COMMANDS', 'main', 'make_parser']
 PROGRAM = 'hybridmem'
 OUTPUT_UNREAD = 141  # standard output
 COMMANDS: tuple[type[Command], ...] = (
+    RunCommand,
     ProfileCommand,
     EstimateCommand,
     BatchCommand,

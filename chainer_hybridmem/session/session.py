@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model, one_model
@@ -81,9 +82,14 @@ class Session:
     Args:
         model (Link or list of Link): What is trained.
         options (Options): How.
+
+    Attributes:
+        gives_way (callable or None): Ends it where another session begins in its
+            thread; None: that is an error.
     """
 
     detail = Detail()  # of recordings
+    gives_way: Callable[[], None] | None = None
 
     def __init__(self, model: Model, options: Options) -> None:
         model = self.model = one_model(model)
@@ -144,6 +150,9 @@ class Session:
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
         self._thread.check_not_ended()
+        other = active_session()
+        if other is not None and other.gives_way is not None:
+            other.gives_way()
         if active_session() is not None:
             raise SessionError(
                 'A hybridmem session is already active in this thread; leave it '

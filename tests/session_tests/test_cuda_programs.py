@@ -55,6 +55,7 @@ def plain():
     return of
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('seed', range(SEEDS))
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 @pytest.mark.parametrize('name', PROGRAMS)
@@ -143,6 +144,7 @@ def train_adversaries(**options):
     return end(both, updater.losses), session
 
 
+@pytest.mark.matrix(first=1, every=2)
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 def test_two_optimizers(planner):
     expected, _ = train_adversaries()
@@ -214,6 +216,7 @@ def train_on_two_gpus(**options):
     return update(updater, updater._models, options)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 def test_a_parallel_updater(planner):
     import cupy
@@ -295,6 +298,7 @@ def train_and_keep_graphs(**options):
     return end(model, [loss.array for loss in losses])
 
 
+@pytest.mark.matrix(first=1, every=2)
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 def test_graphs_that_outlive_the_session_come_back(planner):
     """Beyond the limit, which is the session's."""

@@ -19,6 +19,7 @@ from chainer_hybridmem.chainer_access.compat.cuda import (
     load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.repair import (
+    after_import,
     import_chainer,
     install,
     patch_chainer,
@@ -26,6 +27,7 @@ from chainer_hybridmem.chainer_access.compat.repair import (
 )
 
 __all__ = [
+    'after_import',
     'cuda_available',
     'cupy_can_use_cudnn',
     'import_chainer',

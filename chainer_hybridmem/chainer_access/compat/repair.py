@@ -13,7 +13,7 @@ import importlib
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from chainer_hybridmem.chainer_access.compat import chainermn
 from chainer_hybridmem.chainer_access.compat.cuda import (
@@ -25,6 +25,7 @@ from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 # What is in place between prepare() and the end of Chainer's import.
 _temporary = contextlib.ExitStack()
 _prepared = False
+_awaiting: list[Callable[[], None]] = []  # the end of Chainer's import
 
 
 def install() -> None:
@@ -83,6 +84,16 @@ def patch_chainer() -> None:
     if chainermn.NAME in sys.modules:
         chainermn.repair()
     accept_cupy_without_cudnn()
+    while _awaiting:
+        _awaiting.pop(0)()
+
+
+def after_import(act: Callable[[], None]) -> None:
+    """Calls something once Chainer is imported and repaired; at once if it is."""
+    if 'chainer' in sys.modules:
+        act()
+    else:
+        _awaiting.append(act)
 
 
 @contextlib.contextmanager

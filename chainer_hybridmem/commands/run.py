@@ -1,0 +1,166 @@
+"""``hybridmem run``: a program as it is, on a repaired Chainer and within a limit."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import shutil
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.commands import arguments, base
+from chainer_hybridmem.errors import OptionError
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.session.follower import Follower
+
+OWN_FILES = (__file__, runpy.__file__, '<frozen runpy>')
+INTERRUPTED = 130
+
+
+class RunCommand(base.Command):
+    """Runs a program that does not know of this package.
+
+    Chainer is repaired for today's Python and NumPy when the program imports it. With a
+    limit, a session is around whatever the program trains: it begins with the first
+    function after an optimizer has got its model.
+    """
+
+    name = 'run'
+    help = 'run a program on a repaired Chainer, within a limit if one is given'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            '--memory-limit',
+            type=arguments.size,
+            metavar='SIZE',
+            help='such as 8GiB; without it, Chainer is repaired and nothing else',
+        )
+        parser.add_argument(
+            '--planner', metavar='NAME', help='default: that of optimize()'
+        )
+        parser.add_argument(
+            '-m',
+            dest='is_module',
+            action='store_true',
+            help='PROGRAM is the name of a module, as for python -m',
+        )
+        parser.add_argument(
+            'program',
+            metavar='PROGRAM',
+            help='a script, or the name of an installed console script',
+        )
+        parser.add_argument(
+            'args', nargs=argparse.REMAINDER, metavar='ARGS', help='of the program'
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.planner is not None:
+            from chainer_hybridmem.planners import check_name
+
+            check_name(args.planner)
+        path = None if args.is_module else find_program(args.program)
+        sys.argv = [args.program if path is None else path, *args.args]
+        # As Python does: a script's folder, and for a module the current one.
+        sys.path[0] = (
+            os.getcwd() if path is None else os.path.dirname(os.path.realpath(path))
+        )
+        followers: list[Follower] = []
+        if args.memory_limit is not None:
+            options = {} if args.planner is None else {'planner': args.planner}
+
+            def follow() -> None:
+                from chainer_hybridmem.session.follower import Follower
+
+                followers.append(Follower(args.memory_limit, options))
+
+            compat.after_import(follow)
+        try:
+            with followed(followers):
+                if path is None:
+                    runpy.run_module(args.program, run_name='__main__', alter_sys=True)
+                else:
+                    runpy.run_path(path, run_name='__main__')
+        except SystemExit:
+            raise
+        except BaseException as error:
+            return tell_error(error)
+        finally:
+            if args.memory_limit is not None:
+                tell_limit(followers)
+        return 0
+
+
+@contextlib.contextmanager
+def followed(followers: list[Follower]) -> Iterator[None]:
+    """Ends the session of a program with the error that the program ends with."""
+    try:
+        yield
+    except SystemExit:
+        for follower in followers:
+            follower.end()
+        raise
+    except BaseException as error:
+        for follower in followers:
+            follower.end(error)
+        raise
+    for follower in followers:
+        follower.end()
+
+
+def find_program(name: str) -> str:
+    """The file of a script or console script.
+
+    Raises:
+        OptionError: If there is none, or it is no Python.
+    """
+    beside = os.path.join(sysconfig.get_path('scripts'), name)
+    found = next(filter(os.path.isfile, (name, beside)), None) or shutil.which(name)
+    if found is None:
+        raise OptionError(
+            f'There is no program {name!r}: name a script, a console script that is '
+            f'installed, or a module with -m.'
+        )
+    if not is_python(found):
+        raise OptionError(f'{found!r} is no Python program; name a script of Python.')
+    return found
+
+
+def is_python(path: str) -> bool:
+    """Whether a file is a program in Python, by its name or its first line."""
+    if path.endswith(('.py', '.pyw')):
+        return True
+    with open(path, 'rb') as file:
+        first = file.readline(256)
+    return first.startswith(b'#!') and b'python' in first
+
+
+def tell_error(error: BaseException) -> int:
+    """Prints the error that a program has ended with, as Python does.
+
+    Returns:
+        int: Exit status.
+    """
+    trace = error.__traceback__
+    while trace is not None and _is_own(trace.tb_frame):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename in OWN_FILES
+
+
+def tell_limit(followers: list[Follower]) -> None:
+    """Says what has become of the limit, on standard error."""
+    told: Any = 'the limit was not applied: the program has not imported Chainer'
+    if followers:
+        told = followers[0].describe()
+    print(f'hybridmem: {told}', file=sys.stderr)

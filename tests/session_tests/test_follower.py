@@ -1,0 +1,177 @@
+"""Sessions around programs that do not know of them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+# isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+import chainer_hybridmem as hybridmem
+from chainer_hybridmem.session.follower import Follower
+from chainer_hybridmem.session.session import active_session
+
+LIMIT = 3_000_000  # of 4.3 MB
+ITERATIONS = 6
+
+
+class Layers(chainer.ChainList):
+    def __init__(self) -> None:
+        super().__init__(*[L.Linear(64, 64) for _ in range(8)])
+
+    def forward(self, x: np.ndarray) -> chainer.Variable:
+        for layer in self:
+            x = F.tanh(layer(x))
+        return F.average(x)
+
+
+def train(model: chainer.Chain, optimizer: chainer.Optimizer) -> list[bytes]:
+    x = np.random.RandomState(0).rand(1000, 64).astype(np.float32)
+    losses = []
+    for _ in range(ITERATIONS):
+        loss = model(x)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append(loss.array.tobytes())
+    return losses
+
+
+def one_model() -> list[bytes]:
+    np.random.seed(0)
+    model = Layers()
+    return train(model, chainer.optimizers.SGD(0.1).setup(model))
+
+
+def two_models() -> list[bytes]:
+    """The second one gets its optimizer when the first one has trained."""
+    np.random.seed(0)
+    first, second = Layers(), Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(first)
+    losses = train(first, optimizer)
+    other = chainer.optimizers.SGD(0.1).setup(second)
+    return losses + train(second, other) + train(first, optimizer)
+
+
+def set_up_again() -> list[bytes]:
+    """As with another learning rate, and the same model."""
+    np.random.seed(0)
+    model = Layers()
+    losses = train(model, chainer.optimizers.SGD(0.1).setup(model))
+    return losses + train(model, chainer.optimizers.SGD(0.01).setup(model))
+
+
+def part_of_another() -> list[bytes]:
+    """A model and one of its links have an optimizer each."""
+    np.random.seed(0)
+    model = Layers()
+    inner = chainer.optimizers.SGD(0.1).setup(model[0])
+    losses = train(model, chainer.optimizers.SGD(0.1).setup(model))
+    inner.update()
+    return losses
+
+
+PROGRAMS = {
+    one_model: '6 iterations, ',
+    two_models: '18 iterations in 2 sessions, ',
+    set_up_again: '12 iterations, ',
+    part_of_another: '6 iterations, ',
+}
+
+
+@pytest.mark.parametrize('program', PROGRAMS, ids=lambda program: program.__name__)
+def test_what_trains_keeps_the_limit_and_its_bits(program):
+    expected = program()
+    follower = Follower(LIMIT, {})
+    assert program() == expected
+    follower.end()
+    assert PROGRAMS[program] in follower.describe()
+    assert follower.describe().startswith('peak ')
+    assert active_session() is None
+
+
+def test_options_are_those_of_optimize():
+    follower = Follower(LIMIT, {'planner': 'swap-all'})
+    one_model()
+    assert active_session().planner == 'swap-all'
+    follower.end()
+    follower = Follower(LIMIT, {'planner': 'missing'})
+    with pytest.raises(hybridmem.UnknownNameError):
+        one_model()
+    follower.end()
+
+
+def test_a_program_with_a_session_keeps_its_own():
+    follower = Follower(LIMIT, {})
+    model = Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    train(model, optimizer)  # under ours
+    assert active_session() is not None
+    with hybridmem.optimize(model, '1GB') as own:
+        assert active_session() is own
+        optimizer.setup(model)
+        train(model, optimizer)
+    assert own.statistics()['iterations'] == ITERATIONS
+    follower.end()
+    assert '6 iterations, ' in follower.describe()
+
+
+def only_own() -> None:
+    model = Layers()
+    with hybridmem.optimize(model, '1GB'):
+        train(model, chainer.optimizers.SGD(0.1).setup(model))
+
+
+def only_infers() -> None:
+    with chainer.no_backprop_mode():
+        Layers()(np.zeros((10, 64), np.float32))
+
+
+def only_set_up() -> None:
+    model = Layers()
+    chainer.optimizers.SGD(0.1).setup(model)
+    with chainer.no_backprop_mode():
+        model(np.zeros((10, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ('program', 'reason'),
+    [
+        (only_own, 'the program has a session of its own'),
+        (only_infers, 'no optimizer of Chainer has got a model'),
+        (only_set_up, 'no function has run for a backward since'),
+    ],
+)
+def test_it_says_why_there_was_no_limit(program, reason):
+    follower = Follower(LIMIT, {})
+    program()
+    follower.end()
+    assert follower.describe().startswith(f'the limit was not applied: {reason}')
+
+
+def test_too_little_memory_ends_in_an_error_with_a_limit_that_will_do():
+    follower = Follower(1_000_000, {'splitting': False})
+    with pytest.raises(hybridmem.OutOfMemoryError) as caught:
+        try:
+            one_model()
+        except MemoryError as error:
+            follower.end(error)
+            raise
+    assert re.search(
+        'smallest limit known to do for all is [0-9]+ bytes', str(caught.value)
+    )
+    assert active_session() is None
+
+
+def test_nothing_of_it_is_left_in_chainer():
+    setup, apply = chainer.Optimizer.setup, chainer.FunctionNode.apply
+    follower = Follower(LIMIT, {})
+    chainer.optimizers.SGD(0.1).setup(Layers())
+    assert chainer.FunctionNode.apply is not apply
+    follower.end()
+    assert (chainer.Optimizer.setup, chainer.FunctionNode.apply) == (setup, apply)
