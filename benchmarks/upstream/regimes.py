@@ -111,6 +111,7 @@ class Regime(chainer.FunctionHook):
         self._chance = random.Random(seed)
         self._walker = Walker(device)
         self._executor = Executor(device, minimum_map_bytes=1)
+        self._verifier: Verifier | None = None
         self._table = self._new_table()
         self._position = 0
         self._last: _Running | None = None
@@ -132,12 +133,13 @@ class Regime(chainer.FunctionHook):
 
     def _follow(self) -> None:
         """Every bit that backward reads is compared, as `verify=True` does."""
-        verifier = self._executor.verifier
-        if verifier is not None:
-            self.counts['verified'] += verifier.verdict.maps
-        self._executor.verify_with(
-            Verifier(self.device, chainer.Chain(), lambda: Followed(None, None))
+        if self._verifier is not None:
+            self.counts['verified'] += self._verifier.verdict.maps
+        self._executor.observers.discard(self._verifier)
+        self._verifier = Verifier(
+            self.device, chainer.Chain(), lambda: Followed(None, None)
         )
+        self._executor.observers.add(self._verifier)
 
     def _new_table(self) -> ActionTable:
         def lists() -> Any:
