@@ -284,6 +284,11 @@ def add_sample_batches(group: Any, in_parts: bool = False) -> None:
     )
 
 
+def add_planner(parser: argparse.ArgumentParser) -> None:
+    """Adds the name of the planner."""
+    parser.add_argument('--planner', metavar='NAME', help='default: that of optimize()')
+
+
 def add_time_budget(parser: argparse.ArgumentParser) -> None:
     """Adds ``--time-budget`` of the commands that plan."""
     parser.add_argument(

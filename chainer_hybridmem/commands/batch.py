@@ -40,9 +40,7 @@ class BatchCommand(base.Command):
         arguments.add_network(network, batchsize=False)
         estimating.add_device(parser.add_argument_group('device'), arguments.size)
         estimating.add_model(parser, in_parts=True)
-        parser.add_argument(
-            '--planner', metavar='NAME', help='default: that of optimize()'
-        )
+        arguments.add_planner(parser)
         parser.add_argument(
             '--min-speed',
             type=arguments.share,

@@ -68,9 +68,7 @@ class EstimateCommand(base.Command):
             'together with the plan',
         )
         estimating.add_model(parser)
-        parser.add_argument(
-            '--planner', metavar='NAME', help='default: that of optimize()'
-        )
+        arguments.add_planner(parser)
         arguments.add_cross_iteration(parser)
         arguments.add_splitting(parser)
         arguments.add_rules(parser)

@@ -40,9 +40,7 @@ class PlanCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
         arguments.add_limit(parser)
-        parser.add_argument(
-            '--planner', metavar='NAME', help='default: that of optimize()'
-        )
+        arguments.add_planner(parser)
         parser.add_argument(
             '--option',
             action='append',

@@ -10,8 +10,7 @@ import shutil
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base
@@ -20,7 +19,7 @@ from chainer_hybridmem.errors import OptionError
 if TYPE_CHECKING:
     from chainer_hybridmem.session.follower import Follower
 
-OWN_FILES = (__file__, runpy.__file__, '<frozen runpy>')
+OWN_FILES = __file__, runpy.__file__, '<frozen runpy>'
 INTERRUPTED = 130
 
 
@@ -42,9 +41,7 @@ class RunCommand(base.Command):
             metavar='SIZE',
             help='such as 8GiB; without it, Chainer is repaired and nothing else',
         )
-        parser.add_argument(
-            '--planner', metavar='NAME', help='default: that of optimize()'
-        )
+        arguments.add_planner(parser)
         parser.add_argument(
             '-m',
             dest='is_module',
@@ -67,22 +64,22 @@ class RunCommand(base.Command):
             check_name(args.planner)
         path = None if args.is_module else find_program(args.program)
         sys.argv = [args.program if path is None else path, *args.args]
-        # As Python does: a script's folder, and for a module the current one.
-        sys.path[0] = (
-            os.getcwd() if path is None else os.path.dirname(os.path.realpath(path))
-        )
+        if not getattr(sys.flags, 'safe_path', False):  # as Python does
+            script = None if path is None else os.path.realpath(path)
+            sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
         followers: list[Follower] = []
-        if args.memory_limit is not None:
-            options = {} if args.planner is None else {'planner': args.planner}
-
-            def follow() -> None:
-                from chainer_hybridmem.session.follower import Follower
-
-                followers.append(Follower(args.memory_limit, options))
-
-            compat.after_import(follow)
         try:
-            with followed(followers):
+            with contextlib.ExitStack() as stack:
+                if args.memory_limit is not None:
+                    options = {} if args.planner is None else {'planner': args.planner}
+
+                    def follow() -> None:
+                        from chainer_hybridmem.session.follower import Follower
+
+                        follower = Follower(args.memory_limit, options)
+                        followers.append(stack.enter_context(follower))
+
+                    compat.after_import(follow)
                 if path is None:
                     runpy.run_module(args.program, run_name='__main__', alter_sys=True)
                 else:
@@ -95,23 +92,6 @@ class RunCommand(base.Command):
             if args.memory_limit is not None:
                 tell_limit(followers)
         return 0
-
-
-@contextlib.contextmanager
-def followed(followers: list[Follower]) -> Iterator[None]:
-    """Ends the session of a program with the error that the program ends with."""
-    try:
-        yield
-    except SystemExit:
-        for follower in followers:
-            follower.end()
-        raise
-    except BaseException as error:
-        for follower in followers:
-            follower.end(error)
-        raise
-    for follower in followers:
-        follower.end()
 
 
 def find_program(name: str) -> str:
@@ -160,7 +140,7 @@ def _is_own(frame: types.FrameType) -> bool:
 
 def tell_limit(followers: list[Follower]) -> None:
     """Says what has become of the limit, on standard error."""
-    told: Any = 'the limit was not applied: the program has not imported Chainer'
+    told = 'the limit was not applied: the program has not imported Chainer'
     if followers:
         told = followers[0].describe()
     print(f'hybridmem: {told}', file=sys.stderr)

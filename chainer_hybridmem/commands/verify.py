@@ -39,9 +39,7 @@ class VerifyCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         arguments.add_network(parser.add_argument_group('network'))
         arguments.add_memory(parser.add_argument_group('memory'))
-        parser.add_argument(
-            '--planner', metavar='NAME', help='default: that of optimize()'
-        )
+        arguments.add_planner(parser)
         parser.add_argument(
             '--against',
             default=IN_CORE,

@@ -10,8 +10,9 @@ Note: [when a session begins]
 
 from __future__ import annotations
 
-import atexit
+import gc
 import os
+import types
 import weakref
 from typing import Any
 
@@ -24,7 +25,7 @@ from chainer_hybridmem.units import format_apart, format_count
 
 
 class Follower:
-    """Begins and ends sessions as a program goes on; see [when a session begins].
+    """Begins and ends sessions inside of ``with``; see [when a session begins].
 
     Args:
         memory_limit: As for :func:`.optimize`.
@@ -36,15 +37,31 @@ class Follower:
         self._options = options
         self._optimizers: list[weakref.ref[Any]] = []
         self._session: Session | None = None
-        self._ended: list[Session] = []
+        self._figures: list[dict[str, Any]] = []  # of sessions that have ended
         self._own = False  # the program has a session itself
-        self._met = False  # an optimizer has got a model
         self._beginnings = Beginnings(self._meet, self._begin)
-        atexit.register(self.end)
         os.register_at_fork(after_in_child=self._begin_in_child)
 
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: types.TracebackType | None = None,
+    ) -> None:
+        """The program has ended, perhaps with an error.
+
+        Raises:
+            OutOfMemoryError: In place of a MemoryError, with a limit that would do.
+        """
+        self._beginnings.stop()
+        if isinstance(error, SystemExit):
+            kind = error = trace = None
+        self._leave(kind, error, trace)
+
     def _meet(self, optimizer: chainer.Optimizer) -> None:
-        self._met = True
         known = self._find_models()
         if not any(found() is optimizer for found in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
@@ -65,66 +82,52 @@ class Follower:
 
     def _begin(self) -> None:
         """A function for a backward is about to run."""
-        self._leave()
+        if self._session is not None:
+            self._leave()
+            gc.collect()  # ended sessions and optimizers are in cycles
+        self._own = active_session() is not None
         models = self._find_models()
-        if not models or active_session() is not None:
-            self._own = active_session() is not None
-            return
-        session = optimize(models, self._limit, **self._options)
-        session.gives_way = self._give_way
-        session.__enter__()
-        self._session = session
+        if models and not self._own:
+            session = optimize(models, self._limit, **self._options)
+            session.gives_way = self._give_way
+            session.__enter__()
+            self._session = session
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
         self._own = True
         self._leave()
 
-    def _leave(self, error: BaseException | None = None) -> None:
+    def _leave(self, *error: Any) -> None:
         session, self._session = self._session, None
-        if session is None:
-            return
-        self._ended.append(session)
-        if error is None:
-            session.__exit__()
-        else:
-            session.__exit__(type(error), error, error.__traceback__)
+        if session is not None:
+            try:
+                session.__exit__(*error)
+            finally:
+                self._figures.append(session.statistics())
 
     def _begin_in_child(self) -> None:
         """A forked child has left the session; what it trains has one of its own."""
-        self._ended = []
+        self._figures = []
         if self._session is not None:
             self._session = None
             self._beginnings.wait()
 
-    def end(self, error: BaseException | None = None) -> None:
-        """The program has ended; once is enough.
-
-        Args:
-            error: With this.
-
-        Raises:
-            OutOfMemoryError: In place of a MemoryError, with a limit that would do.
-        """
-        atexit.unregister(self.end)
-        self._beginnings.stop()
-        self._leave(error)
-
     def describe(self) -> str:
         """What has become of the limit, in a sentence."""
-        if not self._ended:
+        figures = self._figures
+        if not figures:
             reason = 'no function has run for a backward since an optimizer had a model'
             if self._own:
                 reason = 'the program has a session of its own'
-            elif not self._met:
+            elif not self._optimizers:
                 reason = 'no optimizer of Chainer has got a model'
             return f'the limit was not applied: {reason}'
-        figures = [session.statistics() for session in self._ended]
         peak_bytes = max(one['peak_bytes'] for one in figures)
-        peak, limit = format_apart(peak_bytes, self._ended[-1].limit_bytes)
+        peak, limit = format_apart(peak_bytes, figures[-1]['limit_bytes'])
         iterations = sum(one['iterations'] for one in figures)
         guided = sum(one['guided_iterations'] for one in figures)
-        sessions = len(self._ended)
+        sessions = len(figures)
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
         return (
             f'peak {peak} of {limit}; {format_count(iterations, "iteration")}{where}, '

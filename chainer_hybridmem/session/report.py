@@ -120,8 +120,8 @@ def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
         )
     if s['untrusted'] and s['recompute'] is not None:
         rows.append(('never recomputed (see recomputable)', ', '.join(s['untrusted'])))
-    if s['unprofiled_bytes']:
-        rows.append(('held beside what the plan knows', _bytes(s['unprofiled_bytes'])))
+    if s['foreign_bytes']:
+        rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
     if s['older_bytes']:
         rows.append(('maps of older graphs, away at most', _bytes(s['older_bytes'])))
     if s['evictions']:

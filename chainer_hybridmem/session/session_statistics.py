@@ -52,7 +52,7 @@ def collect_statistics(
         'split': recent.median_int('split'),
         'split_inexact': recent.median_int('split_inexact'),
         'untrusted': sorted(history.untrusted),
-        'unprofiled_bytes': recent.newest('unprofiled_bytes'),
+        'foreign_bytes': recent.newest('foreign_bytes'),
         **_actions(plan),
         'planning_seconds': guide.spent.seconds if guide and plan else None,
         'simulations': plan.simulations if plan else None,

@@ -19,6 +19,7 @@ Note: [vain attempts]
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -47,6 +48,16 @@ _open: set[Splitter] = set()
 _lock = threading.Lock()  # sessions of several threads begin and end
 
 
+def _leave_threads() -> None:
+    """A forked child has none of the other threads, one of which may have the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _open.intersection_update({getattr(_local, 'splitter', None)})
+
+
+os.register_at_fork(after_in_child=_leave_threads)
+
+
 def _sum(gradients: list[Any]) -> Any:
     several = len(gradients) > 1
     splitter: Splitter | None = getattr(_local, 'splitter', None) if several else None
@@ -62,7 +73,7 @@ def _make_forward(plain: Forward) -> Forward:
         splitter: Splitter | None = getattr(_local, 'splitter', None)
         if splitter is None or splitter.awaited != id(function):
             return plain(function, inputs)
-        return splitter.run(function, inputs, plain)
+        return splitter.run_awaited(function, inputs, plain)
 
     return forward
 
@@ -171,7 +182,7 @@ class Splitter:
             self.awaited = id(function)  # no reference: its graph may die
             self._awaited_place = self._next_place(type(function).__name__)
 
-    def run(
+    def run_awaited(
         self, function: Any, inputs: tuple[Array, ...], plain: Forward
     ) -> tuple[Array, ...]:
         """Runs the function that is awaited, in parts if it does not fit otherwise.
@@ -335,12 +346,8 @@ class Splitter:
         self, function: Any, inputs: tuple[Array, ...], way: Way | None
     ) -> tuple[Array, ...]:
         """Runs a function in a way that is given up where it does not fit."""
-        memory = self._device.memory
-        former, memory.trying = memory.trying, True
-        try:
+        with self._device.memory.attempt():
             return self._run_in(function, inputs, way)
-        finally:
-            memory.trying = former
 
     @staticmethod
     def _run_in(

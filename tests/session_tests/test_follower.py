@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -89,7 +91,7 @@ def test_what_trains_keeps_the_limit_and_its_bits(program):
     expected = program()
     follower = Follower(LIMIT, {})
     assert program() == expected
-    follower.end()
+    follower.__exit__()
     assert PROGRAMS[program] in follower.describe()
     assert follower.describe().startswith('peak ')
     assert active_session() is None
@@ -99,11 +101,11 @@ def test_options_are_those_of_optimize():
     follower = Follower(LIMIT, {'planner': 'swap-all'})
     one_model()
     assert active_session().planner == 'swap-all'
-    follower.end()
+    follower.__exit__()
     follower = Follower(LIMIT, {'planner': 'missing'})
     with pytest.raises(hybridmem.UnknownNameError):
         one_model()
-    follower.end()
+    follower.__exit__()
 
 
 def test_a_program_with_a_session_keeps_its_own():
@@ -117,7 +119,7 @@ def test_a_program_with_a_session_keeps_its_own():
         optimizer.setup(model)
         train(model, optimizer)
     assert own.statistics()['iterations'] == ITERATIONS
-    follower.end()
+    follower.__exit__()
     assert '6 iterations, ' in follower.describe()
 
 
@@ -150,7 +152,7 @@ def only_set_up() -> None:
 def test_it_says_why_there_was_no_limit(program, reason):
     follower = Follower(LIMIT, {})
     program()
-    follower.end()
+    follower.__exit__()
     assert follower.describe().startswith(f'the limit was not applied: {reason}')
 
 
@@ -160,7 +162,7 @@ def test_too_little_memory_ends_in_an_error_with_a_limit_that_will_do():
         try:
             one_model()
         except MemoryError as error:
-            follower.end(error)
+            follower.__exit__(type(error), error, error.__traceback__)
             raise
     assert re.search(
         'smallest limit known to do for all is [0-9]+ bytes', str(caught.value)
@@ -173,5 +175,17 @@ def test_nothing_of_it_is_left_in_chainer():
     follower = Follower(LIMIT, {})
     chainer.optimizers.SGD(0.1).setup(Layers())
     assert chainer.FunctionNode.apply is not apply
-    follower.end()
+    follower.__exit__()
     assert (chainer.Optimizer.setup, chainer.FunctionNode.apply) == (setup, apply)
+
+
+def test_models_of_sessions_that_have_ended_are_let_go():
+    with Follower(LIMIT, {}) as follower:
+        model = Layers()
+        alive = weakref.ref(model)
+        train(model, chainer.optimizers.SGD(0.1).setup(model))
+        del model
+        one_model()
+        gc.collect()
+        assert alive() is None
+    assert '12 iterations in 2 sessions, ' in follower.describe()

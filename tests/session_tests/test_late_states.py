@@ -34,7 +34,7 @@ def test_states_of_a_later_iteration_are_in_the_profile(first):
     found, session = train(memory_limit=int(0.7 * needed))
     networks.assert_same(train()[0], found)
     assert session.profile.initial_bytes == in_core.profile.initial_bytes
-    assert session.statistics()['unprofiled_bytes'] == 0
+    assert session.statistics()['foreign_bytes'] == 0
     assert session.statistics()['guided_iterations'] >= 5
     assert session.plan.predicted_peak_bytes == pytest.approx(
         session.statistics()['guided_peak_bytes'], rel=0.01

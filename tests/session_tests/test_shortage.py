@@ -45,7 +45,7 @@ def test_memory_taken_after_planning_leads_to_another_plan():
     assert 'more are held than in the profile: planned again' in progress.getvalue()
     last = networks.entries_of(session)[-3:]
     assert all(entry['guided'] and not entry['evictions'] for entry in last)
-    assert last[0]['unprofiled_bytes'] >= held[0].nbytes
+    assert last[0]['foreign_bytes'] >= held[0].nbytes
     assert session.statistics()['footprint_bytes'] <= LIMIT
     assert 'held beside what the plan knows' in session.report()
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
+import os
 import re
+import signal
 
 from support import networks  # imports chainer_hybridmem before chainer
 
@@ -24,6 +26,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError, SwapStoreError
 from chainer_hybridmem.splitting import Splitter, rules
+from chainer_hybridmem.splitting import splitter as splitter_module
 
 ITERATIONS = 6
 EXACT_LIMIT = 2_300_000
@@ -160,6 +163,18 @@ def test_what_is_replaced_in_chainer_comes_back_after_the_last_session():
             thread.submit(other.__exit__).result()
         assert replaced() == ours
     assert replaced() == before
+
+
+@pytest.mark.filterwarnings('ignore:This process')  # it has threads, and forks
+def test_a_child_may_begin_a_session_though_a_thread_was_beginning_one():
+    with splitter_module._lock:  # as another thread has it
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with Splitter(None, 'exact', lambda line: None):
+                pass
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_the_program_replaces_meanwhile_stays(monkeypatch):

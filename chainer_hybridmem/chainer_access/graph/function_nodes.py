@@ -42,13 +42,13 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return type(vars(function).get('_function') or function).__name__
+    return type(target(function)).__name__
 
 
 def given_arrays(function: Any) -> list[str]:
     """Names of the arrays that a function has before its forward, such as a mask."""
-    kinds, own = _array_types(), vars(function).get('_function') or function
-    return [name for name, value in vars(own).items() if isinstance(value, kinds)]
+    kinds, own = _array_types(), vars(target(function))
+    return [name for name, value in own.items() if isinstance(value, kinds)]
 
 
 @functools.cache

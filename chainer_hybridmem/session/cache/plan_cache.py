@@ -237,7 +237,7 @@ class _Findings:
     recomputes: bool
     wants_arena: bool
     spare_bytes: int
-    unprofiled_bytes: int
+    foreign_bytes: int
     outliving: tuple[Slot, ...]
     ways: tuple[_PlacedWay, ...]
     written: tuple[Slot, ...]
@@ -253,7 +253,7 @@ class _Findings:
         Raises:
             FormatError: With the value.
         """
-        for nbytes in (self.spare_bytes, self.unprofiled_bytes):
+        for nbytes in (self.spare_bytes, self.foreign_bytes):
             if not 0 <= nbytes < limit_bytes:
                 raise files.broken('guide', f'{nbytes} bytes are to be left free')
         for slot in (*self.outliving, *self.written):
@@ -271,7 +271,7 @@ class _Findings:
             recomputes=guide.habits.recomputes,
             wants_arena=guide.arena.wanted,
             spare_bytes=guide.arena.spare_bytes,
-            unprofiled_bytes=guide.foreign.nbytes,
+            foreign_bytes=guide.foreign.nbytes,
             outliving=tuple(guide.habits.outliving),
             ways=tuple(
                 _PlacedWay(*place, way.cut, way.parts, way.exact)
@@ -291,7 +291,7 @@ class _Findings:
                 for way in self.ways
             },
             arena=PlanArena(self.wants_arena, self.spare_bytes),
-            foreign=ForeignMemory(self.unprofiled_bytes),
+            foreign=ForeignMemory(self.foreign_bytes),
             habits=ProgramHabits(self.outliving, self.written, self.recomputes),
         )
 

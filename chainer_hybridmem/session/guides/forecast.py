@@ -57,7 +57,7 @@ _SHARE = 4  # temporary bytes are told in quarters of the parameter
 
 @dataclasses.dataclass(frozen=True)
 class FirstUpdateNeeds:
-    """What is still to be allocated.
+    """What the first update is still to allocate.
 
     Attributes:
         state_bytes (int): Of optimizer states, to stay.

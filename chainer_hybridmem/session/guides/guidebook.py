@@ -235,13 +235,10 @@ class GuideBook:
 
     Args:
         cautious (bool): Whether only what pays is learnt.
-
-    Attributes:
-        cautious (bool): As given: iterations have fingerprints.
     """
 
     def __init__(self, cautious: bool = False) -> None:
-        self.cautious = cautious
+        self._cautious = cautious
         self._families: dict[OperationKey, Family] = {}
         self._guides: list[Guide] = []
         self._drafting: collections.Counter[OperationKey] = collections.Counter()
@@ -275,7 +272,7 @@ class GuideBook:
         guided = [guide for guide in found if guide.stage is Stage.GUIDED]
         passive = [guide for guide in found if guide.stage is Stage.PASSIVE]
         known = guided or passive
-        if self.cautious:
+        if self._cautious:
             family = self._family(key)
             if not self._may_learn(family):
                 drafts = []
@@ -339,7 +336,7 @@ class GuideBook:
             return past is not None and past.missed and past.kind not in self._by_kind
         if not self._drafting[key]:
             return False
-        return not self.cautious or self._may_learn(self._family(key))
+        return not self._cautious or self._may_learn(self._family(key))
 
     @property
     def hopes(self) -> bool:
@@ -456,7 +453,7 @@ class GuideBook:
         """
         family, hopes = self._family(key), self.hopes
         self._lost_seconds += lost_seconds
-        if self.cautious:
+        if self._cautious:
             hopes = not (family.fingerprints or self._has_unmet_draft())
         if family.note_passive(fingerprint, seconds, lost_seconds) or hopes:
             self._drafting[key] = DRAFTS_AFTER_UNKNOWN

@@ -79,7 +79,7 @@ class Iteration:
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
         wary (bool): Whether what a function reads may be away.
-        unprofiled_bytes (int): What the program held when it began beyond what it held
+        foreign_bytes (int): What the program held when it began beyond what it held
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
@@ -95,9 +95,24 @@ class Iteration:
     """
 
     __slots__ = (
-        '_start_seconds', 'backward_seen', 'categories', 'depth', 'fingerprint',
-        'following', 'knows', 'labels', 'last', 'named', 'older_bytes', 'older_waits',
-        'plain_bytes', 'position', 'quiet', 'short', 'started', 'unprofiled_bytes',
+        '_start_seconds',
+        'backward_seen',
+        'categories',
+        'depth',
+        'fingerprint',
+        'following',
+        'foreign_bytes',
+        'knows',
+        'labels',
+        'last',
+        'named',
+        'older_bytes',
+        'older_waits',
+        'plain_bytes',
+        'position',
+        'quiet',
+        'short',
+        'started',
         'wary',
     )  # fmt: skip
 
@@ -110,7 +125,7 @@ class Iteration:
         self.depth = 0
         self.backward_seen = False
         self.short = self.wary = False
-        self.unprofiled_bytes = 0
+        self.foreign_bytes = 0
         self.plain_bytes = self.older_bytes = 0
         self.older_waits = False
         self.categories: Mapping[int, Category] = {}
@@ -134,7 +149,7 @@ class Iteration:
 
     def note_foreign(self, nbytes: int) -> None:
         """The program holds so much more than its guide's profile knows."""
-        self.unprofiled_bytes = nbytes
+        self.foreign_bytes = nbytes
 
     def note_older(self, used_bytes: int, older_bytes: int) -> None:
         """What is there, and what of older graphs would be in plain Chainer."""

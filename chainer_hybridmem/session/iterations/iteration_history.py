@@ -215,7 +215,7 @@ class IterationHistory:
         counters: Counters,
         plan: Plan | None,
         guided: bool,
-        unprofiled_bytes: int,
+        foreign_bytes: int,
         splitter: Splitter,
         verified: bool,
     ) -> Entry:
@@ -226,7 +226,7 @@ class IterationHistory:
             counters: What it has moved.
             plan: What it may have followed.
             guided: Whether it has followed it.
-            unprofiled_bytes: What the program held when it began, beyond what it
+            foreign_bytes: What the program held when it began, beyond what it
                 held when the plan's profile was recorded.
             splitter: Knows which functions have run in parts.
             verified: Whether every bit was checked, which takes its time.
@@ -247,7 +247,7 @@ class IterationHistory:
             'recomputed_bytes': counters.recomputed_bytes,
             'evictions': counters.evictions,
             'restores': counters.restores,
-            'unprofiled_bytes': unprofiled_bytes,
+            'foreign_bytes': foreign_bytes,
             'split': len(splitter.used),
             'split_inexact': splitter.inexact,
             'footprint_bytes': max(

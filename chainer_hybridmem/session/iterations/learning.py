@@ -80,13 +80,14 @@ class Learning:
         """
         following, instruments = iteration.following, self._instruments
         guide = following.guide
+        fingerprint = iteration.find_fingerprint()
         self._planning.maker.begin_pause()
         self.count(iteration, seconds)
         end_late_checks(self._device, self._history.iterations)
         self._note_plan(following)
         missed = False
         if guide is None:
-            missed = self._miss(iteration, seconds)
+            missed = self._miss(iteration, fingerprint, seconds)
         else:
             self._guidebook.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
@@ -99,10 +100,9 @@ class Learning:
             following.know(self._learn(iteration, recorder, guide))
             self._guidebook.end_learning(
                 following.operations[0],
-                iteration.find_fingerprint(),
+                fingerprint,
                 seconds + timing.now() - start,
             )
-        fingerprint = iteration.find_fingerprint()
         self._guidebook.end(following.guide, fingerprint, iteration.position, missed)
 
     def _profile_outdated(self) -> None:
@@ -135,7 +135,7 @@ class Learning:
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
-            iteration.unprofiled_bytes,
+            iteration.foreign_bytes,
             self._splitter,
             self._instruments.finish_verifying(guided),
         )
@@ -183,7 +183,7 @@ class Learning:
         return 'passive' if passive else 'in-core'
 
     # -- iterations without a recording ---------------------------------------
-    def _miss(self, iteration: Iteration, seconds: float) -> bool:
+    def _miss(self, iteration: Iteration, fingerprint: int, seconds: float) -> bool:
         """The signature is unknown: the next iterations like it may be recorded.
 
         Returns:
@@ -195,7 +195,7 @@ class Learning:
         following = iteration.following
         self._guidebook.miss(
             following.operations[0],
-            iteration.find_fingerprint(),
+            fingerprint,
             0.0 if following.deviated else seconds,
             self._executor.counters.lost_seconds,
         )
@@ -256,7 +256,7 @@ class Learning:
         # What no plan has a place for does not count: maps of older graphs, and those
         # for later iterations.
         if guide.foreign.end_iteration(self._executor.counters.planned_evictions > 0):
-            held_bytes, older_waits = iteration.unprofiled_bytes, iteration.older_waits
+            held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
             outside_limit(planning.make_room, guide, held_bytes, older_waits)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:

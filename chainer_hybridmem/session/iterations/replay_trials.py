@@ -122,7 +122,7 @@ class CopyCosts:
         return waited / max(self._slowness.ratio, 1.0)
 
     def find_smallest_worthwhile(self) -> int:
-        """How much takes long enough to copy."""
+        """Smallest size worth running again instead of copying."""
         nothing = self._copy_seconds(0, 0)
         much = self._copy_seconds(_MUCH_BYTES, _MUCH_BYTES)
         left = max(LEAST_SECONDS - nothing, 0.0)
