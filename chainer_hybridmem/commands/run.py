@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import os
 import runpy
 import shutil
+import signal
 import sys
 import sysconfig
 import types
@@ -68,6 +70,8 @@ class RunCommand(base.Command):
             script = None if path is None else os.path.realpath(path)
             sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
         followers: list[Follower] = []
+        interrupted: list[bool] = []
+        atexit.register(end_interrupted, interrupted)  # behind all that a program does
         try:
             with contextlib.ExitStack() as stack:
                 if args.memory_limit is not None:
@@ -87,6 +91,8 @@ class RunCommand(base.Command):
         except SystemExit:
             raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                interrupted.append(True)
             return tell_error(error)
         finally:
             if args.memory_limit is not None:
@@ -132,6 +138,16 @@ def tell_error(error: BaseException) -> int:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def end_interrupted(interrupted: list[bool]) -> None:
+    """Ends the process by SIGINT, as Python does, so that a shell's loop ends too."""
+    if interrupted and os.name == 'posix':
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
 
 
 def _is_own(frame: types.FrameType) -> bool:

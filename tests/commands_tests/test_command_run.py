@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -84,3 +87,37 @@ def test_what_cannot_be_run_or_limited(folder):
     status, _, err = run(folder, 'missing.py')
     assert status == 1
     assert "There is no program 'missing.py'" in err[0]
+
+
+@pytest.mark.skipif(os.name != 'posix', reason='there are no signals')
+@pytest.mark.parametrize('limit', [(), ('--memory-limit', '1.5MB')])
+def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
+    """By the signal: a loop of a shell ends, too."""
+    source = (folder / 'program.py').read_text()
+    endless = source.replace('range(6)', 'iter(int, 1)').replace(
+        '.hex())', '.hex(), flush=True)'
+    )
+    (folder / 'program.py').write_text(
+        "import atexit\natexit.register(print, 'end')\n" + endless
+    )
+    command = [sys.executable, '-m', 'chainer_hybridmem', 'run', *limit, 'program.py']
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        for _ in range(random.randrange(1, 9)):
+            assert process.stdout.readline()
+        time.sleep(random.uniform(0, 0.02))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == -signal.SIGINT, err
+    assert out.splitlines()[-1] == 'end'
+    *trace, last = err.splitlines()
+    told = [line for line in (*trace, last) if line.startswith('hybridmem')]
+    assert len(told) == bool(limit)
+    assert [*trace, last][-1 - len(told)].startswith('KeyboardInterrupt')
