@@ -88,6 +88,7 @@ def make_plan(
     bound = lower_bound(problem, limit_bytes).seconds
     return dataclasses.replace(
         plan,
+        planner=planner,
         options={**options, **plan.options},
         parts=problem.parts,
         lower_bound_seconds=max(plan.lower_bound_seconds, bound),

@@ -127,8 +127,8 @@ def test_another_process_with_another_hash_seed_plans_the_same() -> None:
 @every_planner
 def test_every_option_is_checked(name: str) -> None:
     planner = find_planner(name)
-    assert planner.source
-    assert planner.options.keys() == planner.defaults.keys()
+    assert planner.source, 'Planner(source=...) says where it is published'
+    assert planner.options.keys() == planner.defaults.keys(), 'Planner(options=...)'
 
 
 def test_a_planner_that_needs_more_than_swap_all_says_so() -> None:

@@ -76,7 +76,7 @@ def changed(**fields: Any) -> Callable[..., Plan]:
 
 def altered(change: Change) -> Callable[..., Plan]:
     def honest_but(problem: Problem, limit_bytes: int) -> Plan:
-        return change(dataclasses.replace(honest(problem, limit_bytes), planner='it'))
+        return change(honest(problem, limit_bytes))
 
     return honest_but
 
@@ -92,7 +92,7 @@ def released_early(plan: Plan) -> Plan:
 def beyond(problem: Problem, limit_bytes: int) -> Plan:
     """Believes that it has twice the memory."""
     plan = make_plan(problem, 2 * problem.in_core_peak_bytes, 'in-core')
-    return dataclasses.replace(plan, planner='it', memory_limit_bytes=limit_bytes)
+    return dataclasses.replace(plan, memory_limit_bytes=limit_bytes)
 
 
 BROKEN_PLANS = {
@@ -114,7 +114,6 @@ BROKEN_PLANS = {
         )
     ),
     'has other seconds in-core': changed(in_core_seconds=1e-9),
-    'has another name': changed(planner='somebody'),
     'is for another limit': changed(memory_limit_bytes=1),
     'is for another profile': changed(profile_fingerprint='0'),
     'has options that JSON changes': changed(options={'rounds': (1, 2)}),
@@ -197,8 +196,7 @@ def writes_into_the_problem(problem: Problem, limit_bytes: int) -> Plan:
 
 def forgets_states(problem: Problem, limit_bytes: int) -> Plan:
     """Decides only about what iterations make."""
-    plan = make_plan(problem.profile, limit_bytes, 'swap-all')
-    return dataclasses.replace(plan, planner='it')
+    return make_plan(problem.profile, limit_bytes, 'swap-all')
 
 
 def takes_anything(problem: Problem, limit_bytes: int, **options: Any) -> Plan:

@@ -108,6 +108,11 @@ def test_it_plans_and_its_plan_has_the_bound(install: Install) -> None:
     assert plan.lower_bound_seconds == ours.lower_bound_seconds
 
 
+def test_its_plans_have_the_name_that_it_is_asked_for_by(install: Install) -> None:
+    install(WORKING, **{'lazy-one': 'foo_planner:lazy'})
+    assert make_plan(toys.chain(), LIMIT, 'lazy-one').planner == 'lazy-one'
+
+
 def test_its_options_are_checked(install: Install) -> None:
     install(WORKING, lazy='foo_planner:lazy')
     assert options_of('lazy') == ['patience']
