@@ -184,7 +184,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    device = open_device('cpu', 2**40, None, None)
+    device = open_device('cpu', 2**40)
     device.memory.install(lambda missing: None)
     rows = []
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.protocol import Device
@@ -41,22 +42,15 @@ def parse_device(spec: str | int | None) -> tuple[str, int | None]:
 def open_device(
     spec: str | int | None,
     limit_bytes: int,
-    link_bandwidth: float | None = None,
-    swap_dir: str | None = None,
-    host_limit_bytes: int | None = None,
-    disk_bandwidth: float | None = None,
-    shared_link: str | None = None,
+    **options: Any,
 ) -> Device:
     """Opens a device by name.
 
     Args:
         spec: As in :func:`parse_device`.
         limit_bytes: Most bytes that may be in use.
-        link_bandwidth: Throttle of the host device in bytes per second.
-        swap_dir: Folder for swapped feature maps of the host device.
-        host_limit_bytes: Most bytes of host memory for swapped feature maps.
-        disk_bandwidth: Throttle of copies to and from ``swap_dir``, likewise.
-        shared_link: Name under which devices of several processes share that throttle.
+        options: Of :class:`.host.device.HostDevice`; what another device cannot do
+            must be None there.
 
     Raises:
         UnknownNameError: If no device has this name.
@@ -64,23 +58,8 @@ def open_device(
     """
     kind, device_id = parse_device(spec)
     if kind == 'host':
-        return HostDevice(
-            limit_bytes,
-            link_bandwidth,
-            swap_dir,
-            host_limit_bytes=host_limit_bytes,
-            disk_bandwidth=disk_bandwidth,
-            shared_link=shared_link,
-        )
+        return HostDevice(limit_bytes, **options)
     # CuPy is looked for only here: most machines that plan have none.
     from chainer_hybridmem.devices.cuda.device import CudaDevice
 
-    return CudaDevice(
-        limit_bytes,
-        device_id,
-        link_bandwidth,
-        swap_dir,
-        host_limit_bytes,
-        disk_bandwidth,
-        shared_link,
-    )
+    return CudaDevice(limit_bytes, device_id, **options)

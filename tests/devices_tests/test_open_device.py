@@ -6,7 +6,7 @@ from chainer_hybridmem.errors import UnknownNameError
 
 @pytest.mark.parametrize('name', ['cpu', 'host', '@numpy', 'CPU', None])
 def test_host_names(name):
-    device = open_device(name, 1000, 5e6)
+    device = open_device(name, 1000, link_bandwidth=5e6)
     assert device.kind == 'host'
     assert device.memory.limit_bytes == 1000
     assert device.describe()['link_bandwidth'] == 5e6

@@ -181,7 +181,7 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
         return make_plan_for(LIMIT - 1000), True
 
     monkeypatch.setattr(plan_maker, 'plan_with_arena', smaller)
-    device = open_device('cpu', PLENTY, None, None)
+    device = open_device('cpu', PLENTY)
     options = Options(LIMIT, 'swap-all')
     maker = plan_maker.PlanMaker(device, options, print)
     plan = maker.make_plan(Guide([]), problem, 'swap-all', {})

@@ -186,7 +186,7 @@ def test_what_the_program_replaces_meanwhile_stays(monkeypatch):
 
 @pytest.fixture
 def splitter():
-    device = open_device('cpu', 10**9, None, None)
+    device = open_device('cpu', 10**9)
     with Splitter(device, 'exact', lambda line: None) as splitter:
         yield splitter
     device.close()

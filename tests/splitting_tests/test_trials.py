@@ -35,7 +35,7 @@ class Recording:
 
 @pytest.fixture
 def device():
-    device = open_device('cpu', LIMIT, None, None)
+    device = open_device('cpu', LIMIT)
     device.memory.install(lambda nbytes: None)
     device.memory.start_events()
     yield device

@@ -198,15 +198,6 @@ FORMAT = 'chainer_hybridmem/guide'
 VERSION = 1
 SUFFIX = '.guide.gz'
 MOST_TOLD = 300  # characters of a reason
-_NOT_IN_NAMES = frozenset(  # options with which the same plan is right
-    {
-        *('memory_limit', 'host_limit'),  # their bytes count
-        *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
-        'shared_link',  # the device tells whether there is one; its name is arbitrary
-        *('progress', 'improve', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
-        'communicator',  # its ranks count
-    }
-)
 _CONFIG = (  # of Chainer, with which a replay might give other bits
     'autotune',
     'cudnn_deterministic',
@@ -464,11 +455,7 @@ class PlanCache:
             'device': self._device.describe(),
             'limit_bytes': options.limit_bytes,
             'host_limit_bytes': options.host_limit_bytes,
-            'options': {
-                field.name: getattr(options, field.name)
-                for field in dataclasses.fields(options)
-                if field.name not in _NOT_IN_NAMES
-            },
+            'options': options.of_plans(),
             'ranks_per_node': options.ranks_per_node,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
         }

@@ -30,7 +30,18 @@ from chainer_hybridmem.units import parse_bandwidth, parse_bytes
 
 SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that
 
+_SWITCHES = {'bool': 'True or False', 'bool | None': 'True, False or None'}  # by type
 _PLACE = '{options}'  # of the options in a docstring
+
+_NOT_OF_PLANS = frozenset(  # options with which the same plan is right
+    {
+        *('memory_limit', 'host_limit'),  # their bytes count
+        *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
+        'shared_link',  # the device tells whether there is one; its name is arbitrary
+        *('progress', 'improve', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
+        'communicator',  # its ranks count
+    }
+)
 
 Documented = TypeVar('Documented', bound=Callable[..., Any])
 
@@ -55,7 +66,7 @@ class Options:
             ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
         improve: Whether planner ``hybrid`` goes on searching in a thread of low
-            priority; what it finds is followed from the next iteration. ReplayCost it
+            priority; what it finds is followed from the next iteration. Give it
             where a core is idle, as with a GPU; where training uses all of
             them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
@@ -192,6 +203,14 @@ class Options:
         planner_options = check_options(check_name(planner), planner_options)
         self.planner, self.planner_options = planner, planner_options
 
+    def of_plans(self) -> dict[str, Any]:
+        """Those that plans depend on; a kept plan counts only under the same ones."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in _NOT_OF_PLANS
+        }
+
     @property
     def ranks_per_node(self) -> int:
         """Processes that train together on this machine."""
@@ -205,14 +224,13 @@ class Options:
         return find_planner(self.planner).feeds_back
 
     def _check_switches(self) -> None:
-        for name in ('improve', 'arena', 'keep_graph'):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise OptionError(f'{name} is {value!r}; True or False is needed.')
-        if self.feedback is not None and not isinstance(self.feedback, bool):
-            raise OptionError(
-                f'feedback is {self.feedback!r}; True, False or None is needed.'
-            )
+        for field in dataclasses.fields(self):
+            needed = _SWITCHES.get(str(field.type))
+            value = getattr(self, field.name)
+            if needed is None or isinstance(value, bool):
+                continue
+            if value is not None or 'None' not in needed:
+                raise OptionError(f'{field.name} is {value!r}; {needed} is needed.')
         told = self.progress
         if told not in (True, False, None) and not hasattr(told, 'write'):
             raise OptionError(

@@ -36,11 +36,11 @@ def open_device_of(model: chainer.Link, options: Options) -> Device:
     return open_device(
         _name_device(model, options.device),
         options.limit_bytes,
-        options.link_bandwidth,
-        options.swap_dir,
-        options.host_limit_bytes,
-        options.disk_bandwidth,
-        options.shared_link,
+        link_bandwidth=options.link_bandwidth,
+        swap_dir=options.swap_dir,
+        host_limit_bytes=options.host_limit_bytes,
+        disk_bandwidth=options.disk_bandwidth,
+        shared_link=options.shared_link,
     )
 
 
