@@ -23,6 +23,7 @@ from chainer_hybridmem.errors import FormatError
 
 T = TypeVar('T')
 MAXIMUM_FILE_BYTES = 2**26  # 100 times ResNet-50's profile; parsed it may take 20 times
+_GZIP = b'\x1f\x8b'
 _CHUNK_BYTES = 2**20
 _HEAD_BYTES = 200
 _FORMAT = re.compile(rb'\s*\{\s*"format": "([\w/-]+)"')
@@ -69,10 +70,11 @@ def read_text(path: str, format_name: str | None = None) -> str:
             f'{_advice(path, error, format_name)}'
         ) from error
     except UnicodeDecodeError as error:
-        raise FormatError(
-            f'{path} cannot be read: it is no text, byte {error.start} is '
-            f'{data[error.start]:#04x}. Name another file.'
-        ) from error
+        what = f'it is no text, byte {error.start} is {data[error.start]:#04x}'
+        next_step = 'Name another file'
+        if data.startswith(_GZIP):
+            what, next_step = 'it is compressed', 'Unpack it with gunzip'
+        raise FormatError(f'{path} cannot be read: {what}. {next_step}.') from error
     if len(data) > MAXIMUM_FILE_BYTES:
         raise FormatError(f'{path} is larger than {MAXIMUM_FILE_BYTES} bytes.')
     return text

@@ -1,5 +1,6 @@
 """What a user may get wrong: one sentence, with the values and what to do next."""
 
+import gzip
 import json
 import sys
 
@@ -36,6 +37,7 @@ def files(profile, folder, network, monkeypatch):
     }.items():
         (folder / name).write_text(text)
     (folder / 'text.json').write_bytes(b'\xa6\xff')
+    (folder / 'p.json.gz').write_bytes(gzip.compress(b'{}'))
     (folder / 'dir').mkdir()
 
 
@@ -53,6 +55,7 @@ def files(profile, folder, network, monkeypatch):
         (('plan', 'plan.json', *LIMIT), 1, "format 'chainer_hybridmem/plan'; "),
         (('plan', 'short.json', *LIMIT), 1, "it lacks 'disk_link'. Record or plan"),
         (('plan', 'text.json', *LIMIT), 1, 'it is no text, byte 0 is 0xa6. Name '),
+        (('plan', 'p.json.gz', *LIMIT), 1, 'it is compressed. Unpack it with gunzip.'),
         (('plan', 'p.json', '--memory-limit', '-1GB'), 2, "'-1GB'; it must be a size"),
         (('plan', 'p.json', '--memory-limit', '50%%'), 2, 'above zero, such as 50%'),
         (('plan', 'p.json', '--memory-limit', '-50%'), 2, "'-50%' is not a percent"),
