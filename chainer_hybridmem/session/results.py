@@ -13,7 +13,7 @@ from chainer_hybridmem.session.iterations.iteration_history import IterationHist
 from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.session_statistics import collect_statistics
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.problem import with_plain_peak
 
@@ -24,7 +24,7 @@ class Results:
     """The guide with the plan, and figures of all iterations.
 
     Args:
-        options (Options): What plans are made for.
+        runtime (Runtime): Says what plans are made for.
         loop (Loop): Knows the iteration under way.
         guidebook (GuideBook): Has the guides.
         history (IterationHistory): Has figures of iterations.
@@ -33,13 +33,13 @@ class Results:
 
     def __init__(
         self,
-        options: Options,
+        runtime: Runtime,
         loop: Loop,
         guidebook: GuideBook,
         history: IterationHistory,
         observation: InstrumentSelector,
     ) -> None:
-        self._options = options
+        self._options = runtime.options
         self._loop = loop
         self._guidebook = guidebook
         self._history = history

@@ -101,42 +101,35 @@ class Session:
         arrays = self._arrays = ModelArrays(model, runtime.device)
         history = self._history = IterationHistory(runtime.device)
         guidebook = self._guidebook = GuideBook(not options.plans_anyway)
-        self._cache = open_cache(options, runtime)
-        planning = Planning(runtime, options, self.observe_problem, self._keep)
+        self._cache = open_cache(runtime)
+        planning = Planning(runtime, self.observe_problem, self._keep)
         self._planning, search = planning, planning.search
         observation = InstrumentSelector(
-            runtime, options, arrays, guidebook, history, search, self.detail
+            runtime, arrays, guidebook, history, search, self.detail
         )
-        self._explainer = OutOfMemoryExplainer(
-            model, runtime, options, arrays, observation
-        )
-        self._overrun = Overrun(runtime, options, arrays, observation, self._explainer)
+        self._explainer = OutOfMemoryExplainer(model, runtime, arrays, observation)
+        self._overrun = Overrun(runtime, arrays, observation, self._explainer)
         self._loop = self._make_loop(observation)
-        self._all_reduce = AllReduce(
-            options.communicator, runtime.instruments, lambda: self._loop.iteration
-        )
-        self._results = Results(options, self._loop, guidebook, history, observation)
+        self._all_reduce = AllReduce(runtime, lambda: self._loop.iteration)
+        self._results = Results(runtime, self._loop, guidebook, history, observation)
 
     def _make_loop(self, observation: InstrumentSelector) -> Loop:
-        runtime, options, arrays = self._runtime, self.options, self._arrays
+        runtime, arrays = self._runtime, self._arrays
         planning, guidebook, history = self._planning, self._guidebook, self._history
         links = LinkMeasurement(runtime)
-        learning = Learning(
-            runtime, options, arrays, planning, guidebook, history, links
-        )
+        learning = Learning(runtime, arrays, planning, guidebook, history, links)
         if not self.detail.timed:
             learning.plan_after(1)
         return Loop(
             self.model,
             runtime,
-            options,
             arrays,
             guidebook,
-            HostShare(runtime.executor, options, guidebook, links, planning),
+            HostShare(runtime, guidebook, links, planning),
             observation,
             learning,
             self._overrun,
-            ReplayTrials(runtime, options, arrays, links),
+            ReplayTrials(runtime, arrays, links),
             ThreadGuard(self._thread),
         )
 

@@ -146,7 +146,9 @@ def test_what_the_program_waits_for_at_most(moves_in, least, clock, monkeypatch)
     offsets = types.SimpleNamespace(moves_in=moves_in)
     options = Options('1GB')
     device = types.SimpleNamespace(offsets=offsets)
-    maker = plan_maker.PlanMaker(device, options, print)
+    maker = plan_maker.PlanMaker(
+        types.SimpleNamespace(device=device, options=options, tell=print)
+    )
 
     def left(in_core_seconds):
         problem = types.SimpleNamespace(in_core_seconds=in_core_seconds)

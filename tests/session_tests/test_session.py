@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import dataclasses
 import gc
 import io
 import os
@@ -24,6 +25,7 @@ from chainer_hybridmem.errors import (
     SwapStoreError,
     UnknownNameError,
 )
+from chainer_hybridmem.session.setting.options import _NOT_OF_PLANS, Options
 from chainer_hybridmem.units import format_bound
 
 LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
@@ -73,6 +75,22 @@ def test_bad_options_are_refused_with_their_values(model, options, error, words)
     with pytest.raises(error, match=words):
         hybridmem.optimize(model, **{'memory_limit': LIMIT, **options})
     assert_nothing_installed()
+
+
+def test_every_switch_is_checked():
+    types = {field.name: str(field.type) for field in dataclasses.fields(Options)}
+    switches = [name for name in types if types[name] in ('bool', 'bool | None')]
+    assert set(switches) >= {'improve', 'arena', 'feedback', 'keep_graph'}
+    for name in switches:
+        for value in ('yes', 0, *((None,) if types[name] == 'bool' else ())):
+            with pytest.raises(OptionError, match=f'{name} is {value!r}; True'):
+                Options(LIMIT, **{name: value})
+
+
+def test_what_plans_do_not_depend_on_is_an_option():
+    names = {field.name for field in dataclasses.fields(Options)}
+    assert not _NOT_OF_PLANS - names
+    assert Options(LIMIT).of_plans().keys() == names - _NOT_OF_PLANS
 
 
 def test_something_that_is_no_model():

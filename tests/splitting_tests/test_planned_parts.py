@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import types
 
 from support import networks  # imports chainer_hybridmem before chainer
 
@@ -183,7 +184,9 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
     monkeypatch.setattr(plan_maker, 'plan_with_arena', smaller)
     device = open_device('cpu', PLENTY)
     options = Options(LIMIT, 'swap-all')
-    maker = plan_maker.PlanMaker(device, options, print)
+    maker = plan_maker.PlanMaker(
+        types.SimpleNamespace(device=device, options=options, tell=print)
+    )
     plan = maker.make_plan(Guide([]), problem, 'swap-all', {})
     device.close()
     assert plan.memory_limit_bytes == LIMIT - 1000

@@ -24,14 +24,13 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
 import numpy as np
 
 from chainer_hybridmem import files
-from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
@@ -48,8 +47,7 @@ from chainer_hybridmem.session.guides.guide import (
 from chainer_hybridmem.session.guides.guidebook import LARGEST_GUIDE_COUNT
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.setting.cache_folder import read_private, replace_private
-from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.runtime import Runtime, SessionRules
+from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.splitting.rules import Way
 from chainer_hybridmem.units import format_count
@@ -287,18 +285,14 @@ class _Findings:
         )
 
 
-def open_cache(options: Options, runtime: Runtime) -> PlanCache | None:
+def open_cache(runtime: Runtime) -> PlanCache | None:
     """The kept plans of a session; None if none are to be kept.
 
     Args:
-        options: Name the folder.
-        runtime: Where plans are followed, what they obey, and who is told.
+        runtime: Names the folder, and what plans depend on.
     """
-    if options.cache_dir is None:
-        return None
-    return PlanCache(
-        options.cache_dir, runtime.device, options, runtime.rules, runtime.tell
-    )
+    folder = runtime.options.cache_dir
+    return None if folder is None else PlanCache(folder, runtime)
 
 
 class PlanCache:
@@ -306,28 +300,18 @@ class PlanCache:
 
     Args:
         folder: From :func:`open_folder`.
-        device (Device): Where plans are followed.
-        options (Options): What plans are made for; their planner may change.
-        rules (SessionRules): What plans obey.
-        tell (callable): Takes a line of progress.
+        runtime (Runtime): What plans are made for; the planner may change.
 
     Attributes:
         loaded (int): Guides of earlier runs that are used.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        device: Device,
-        options: Options,
-        rules: SessionRules,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._rules = rules
+    def __init__(self, folder: str, runtime: Runtime) -> None:
+        self._rules = runtime.rules
         self._folder = folder
-        self._device = device
-        self._options = options
-        self._tell = tell
+        self._device = runtime.device
+        self._options = runtime.options
+        self._tell = runtime.tell
         self._sources = SourceFiles()
         self.meet = self._sources.meet
         self.loaded = 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from chainer_hybridmem.records.sharing import ring_bytes
 from chainer_hybridmem.session.iterations.iteration import Iteration
-from chainer_hybridmem.session.setting.measuring_instruments import Instruments
+from chainer_hybridmem.session.setting.runtime import Runtime
 
 NAME = 'multi_node_mean_grad'
 
@@ -26,19 +26,15 @@ class AllReduce:
     """Stands before a communicator's sum of gradients while a session is open.
 
     Args:
-        communicator: Of ChainerMN; None if there is one process.
-        instruments (Instruments): Are told when it starts and ends.
+        runtime (Runtime): Its instruments are told when it starts and ends.
         find_iteration (callable): Returns the iteration under way.
     """
 
     def __init__(
-        self,
-        communicator: Any,
-        instruments: Instruments,
-        find_iteration: Callable[[], Iteration],
+        self, runtime: Runtime, find_iteration: Callable[[], Iteration]
     ) -> None:
-        self._communicator = communicator
-        self._instruments = instruments
+        self._communicator = runtime.options.communicator  # None: one process
+        self._instruments = runtime.instruments
         self._find_iteration = find_iteration
         self._sum: Callable[..., Any] | None = None
         self._own: Callable[..., Any] | None = None  # not its class's

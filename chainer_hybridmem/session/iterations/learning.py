@@ -19,7 +19,6 @@ from chainer_hybridmem.session.iterations.iteration_history import IterationHist
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement, Links
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import PlanningTime, outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem, make_problem
@@ -33,7 +32,6 @@ class Learning:
 
     Args:
         runtime (Runtime): Has run them.
-        options (Options): What the session is told.
         arrays (ModelArrays): Are named in profiles.
         planning (Planning): Makes and changes plans.
         guidebook (GuideBook): Takes new guides in.
@@ -44,7 +42,6 @@ class Learning:
     def __init__(
         self,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         planning: Planning,
         guidebook: GuideBook,
@@ -56,7 +53,7 @@ class Learning:
         self._splitter = runtime.splitter
         self._instruments = runtime.instruments
         self._tell = runtime.tell
-        self._options = options
+        self._options = runtime.options
         self._arrays = arrays
         self._planning = planning
         self._guidebook = guidebook

@@ -59,7 +59,6 @@ from chainer_hybridmem.session.iterations.overrun import Overrun
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.planning.planning import HostShare
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.session.setting.session_thread import ThreadGuard
 
@@ -102,7 +101,6 @@ class Loop(chainer.FunctionHook):
     Args:
         model (Link): Is trained.
         runtime (Runtime): Runs iterations.
-        options (Options): What the session is told.
         arrays (ModelArrays): Never leave, or as a plan says.
         guidebook (GuideBook): Has the guides.
         host_share (HostShare): Gives host memory to a guide.
@@ -122,7 +120,6 @@ class Loop(chainer.FunctionHook):
         self,
         model: chainer.Link,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         guidebook: GuideBook,
         host_share: HostShare,
@@ -138,7 +135,7 @@ class Loop(chainer.FunctionHook):
         self._rules = runtime.executor.evictor.rules
         self._splitter = runtime.splitter
         self._instruments = runtime.instruments
-        self._options = options
+        self._options = runtime.options
         self._arrays = arrays
         self._guidebook = guidebook
         self._host_share = host_share

@@ -11,7 +11,6 @@ from chainer_hybridmem.session.iterations.iteration import Following
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
 from chainer_hybridmem.session.planning.planning import BackgroundSearch
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime
 
 
@@ -34,7 +33,6 @@ class InstrumentSelector:
 
     Args:
         runtime (Runtime): Has the instruments.
-        options (Options): What the session is told.
         arrays (ModelArrays): Leave while an iteration is recorded, as far as they may.
         guidebook (GuideBook): Knows what is still to be learnt.
         history (IterationHistory): Counts what has its offset.
@@ -45,7 +43,6 @@ class InstrumentSelector:
     def __init__(
         self,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         guidebook: GuideBook,
         history: IterationHistory,
@@ -54,7 +51,7 @@ class InstrumentSelector:
     ) -> None:
         self._runtime = runtime
         self._instruments = runtime.instruments
-        self._options = options
+        self._options = runtime.options
         self._arrays = arrays
         self._guidebook = guidebook
         self._history = history

@@ -21,7 +21,6 @@ from chainer_hybridmem.session.guides.forecast import coming, enough_for_update
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.units import format_bytes
@@ -151,7 +150,6 @@ class OutOfMemoryExplainer:
     Args:
         model (Link): Is trained.
         runtime (Runtime): Has run out of memory.
-        options (Options): What the session is told.
         arrays (ModelArrays): Are in memory.
         observation (InstrumentSelector): Tells when iterations are recorded.
     """
@@ -160,13 +158,12 @@ class OutOfMemoryExplainer:
         self,
         model: chainer.Link,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         observation: InstrumentSelector,
     ) -> None:
         self._model = model
         self._runtime = runtime
-        self._options = options
+        self._options = runtime.options
         self._arrays = arrays
         self._observation = observation
 

@@ -35,7 +35,6 @@ from chainer_hybridmem.session.iterations.out_of_memory import (
     Refusal,
 )
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.units import format_bytes
@@ -80,7 +79,6 @@ class Overrun:
 
     Args:
         runtime (Runtime): Runs iterations.
-        options (Options): What the session is told.
         arrays (ModelArrays): Of the model; updates make more of them.
         observation (InstrumentSelector): Tells whether iterations are recorded.
         explainer (OutOfMemoryExplainer): Says what was refused.
@@ -92,7 +90,6 @@ class Overrun:
     def __init__(
         self,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         observation: InstrumentSelector,
         explainer: OutOfMemoryExplainer,
@@ -100,7 +97,7 @@ class Overrun:
         self._memory = runtime.device.memory
         self._maps = runtime.executor.maps
         self._tell = runtime.tell
-        self._options = options
+        self._options = runtime.options
         self._arrays = arrays
         self._observation = observation
         self._explainer = explainer

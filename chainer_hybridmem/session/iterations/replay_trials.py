@@ -43,7 +43,6 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Recipe
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.splitting import Splitter
 
@@ -196,7 +195,6 @@ class ReplayTrials:
 
     Args:
         runtime (Runtime): Runs the iterations.
-        options (Options): What the session is told.
         arrays (ModelArrays): Are not counted as what a function reads.
         links (LinkMeasurement): Tell what a copy costs, once they are measured.
 
@@ -208,7 +206,6 @@ class ReplayTrials:
     def __init__(
         self,
         runtime: Runtime,
-        options: Options,
         arrays: ModelArrays,
         links: LinkMeasurement,
     ) -> None:
@@ -216,6 +213,7 @@ class ReplayTrials:
         self._executor = runtime.executor
         self._arrays = arrays
         self._costs = CopyCosts(runtime.device, links)
+        options = runtime.options
         self._wanted = options.planner == DEFAULT and not options.plans_anyway
         self._since_short = NEWEST  # iterations
         self._known: dict[Hashable, ReplayCost] = {}

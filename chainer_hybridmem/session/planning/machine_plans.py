@@ -9,7 +9,6 @@ from typing import cast
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.plan_maker import PlanMaker
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.ranks import Ranks, Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
@@ -22,14 +21,13 @@ class MachinePlans:
 
     Args:
         runtime (Runtime): Has the ranks.
-        options (Options): What must be alike in ranks that follow the same plan.
         maker (PlanMaker): Checks plans that come from another rank.
     """
 
-    def __init__(self, runtime: Runtime, options: Options, maker: PlanMaker) -> None:
+    def __init__(self, runtime: Runtime, maker: PlanMaker) -> None:
         self._ranks = runtime.ranks
         self._tell = runtime.tell
-        self._options = options
+        self._options = runtime.options
         self._maker = maker
         self._followed: weakref.WeakSet[Guide] = weakref.WeakSet()
 

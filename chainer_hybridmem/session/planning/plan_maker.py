@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import InfeasibleError, PlanError
 from chainer_hybridmem.planners import DEFAULT, find_planner, make_plan, options_of
 from chainer_hybridmem.pools import planned_trace
@@ -20,8 +19,8 @@ from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.search.repairs import defer_drops
 from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time
+from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes
@@ -114,17 +113,13 @@ class PlanMaker:
     """Makes plans with the session's planner.
 
     Args:
-        device (Device): Where arenas are.
-        options (Options): What is wanted; its planner may change between iterations.
-        tell (callable): Takes a line of progress.
+        runtime (Runtime): Says what is wanted, and where arenas are.
     """
 
-    def __init__(
-        self, device: Device, options: Options, tell: Callable[[str], None]
-    ) -> None:
-        self._device = device
-        self._options = options
-        self._tell = tell
+    def __init__(self, runtime: Runtime) -> None:
+        self._device = runtime.device
+        self._options = runtime.options
+        self._tell = runtime.tell
         self._pause = Deadline()
         self._deadline: Deadline | None = None
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.planners import DEFAULT, find_planner
 from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.recording.stopwatch import Lateness
@@ -118,8 +117,7 @@ class HostShare:
     """Under a host limit, one signature has all host memory while it runs.
 
     Args:
-        executor (Executor): Uses host copies.
-        options (Options): Has the host limit.
+        runtime (Runtime): Its executor uses host copies.
         guidebook (GuideBook): Its guides have host copies.
         links (LinkMeasurement): Need host memory to be measured.
         planning (Planning): Knows what a plan needs.
@@ -127,14 +125,13 @@ class HostShare:
 
     def __init__(
         self,
-        executor: Executor,
-        options: Options,
+        runtime: Runtime,
         guidebook: GuideBook,
         links: LinkMeasurement,
         planning: Planning,
     ) -> None:
-        self._limit_bytes = options.host_limit_bytes
-        self._executor = executor
+        self._limit_bytes = runtime.options.host_limit_bytes
+        self._executor = runtime.executor
         self._guidebook = guidebook
         self._links = links
         self._planning = planning
@@ -168,7 +165,6 @@ class Planning:
 
     Args:
         runtime (Runtime): Lets go of a plan before another one is followed.
-        options (Options): What is wanted; its planner may change between iterations.
         observe (callable): Takes every problem before it is planned.
         keep (callable): Takes every guide whose plan is another one.
 
@@ -182,21 +178,20 @@ class Planning:
     def __init__(
         self,
         runtime: Runtime,
-        options: Options,
         observe: Callable[[Problem], None],
         keep: Callable[[Guide], None],
     ) -> None:
         self._device = runtime.device
         self._executor = runtime.executor
-        self._options = options
+        self._options = runtime.options
         self._rules = runtime.rules
         self._tell = runtime.tell
         self._observe = observe
         self._keep = keep
-        self.maker = PlanMaker(runtime.device, options, runtime.tell)
-        self.node = MachinePlans(runtime, options, self.maker)
+        self.maker = PlanMaker(runtime)
+        self.node = MachinePlans(runtime, self.maker)
         self.search = BackgroundSearch()
-        self.rule_prices = RulePrices(options, self.maker)
+        self.rule_prices = RulePrices(runtime.options, self.maker)
 
     @count_time
     def plan(self, guide: Guide) -> None:

@@ -108,6 +108,7 @@ class Options:
         limit_bytes (int): ``memory_limit``.
         host_limit_bytes (int or None): ``host_limit``; None is no limit.
         verified_iterations (int): ``verify``.
+        checked_rules (tuple of Rule): ``rules``.
         plans_anyway (bool): Whether iterations are recorded and planned where nothing
             has to leave, too. States can leave only in such iterations.
 
@@ -139,7 +140,7 @@ class Options:
 
     def __post_init__(self) -> None:
         named = self.planner is not None
-        rules = check_rules(self.rules)
+        rules = self.checked_rules = check_rules(self.rules)
         self.rules = pairs_of(rules)
         self.plans_anyway = named or bool(
             self.cross_iteration or self.improve or any(map(moves_maps, rules))

@@ -15,7 +15,7 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
 from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.profile import Phase, Profile
-from chainer_hybridmem.records.rules import Rules, check_names, check_rules, names_of
+from chainer_hybridmem.records.rules import Rules, check_names, names_of
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.ranks import Ranks, open_ranks
@@ -69,12 +69,12 @@ class SessionRules:
     no function that any planned iteration has run, and no layer that has not run yet.
 
     Args:
-        rules (tuple of pairs): As in :class:`.options.Options`.
+        rules (tuple of Rule): What the user says.
         model (Link): Its links have names.
     """
 
-    def __init__(self, rules: tuple[tuple[str, str], ...], model: chainer.Link) -> None:
-        self._rules = check_rules(rules)
+    def __init__(self, rules: Rules, model: chainer.Link) -> None:
+        self._rules = rules
         self._paths = {path for path, _ in model.namedlinks() if path != '/'}
         self._met: set[str] = set()  # patterns that have named something
 
@@ -120,6 +120,8 @@ class Runtime:
     """The parts that every iteration passes through.
 
     Attributes:
+        options (Options): What the session is told; the planner may change between
+            iterations.
         device (Device): Where iterations run.
         executor (Executor): Moves feature maps as a plan says.
         splitter (Splitter): Runs functions in parts.
@@ -129,6 +131,7 @@ class Runtime:
         ranks (Ranks or None): Those on this node, if there are several.
     """
 
+    options: Options
     device: Device
     executor: Executor
     splitter: Splitter
@@ -159,12 +162,12 @@ def open_runtime(
     """
     device = open_device_of(model, options)
     may_drop = options.host_limit_bytes is not None
-    executor = Executor(device, may_drop=may_drop, rules=check_rules(options.rules))
+    executor = Executor(device, may_drop=may_drop, rules=options.checked_rules)
     whole = find_planner(options.planner).whole  # nothing runs in parts then
     splitter = Splitter(device, False if whole else options.splitting, tell)
     verified = options.verified_iterations
     verification = Verification(device, model, verified, followed)
     instruments = Instruments(device, executor, verification)
-    rules = SessionRules(options.rules, model)
+    rules = SessionRules(options.checked_rules, model)
     ranks = open_ranks(options.communicator, tell)
-    return Runtime(device, executor, splitter, instruments, rules, tell, ranks)
+    return Runtime(options, device, executor, splitter, instruments, rules, tell, ranks)
