@@ -281,6 +281,17 @@ def test_what_is_expected_comes_one_step_after_the_same(kinds, expected, repeats
     assert order.repeats == repeats
 
 
+def test_what_comes_once_in_a_while_is_not_expected_in_the_place_of_the_usual():
+    """A batch of a seldom size; which one it is, is drawn."""
+    rng, order, vain = np.random.RandomState(0), IterationOrder(), 0
+    kinds = ['b' if rng.rand() < 0.05 else 'a' for _ in range(500)]
+    for letter in kinds:
+        past = order.expected
+        vain += past is not None and past.kind != 'a' and letter == 'a'
+        order.note(Past(letter))
+    assert kinds.count('b') > 10 and 2 * vain <= kinds.count('b')
+
+
 def test_the_longest_step_is_found_and_longer_ones_are_not():
     for length in (LONGEST_STEP, LONGEST_STEP + 1):
         order = IterationOrder()

@@ -18,6 +18,7 @@ import chainer.links as L
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.session.guides.guide import Stage
 from chainer_hybridmem.session.guides.guidebook import FREE_TRIES, MOST_UNUSED_DRAFTS
+from chainer_hybridmem.session.iterations.learning import PROFILING_RUNS
 from chainer_hybridmem.session.setting.session_thread import warn_user
 
 ITERATIONS = 9
@@ -153,3 +154,20 @@ def test_what_never_comes_again_is_recorded_at_first_only(what):
     recorded = [i for i, state in enumerate(new) if state == Stage.WARM_UP.value]
     assert len(recorded) <= MOST_UNUSED_DRAFTS + FREE_TRIES
     assert states[-1] == Stage.GUIDED.value
+
+
+def test_what_comes_once_in_a_while_costs_no_other_iteration_its_plan():
+    """Batches of a seldom size among others, as of molecules or sentences."""
+    rng, model, states = np.random.RandomState(3), Chain(), []
+    with hybridmem.optimize(model, 1_300_000) as session:
+        for number in range(80):
+            seldom = number > 10 and rng.rand() < 0.08
+            x = np.ones((8500 if seldom else 9000, 1), np.float32)
+            model.cleargrads()
+            model(x, 40).backward()
+            states.append((seldom, session.state))
+    assert sum(seldom for seldom, _ in states) >= 3
+    profiled = [state for state in states if state == (False, Stage.PROFILING.value)]
+    assert len(profiled) == PROFILING_RUNS, states
+    usual = [state for seldom, state in states[10:] if not seldom]
+    assert usual.count(Stage.GUIDED.value) >= 0.9 * len(usual), states

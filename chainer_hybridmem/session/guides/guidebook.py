@@ -107,9 +107,21 @@ class IterationOrder:
 
     @property
     def expected(self) -> Past | None:
-        """What the next iteration is expected to be like; None if that is open."""
+        """What the next iteration is expected to be like; None if that is open.
+
+        Where no step has repeated, it is what most often came after one like the
+        newest: what comes once in a while is not expected in the place of the usual.
+        """
         length = self._length
-        return self._newest[-length] if length else None
+        if not length or self.repeats:
+            return self._newest[-length] if length else None
+        followed = [
+            self._newest[-n]
+            for n in range(length, len(self._newest) + 1)
+            if self._as_before[n]
+        ]
+        kinds = collections.Counter(past.kind for past in followed)
+        return max(followed, key=lambda past: kinds[past.kind])
 
     @property
     def repeats(self) -> bool:
@@ -315,10 +327,25 @@ class GuideBook:
         found.sort(key=lambda g: (g.stage is not stage, g.stage is not Stage.GUIDED))
         return found[0] if found else None
 
-    def find(self, operations: Sequence[OperationKey]) -> Guide | None:
-        """The guide of exactly these operations."""
+    def find(
+        self, operations: Sequence[OperationKey], fingerprint: int | None = None
+    ) -> Guide | None:
+        """The guide of exactly these operations.
+
+        Args:
+            operations: Of an iteration.
+            fingerprint: Of its forward functions, if that is known.
+        """
         complete = list(operations)
-        return next((g for g in self._guides if g.signature == complete), None)
+        return next(
+            (
+                guide
+                for guide in self._guides
+                if fingerprint in (None, guide.fingerprint)
+                and guide.signature == complete
+            ),
+            None,
+        )
 
     def begins_alone(self, key: OperationKey) -> bool:
         """Whether at most one guide begins so."""

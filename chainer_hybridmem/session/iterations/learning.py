@@ -84,7 +84,13 @@ class Learning:
         self._note_plan(following)
         missed = False
         if guide is None:
-            missed = self._miss(iteration, fingerprint, seconds)
+            # It may have begun with none because another one was expected.
+            known = self._guidebook.find(following.operations, fingerprint)
+            if known is None:
+                missed = self._miss(iteration, fingerprint, seconds)
+            else:
+                self._guidebook.meet(known, following.tried)
+                following.know(known)
         else:
             self._guidebook.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
@@ -94,7 +100,7 @@ class Learning:
         recorder = instruments.take_recorder()
         if recorder is not None:
             start = timing.now()
-            following.know(self._learn(iteration, recorder, guide))
+            following.know(self._learn(iteration, recorder, following.guide))
             self._guidebook.end_learning(
                 following.operations[0],
                 fingerprint,
