@@ -70,12 +70,14 @@ def test_a_program_runs_as_without_it(folder):
     limited = run(folder, '--memory-limit', '1.5MB', '-m', 'program', 'raise')
     assert limited[0] == 1
     assert limited[1] == [*out[:-1], f"__main__ ['raise'] {folder}"]
-    *trace, told = limited[2]
+    *trace, peak, limit, time = limited[2]
     assert trace[0] == 'Traceback (most recent call last):'
     assert trace[-1] == "KeyError: 'what the program lacks'"
     assert [line for line in trace if 'File' in line] == [trace[1]]
     assert 'program.py' in trace[1]
-    assert re.match(r'hybridmem: peak 1\.\d+ MiB of 1\.4\d* MiB; 5 iterations, ', told)
+    assert re.match(r'hybridmem: peak 1\.\d+ MiB', peak)
+    assert re.match(r'hybridmem: limit 1\.4\d* MiB; 5 iterations, ', limit)
+    assert re.match(r'hybridmem: time [\d.]+ m?s / iteration', time)
 
 
 def test_what_cannot_be_run_or_limited(folder):
@@ -87,6 +89,9 @@ def test_what_cannot_be_run_or_limited(folder):
     status, _, err = run(folder, 'missing.py')
     assert status == 1
     assert "There is no program 'missing.py'" in err[0]
+    status, _, err = run(folder, '--planner', 'pooch', 'infers.py')
+    assert status == 1
+    assert '--planner is about a memory limit' in err[0]
 
 
 @pytest.mark.skipif(os.name != 'posix', reason='there are no signals')
@@ -119,5 +124,5 @@ def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
     assert out.splitlines()[-1] == 'end'
     *trace, last = err.splitlines()
     told = [line for line in (*trace, last) if line.startswith('hybridmem')]
-    assert len(told) == bool(limit)
+    assert len(told) == (3 if limit else 0)
     assert [*trace, last][-1 - len(told)].startswith('KeyboardInterrupt')
