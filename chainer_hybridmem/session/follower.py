@@ -87,9 +87,6 @@ class Follower:
         Raises:
             OutOfMemoryError: In place of a MemoryError, with a limit that would do.
         """
-        elsewhere = self._thread is not threading.current_thread()
-        if self._session is not None and elsewhere and not self._thread.daemon:
-            self._thread.join()  # as Python waits for it
         self._beginnings.stop()
         if isinstance(error, SystemExit):
             kind = error = trace = None
@@ -157,7 +154,10 @@ class Follower:
             if finder.limit_bytes is None:
                 return
             limit_bytes = finder.limit_bytes
-            if not finder.is_found:
+            on_gpu = any(
+                isinstance(m.device, chainer.backend.GpuDevice) for m in models
+            )
+            if not (finder.is_found or on_gpu):
                 self._sharers = self._count_sharers()
                 limit_bytes //= self._sharers
             session = optimize(models, limit_bytes, **self._options)

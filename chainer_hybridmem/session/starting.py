@@ -1,15 +1,18 @@
 """What the processes of ``hybridmem run`` begin and end with, its own and children.
 
+Every Python process of a run imports this file, and nothing else for nothing.
+
 Children find what they need in the variable ``HYBRIDMEM_RUN``. A file in site-packages
 (``chainer_hybridmem.pth``) imports this module where it is set: ``1`` has Chainer
 repaired, and nothing else; ``run`` itself sets more.
 
 Note: [children]
     A child that trains has a session of its own. A limit that is a size is shared: a
-    child gets as much as each of those that its parent has at that moment, counted
-    among those that have imported Chainer. It waits until none has come for a while,
-    for most are started together. The process that ``run`` starts has all of the limit,
-    and so has each child that is alone. A percentage is each process's own.
+    child gets as much as each of the Python processes that its parent has when it
+    begins to train. It waits until none has come for a while, for most are started
+    together. The process that ``run`` starts has all of the limit, and so has each
+    child that is alone. A percentage is each process's own, and on GPUs, of which
+    processes mostly have one each, so is a size.
 
     A child tells what it has done to the first process, by a file. It may end by
     ``os._exit``, as those of multiprocessing do, so that is told of, too.
@@ -19,10 +22,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
-import json
+import importlib
 import os
-import shutil
 import sys
 import threading
 import time
@@ -35,17 +36,17 @@ if TYPE_CHECKING:
 
 VARIABLE = 'HYBRIDMEM_RUN'
 REPAIR_ONLY = '1'
+HELPERS = 'multiprocessing.resource_tracker', 'multiprocessing.forkserver'
 QUIET_SECONDS = 0.3  # without another sibling, after which no more are awaited
 MOST_SECONDS = 3.0  # that siblings are awaited
 
 
-@dataclasses.dataclass
 class Settings:
     """What ``run`` has been told, for its children, too.
 
-    Attributes:
+    Args:
         memory_limit (str or None): As for :class:`.Follower`.
-        options (dict): Likewise.
+        options (dict or None): Likewise.
         report (str or None): Likewise; children put their number before the suffix.
         profile (str or None): Likewise; not for children.
         old_names (bool): Whether names that NumPy and Python have removed come back.
@@ -53,23 +54,37 @@ class Settings:
         first (int): The process that ``run`` is in.
     """
 
-    memory_limit: str | None = None
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    report: str | None = None
-    profile: str | None = None
-    old_names: bool = False
-    folder: str | None = None
-    first: int = 0
+    def __init__(
+        self,
+        memory_limit: str | None = None,
+        options: dict[str, Any] | None = None,
+        report: str | None = None,
+        profile: str | None = None,
+        old_names: bool = False,
+        folder: str | None = None,
+        first: int = 0,
+    ) -> None:
+        self.memory_limit = memory_limit
+        self.options = options or {}
+        self.report = report
+        self.profile = profile
+        self.old_names = old_names
+        self.folder = folder
+        self.first = first
 
     def to_text(self) -> str:
         """The value of the variable."""
-        told = dataclasses.asdict(self)
-        return json.dumps(told) if told != dataclasses.asdict(Settings()) else '1'
+        import json
+
+        told = vars(self)
+        return REPAIR_ONLY if told == vars(Settings()) else json.dumps(told)
 
     @classmethod
     def of(cls, text: str) -> Settings:
         """Reads the value of the variable."""
-        return cls() if text == REPAIR_ONLY else cls(**json.loads(text))
+        import json
+
+        return cls(**json.loads(text))
 
 
 class Process:
@@ -100,11 +115,20 @@ class Process:
 
             old_names.put_back()
         if self.settings.memory_limit is not None or self.settings.profile is not None:
+            if not any(name in ' '.join(sys.orig_argv) for name in HELPERS):
+                self._register()
+            vars(os)['_exit'] = self._end_and_exit
+            os.register_at_fork(after_in_child=self._begin_forked)
+            if not self.is_first:
+                atexit.register(self.end)
             compat.after_import(self._follow)
+            compat.after_import(self._watch_children, 'multiprocessing.util')
+
+    def _watch_children(self) -> None:
+        util = importlib.import_module('multiprocessing.util')
+        util.register_after_fork(self, Process._watch_child)
 
     def _follow(self) -> None:
-        from multiprocessing import util
-
         from chainer_hybridmem.session.follower import Follower
 
         told = self.settings
@@ -118,14 +142,9 @@ class Process:
             profile,
             self._count_sharers,
         )
-        self._register()
-        vars(os)['_exit'] = self._end_and_exit
-        os.register_at_fork(after_in_child=self._begin_forked)
-        util.register_after_fork(self, Process._watch_child)
         threading.excepthook = _Explaining(self, threading.excepthook)
         if not self.is_first:
             sys.excepthook = _Explaining(self, sys.excepthook)
-            atexit.register(self.end)
 
     def _find_report(self) -> str | None:
         path = self.settings.report
@@ -137,11 +156,12 @@ class Process:
     # -- children -------------------------------------------------------------
     def _begin_forked(self) -> None:
         """This is a child now."""
-        if self.follower is None or self._ended:
+        if self._ended:
             return
         self._pid, self._error = os.getpid(), ''
         self._register()
-        self.follower.begin_in_child(self._find_report())
+        if self.follower is not None:
+            self.follower.begin_in_child(self._find_report())
 
     def _watch_child(self) -> None:
         """In a child of multiprocessing: its errors are printed, and swallowed."""
@@ -224,24 +244,40 @@ class Process:
         Raises:
             OutOfMemoryError: In place of a MemoryError, with a limit that would do.
         """
-        follower, ended = self.follower, self._ended and self._pid == os.getpid()
-        if ended:
+        if self._ended and self._pid == os.getpid():
             return
+        if not error or isinstance(error[1], SystemExit):
+            self._wait_for_threads()
         self._ended, self._pid = True, os.getpid()
+        follower = self.follower
         try:
             if follower is not None:
                 follower.__exit__(*error)
         finally:
-            if not self.is_first and follower is not None:
+            if not self.is_first:
                 self._tell_first(follower)
 
-    def _tell_first(self, follower: Follower) -> None:
-        lines = follower.describe() if follower.has_trained else []
+    def _wait_for_threads(self) -> None:
+        """As Python does at the end of a program."""
+        here = threading.current_thread()
+        if here is not threading.main_thread():
+            return
+        limited = self.settings.memory_limit is not None
+        for thread in threading.enumerate() if limited else ():
+            if thread is not here and not thread.daemon:
+                thread.join()
+
+    def _tell_first(self, follower: Follower | None) -> None:
+        lines = []
+        if follower is not None and follower.has_trained:
+            lines = follower.describe()
         if self._name is None or not os.path.isdir(os.path.dirname(self._name)):
             for line in lines:
                 print(f'hybridmem: process {os.getpid()}: {line}', file=sys.stderr)
             return
-        if lines or self._error:
+        if lines or (follower is not None and self._error):
+            import json
+
             with open(f'{self._name}.told', 'w', encoding='utf-8') as file:
                 json.dump([os.getpid(), lines, self._error], file)
         with contextlib.suppress(OSError):
@@ -256,13 +292,13 @@ class Process:
         if not self.is_first:
             return []
         children = self._read_children()
-        follower = self.follower
-        if follower is None:
-            return ['the limit was not applied: the program has not imported Chainer']
-        if follower.has_trained or not any(lines for _, lines, _ in children):
-            found = follower.describe()
-        else:
-            found = []
+        found: list[str] = []
+        elsewhere = any(lines for _, lines, _ in children)
+        if self.follower is not None:
+            if self.follower.has_trained or not elsewhere:
+                found = self.follower.describe()
+        elif not elsewhere:
+            found = ['the limit was not applied: the program has not imported Chainer']
         for pid, lines, error in children:
             if lines:
                 found.append(f'process {pid}: {"; ".join(lines)}')
@@ -271,6 +307,9 @@ class Process:
         return found
 
     def _read_children(self) -> list[tuple[int, list[str], str]]:
+        import json
+        import shutil
+
         folder, found = self.settings.folder, []
         if folder is not None and os.path.isdir(folder):
             for name in sorted(os.listdir(folder)):
@@ -331,5 +370,7 @@ def begin(settings: Settings) -> Process:
 
 def begin_child() -> None:
     """What the file in site-packages does, as Python starts."""
-    with contextlib.suppress(ValueError, TypeError):  # of another version
-        begin(Settings.of(os.environ.get(VARIABLE, REPAIR_ONLY)))
+    text = os.environ.get(VARIABLE, REPAIR_ONLY)
+    if text != REPAIR_ONLY:  # the package is imported: that has Chainer repaired
+        with contextlib.suppress(ValueError, TypeError):  # of another version
+            begin(Settings.of(text))

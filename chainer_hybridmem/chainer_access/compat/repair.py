@@ -22,6 +22,7 @@ from chainer_hybridmem.chainer_access.compat.cuda import (
 )
 from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 
+CHAINER = 'chainer'
 # What is in place between prepare() and the end of Chainer's import.
 _temporary = contextlib.ExitStack()
 _prepared = False
@@ -88,12 +89,25 @@ def patch_chainer() -> None:
         _awaiting.pop(0)()
 
 
-def after_import(act: Callable[[], None]) -> None:
-    """Calls something once Chainer is imported and repaired; at once if it is."""
-    if 'chainer' in sys.modules:
+def after_import(act: Callable[[], None], name: str = CHAINER) -> None:
+    """Calls something once a module is imported; at once if it is.
+
+    Args:
+        act: Is called.
+        name: Of the module. Chainer is repaired then.
+    """
+    if name in sys.modules:
         act()
-    else:
+    elif name == CHAINER:
         _awaiting.append(act)
+    else:
+        ImportWrapper.install(name, lambda: _followed_by(act))
+
+
+@contextlib.contextmanager
+def _followed_by(act: Callable[[], None]) -> Iterator[None]:
+    yield
+    act()
 
 
 @contextlib.contextmanager
