@@ -27,6 +27,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
@@ -122,11 +123,18 @@ class Process:
             if not self.is_first:
                 atexit.register(self.end)
             compat.after_import(self._follow)
-            compat.after_import(self._watch_children, 'multiprocessing.util')
+            compat.after_import(self._watch_children, 'multiprocessing.process')
 
     def _watch_children(self) -> None:
-        util = importlib.import_module('multiprocessing.util')
-        util.register_after_fork(self, Process._watch_child)
+        """Errors of multiprocessing's children are printed, and swallowed."""
+        process: Any = importlib.import_module('multiprocessing.process').BaseProcess
+        bootstrap = process._bootstrap
+
+        def begin(child: Any, *args: Any, **kwargs: Any) -> Any:
+            child.run = self._watch(child.run)
+            return bootstrap(child, *args, **kwargs)
+
+        process._bootstrap = begin
 
     def _follow(self) -> None:
         from chainer_hybridmem.session.follower import Follower
@@ -163,13 +171,7 @@ class Process:
         if self.follower is not None:
             self.follower.begin_in_child(self._find_report())
 
-    def _watch_child(self) -> None:
-        """In a child of multiprocessing: its errors are printed, and swallowed."""
-        from multiprocessing import current_process
-
-        process: Any = current_process()
-        run = process.run
-
+    def _watch(self, run: Callable[[], None]) -> Callable[[], None]:
         def run_and_end() -> None:
             try:
                 run()
@@ -181,7 +183,7 @@ class Process:
             finally:
                 self.end()
 
-        process.run = run_and_end
+        return run_and_end
 
     def _register(self) -> None:
         folder = self.settings.folder
