@@ -309,10 +309,10 @@ def _repairs() -> Iterator[str]:
         '`inspect` have removed. `hybridmem run --old-names` puts them back for the '
         'whole process, and nothing else does.'
     )
-    lines = ['| module | gone with | names |', '| --- | --- | --- |']
+    lines = ['| gone with | names |', '| --- | --- |']
     for group in old_names.TABLE:
-        listed = ', '.join(f'`{name}`' for name in group.instead)
-        lines.append(f'| `{group.module}` | {group.since} | {listed} |')
+        listed = ', '.join(f'`{group.module}.{name}`' for name in group.instead)
+        lines.append(f'| {group.since} | {listed} |')
     yield '\n'.join(lines)
 
 

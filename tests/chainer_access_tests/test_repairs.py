@@ -192,4 +192,4 @@ def test_chainer_that_came_first_says_what_it_lacks(monkeypatch, found):
 def test_names_are_in_the_page():
     page = (TESTS.parent / 'docs' / 'reference' / 'repairs.md').read_text()
     for group in old_names.TABLE:
-        assert all(f'`{name}`' in page for name in group.instead)
+        assert all(f'`{group.module}.{name}`' in page for name in group.instead)

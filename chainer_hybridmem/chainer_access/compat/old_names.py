@@ -83,15 +83,15 @@ def _getargspec(module: Any) -> Any:
 
 
 TABLE = (
-    OldNames('numpy', '1.23', {'asscalar': _scalar}),
+    OldNames('numpy', 'NumPy 1.23', {'asscalar': _scalar}),
     OldNames(
         'numpy',
-        '1.24',
+        'NumPy 1.24',
         {n: _builtin(n) for n in ('bool', 'complex', 'float', 'int', 'object', 'str')},
     ),
     OldNames(
         'numpy',
-        '2.0',
+        'NumPy 2.0',
         {
             'Inf': 'inf',
             'Infinity': 'inf',
@@ -127,14 +127,16 @@ TABLE = (
     ),
     OldNames(
         'numpy',
-        '2.0',
+        'NumPy 2.0',
         {
             name: _exception(name)
             for name in ('AxisError', 'ComplexWarning', 'VisibleDeprecationWarning')
         },
     ),
     OldNames(
-        'numpy', '2.4', {'in1d': 'isin', 'row_stack': 'vstack', 'trapz': 'trapezoid'}
+        'numpy',
+        'NumPy 2.4',
+        {'in1d': 'isin', 'row_stack': 'vstack', 'trapz': 'trapezoid'},
     ),
     OldNames(
         'collections',
