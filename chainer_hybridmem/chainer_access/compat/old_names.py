@@ -21,7 +21,7 @@ class OldNames:
 
     Attributes:
         module (str): Had them.
-        since (str): Version without them.
+        since (str): The first version without them.
         instead (dict): For each name, what is put there: a name of the module, or what
             makes the value.
     """
@@ -82,6 +82,7 @@ def _getargspec(module: Any) -> Any:
     return lambda function: _ArgSpec(*module.getfullargspec(function)[:4])
 
 
+_EXCEPTIONS = 'AxisError', 'ComplexWarning', 'VisibleDeprecationWarning'
 TABLE = (
     OldNames('numpy', 'NumPy 1.23', {'asscalar': _scalar}),
     OldNames(
@@ -123,14 +124,7 @@ TABLE = (
             'string_': 'bytes_',
             'uint0': 'uintp',
             'unicode_': 'str_',
-        },
-    ),
-    OldNames(
-        'numpy',
-        'NumPy 2.0',
-        {
-            name: _exception(name)
-            for name in ('AxisError', 'ComplexWarning', 'VisibleDeprecationWarning')
+            **{name: _exception(name) for name in _EXCEPTIONS},
         },
     ),
     OldNames(
