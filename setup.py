@@ -1,7 +1,8 @@
-"""Notes the commit in what is built; all else is in setup.cfg."""
+"""Notes the commit in what is built, and puts START beside it; see setup.cfg."""
 
 import pathlib
 import runpy
+import shutil
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -9,6 +10,7 @@ from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
 PACKAGE = 'chainer_hybridmem'
+START = 'chainer_hybridmem.pth'  # for site-packages: Python reads it as it starts
 VERSION = runpy.run_path(str(ROOT / PACKAGE / 'version.py'))
 
 
@@ -24,8 +26,14 @@ def note_commit(target):
 class BuildWithCommit(build_py):
     def run(self):
         super().run()
-        if not getattr(self, 'editable_mode', False):
-            note_commit(self.build_lib)
+        if getattr(self, 'editable_mode', False):
+            # What is installed then is no build_lib, but what the install names.
+            target = pathlib.Path(self.get_finalized_command('install').install_lib)
+        else:
+            target = pathlib.Path(self.build_lib)
+            note_commit(target)
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / START, target)
 
 
 class SourceWithCommit(sdist):

@@ -1,6 +1,6 @@
 """Writes the pages of ``docs/reference`` that follow from the code.
 
-    python docs/make_reference.py           # options, commands, python, api
+    python docs/make_reference.py           # options, commands, python, repairs, api
     python docs/make_reference.py --check   # exits 1 if one of them is stale
 
 Descriptions are those of the docstrings and of the command line's help.
@@ -21,6 +21,7 @@ from typing import Any
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import commands, planners, testing
+from chainer_hybridmem.chainer_access.compat import old_names, table
 from chainer_hybridmem.planners import registry
 from chainer_hybridmem.session.setting.options import Options
 
@@ -85,6 +86,7 @@ def pages() -> dict[str, str]:
         'options.md': '\n\n'.join(_options()) + '\n',
         'commands.md': '\n\n'.join(_commands()) + '\n',
         'python.md': '\n\n'.join(_python()) + '\n',
+        'repairs.md': '\n\n'.join(_repairs()) + '\n',
         'api.rst': '\n\n'.join(_api()) + '\n',
     }
 
@@ -282,6 +284,36 @@ def _python() -> Iterator[str]:
         for name, item in sorted(vars(hybridmem.Session).items())
         if not name.startswith('_') and inspect.getdoc(item) and _is_callable(item)
     )
+
+
+# -- repairs ------------------------------------------------------------------
+def _repairs() -> Iterator[str]:
+    yield '# Repairs'
+    yield _wrapped(
+        'What is wrong with Chainer 7.8.1 on current Python, NumPy and CuPy, and what '
+        'is done about it? `import chainer_hybridmem`, `hybridmem run` and `hybridmem '
+        'repair --enable` do all of this, and nothing where it is not needed: with '
+        'Python 3.11 or older and NumPy 1, Chainer works without it.'
+    )
+    yield WRITTEN
+    lines = ['| what | since | without it | in `compat/` | test in `tests/` |']
+    lines.append('| --- | --- | --- | --- | --- |')
+    lines += [
+        f'| {one.what} | {one.since} | {one.reason} | `{one.by}` | `{one.test}` |'
+        for one in table.REPAIRS
+    ]
+    yield '\n'.join(lines)
+    yield '## Old names'
+    yield _wrapped(
+        'Unmaintained programs may use names that NumPy, `collections` and '
+        '`inspect` have removed. `hybridmem run --old-names` puts them back for the '
+        'whole process, and nothing else does.'
+    )
+    lines = ['| gone with | names |', '| --- | --- |']
+    for group in old_names.TABLE:
+        listed = ', '.join(f'`{group.module}.{name}`' for name in group.instead)
+        lines.append(f'| {group.since} | {listed} |')
+    yield '\n'.join(lines)
 
 
 # -- API, for Sphinx ----------------------------------------------------------

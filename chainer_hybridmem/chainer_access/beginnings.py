@@ -6,23 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
+from chainer import _backprop
 
 
 class Beginnings:
-    """Tells of optimizers that get a model, and of the next function for a backward.
+    """Tells of optimizers that get a model, of functions, and of each backward.
 
     Args:
         meet (callable): Gets each optimizer whose ``setup`` has been called.
         begin (callable): Called right before the first function that is applied for a
             backward once :meth:`wait` has been called. Arrays are on their device then.
+        start_backward (callable): Called before each backward of a graph.
     """
 
     def __init__(
-        self, meet: Callable[[chainer.Optimizer], None], begin: Callable[[], None]
+        self,
+        meet: Callable[[chainer.Optimizer], None],
+        begin: Callable[[], None],
+        start_backward: Callable[[], None],
     ) -> None:
-        self._begin = begin
         self._apply = apply = chainer.FunctionNode.apply
         setup = chainer.Optimizer.setup
+        backward = _backprop._backprop_to_all
 
         def setup_and_tell(optimizer: Any, link: Any) -> Any:
             result = setup(optimizer, link)
@@ -35,16 +40,24 @@ class Beginnings:
                 begin()
             return apply(function, inputs)
 
-        self._setup, self._telling = setup, setup_and_tell
+        def tell_and_go_back(*args: Any, **kwargs: Any) -> Any:
+            start_backward()
+            return backward(*args, **kwargs)
+
+        self._replaced = (
+            (chainer.Optimizer, 'setup', setup, setup_and_tell),
+            (chainer.FunctionNode, 'apply', apply, begin_and_apply),
+            (_backprop, '_backprop_to_all', backward, tell_and_go_back),
+        )
         self._awaiting = begin_and_apply
         chainer.Optimizer.setup = setup_and_tell
+        _backprop._backprop_to_all = tell_and_go_back
 
     def stop(self) -> None:
         """Tells of nothing more; what others have put in place since stays."""
-        if chainer.Optimizer.setup is self._telling:
-            chainer.Optimizer.setup = self._setup
-        if chainer.FunctionNode.apply is self._awaiting:
-            chainer.FunctionNode.apply = self._apply
+        for owner, name, own, telling in self._replaced:
+            if getattr(owner, name) is telling:
+                setattr(owner, name, own)
 
     def wait(self) -> None:
         """The next function that is applied for a backward is told of."""

@@ -34,6 +34,7 @@ from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
 from chainer_hybridmem.commands.profile import ProfileCommand
 from chainer_hybridmem.commands.progress import leave_all, print_line
+from chainer_hybridmem.commands.repair import RepairCommand
 from chainer_hybridmem.commands.report import ReportCommand
 from chainer_hybridmem.commands.run import RunCommand
 from chainer_hybridmem.commands.show import ShowCommand
@@ -60,6 +61,7 @@ COMMANDS: tuple[type[Command], ...] = (
     ShowCommand,
     ReportCommand,
     VerifyCommand,
+    RepairCommand,
     DoctorCommand,
 )
 

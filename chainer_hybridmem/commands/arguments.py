@@ -125,6 +125,11 @@ def rule(text: str) -> tuple[str, str]:
     return checked.pair
 
 
+def limit_of_run(text: str) -> str:
+    """Checks the limit of a program: a size, a percentage or ``auto``."""
+    return text if text == 'auto' else Limit(text).text
+
+
 class Limit:
     """A memory limit: a number of bytes, or a share of the in-core peak.
 
@@ -237,6 +242,11 @@ def add_memory(group: Any) -> None:
     add_recording_device(
         group, '--device', 'default auto: cuda where there is a GPU', 'auto'
     )
+    add_copies(group)
+
+
+def add_copies(group: Any) -> None:
+    """Adds the options that say where swapped feature maps go, and how fast."""
     group.add_argument(
         '--link-bandwidth',
         type=bandwidth,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import arguments, base, machine, outputs
+from chainer_hybridmem.commands import arguments, base, machine, outputs, repair
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
@@ -92,7 +92,7 @@ class DoctorCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         outputs.check_output(args.json)
         checks = examine()
-        versions = machine.installed()
+        versions = {**machine.installed(), 'repair': repair.describe()}
         hints = list(dict.fromkeys(check.hint for check in checks if check.hint))
         hints += thread_hints()
         healthy = all(check.status is not Status.FAILS for check in checks)

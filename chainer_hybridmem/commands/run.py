@@ -5,23 +5,27 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import importlib.util
+import itertools
 import os
 import runpy
 import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import types
-from typing import TYPE_CHECKING
+from typing import Any
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import arguments, base
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.commands import arguments, base, outputs
+from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.session import starting
 
-if TYPE_CHECKING:
-    from chainer_hybridmem.session.follower import Follower
-
-OWN_FILES = __file__, runpy.__file__, '<frozen runpy>'
+ACCESS = os.path.join(
+    os.path.dirname(os.path.dirname(compat.__file__)), 'beginnings.py'
+)
+OWN_FILES = __file__, runpy.__file__, '<frozen runpy>', ACCESS
 INTERRUPTED = 130
 
 
@@ -30,7 +34,8 @@ class RunCommand(base.Command):
 
     Chainer is repaired for today's Python and NumPy when the program imports it. With a
     limit, a session is around whatever the program trains: it begins with the first
-    function after an optimizer has got its model.
+    function after an optimizer has got its model. Three lines at the end tell peak,
+    limit and time, or why there was no limit. See docs/guide/run.md.
     """
 
     name = 'run'
@@ -39,11 +44,40 @@ class RunCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             '--memory-limit',
-            type=arguments.size,
+            type=arguments.limit_of_run,
             metavar='SIZE',
-            help='such as 8GiB; without it, Chainer is repaired and nothing else',
+            help='such as 8GiB; 60%% of the in-core peak, which two iterations show; '
+            'or auto: the least limit that is predicted to cost at most 10%% of the '
+            'time; without it, Chainer is repaired and nothing else',
         )
         arguments.add_planner(parser)
+        group = parser.add_argument_group('what a session is told')
+        arguments.add_copies(group)
+        arguments.add_cross_iteration(group)
+        arguments.add_splitting(group)
+        arguments.add_rules(group)
+        group.add_argument(
+            '--cache-dir', metavar='FOLDER', help='keep plans here for the next run'
+        )
+        group.add_argument(
+            '--verify', action='store_true', help='check three guided iterations'
+        )
+        group.add_argument(
+            '--progress', action='store_true', help='tell what the session does'
+        )
+        parser.add_argument(
+            '--report', metavar='FILE', help='write the page of the session here'
+        )
+        parser.add_argument(
+            '--profile',
+            metavar='FILE',
+            help='record an iteration first, for hybridmem plan and others',
+        )
+        parser.add_argument(
+            '--old-names',
+            action='store_true',
+            help='put back names that NumPy, collections and inspect have removed',
+        )
         parser.add_argument(
             '-m',
             dest='is_module',
@@ -60,34 +94,46 @@ class RunCommand(base.Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        if args.planner is not None:
-            from chainer_hybridmem.planners import check_name
-
-            check_name(args.planner)
+        options = read_options(args)
+        outputs.check_output(args.report)
+        outputs.check_output(args.profile)
         path = None if args.is_module else find_program(args.program)
         sys.argv = [args.program if path is None else path, *args.args]
         if not getattr(sys.flags, 'safe_path', False):  # as Python does
             script = None if path is None else os.path.realpath(path)
             sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
-        followers: list[Follower] = []
         interrupted: list[bool] = []
         atexit.register(end_interrupted, interrupted)  # behind all that a program does
+        settings = starting.Settings(
+            args.memory_limit,
+            options,
+            absolute(args.report),
+            absolute(args.profile),
+            args.old_names,
+        )
+        if args.memory_limit is not None or args.profile is not None:
+            settings.first = os.getpid()
+            settings.folder = tempfile.mkdtemp(prefix='hybridmem-run-')
+        os.environ[starting.VARIABLE] = settings.to_text()
+        return self._run(starting.begin(settings), path, args, interrupted)
+
+    def _run(
+        self,
+        process: starting.Process,
+        path: str | None,
+        args: argparse.Namespace,
+        interrupted: list[bool],
+    ) -> int:
         try:
-            with contextlib.ExitStack() as stack:
-                if args.memory_limit is not None:
-                    options = {} if args.planner is None else {'planner': args.planner}
-
-                    def follow() -> None:
-                        from chainer_hybridmem.session.follower import Follower
-
-                        follower = Follower(args.memory_limit, options)
-                        followers.append(stack.enter_context(follower))
-
-                    compat.after_import(follow)
+            try:
                 if path is None:
                     runpy.run_module(args.program, run_name='__main__', alter_sys=True)
                 else:
                     runpy.run_path(path, run_name='__main__')
+            except BaseException as error:
+                process.end(type(error), error, error.__traceback__)
+                raise
+            process.end()
         except SystemExit:
             raise
         except BaseException as error:
@@ -95,9 +141,73 @@ class RunCommand(base.Command):
                 interrupted.append(True)
             return tell_error(error)
         finally:
-            if args.memory_limit is not None:
-                tell_limit(followers)
+            for line in process.tell():
+                print(f'hybridmem: {line}', file=sys.stderr)
         return 0
+
+
+def read_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What a command line tells a session beside its limit; defaults are left out.
+
+    Raises:
+        OptionError: If it says something without a limit that is about one.
+        UnknownNameError: If there is no such planner.
+    """
+    options = {
+        'planner': args.planner,
+        'link_bandwidth': args.link_bandwidth,
+        'shared_link': args.shared_link,
+        'swap_dir': absolute(args.swap_dir),
+        'host_limit': args.host_limit,
+        'disk_bandwidth': args.disk_bandwidth,
+        'cross_iteration': args.cross_iteration,
+        'splitting': args.splitting,
+        'rules': args.rules or None,
+        'cache_dir': absolute(args.cache_dir),
+        'verify': args.verify,
+        'progress': args.progress,
+    }
+    usual = {'splitting': 'exact'}
+    given = {
+        name: value
+        for name, value in options.items()
+        if value not in (None, False) and value != usual.get(name)
+    }
+    if args.splitting is False:
+        given['splitting'] = False
+    about = [*given, *(['report'] if args.report is not None else [])]
+    if about and args.memory_limit is None and args.profile is None:
+        flag = about[0].replace('_', '-')
+        raise OptionError(
+            f'--{flag} is about a memory limit: name one, such as --memory-limit 8GiB.'
+        )
+    if args.memory_limit is not None or args.profile is not None:
+        check_can_limit()
+    if args.planner is not None:
+        from chainer_hybridmem.planners import check_name
+
+        check_name(args.planner)
+    return given
+
+
+def check_can_limit() -> None:
+    """Refuses a limit where the repair alone is installed.
+
+    Raises:
+        HybridMemoryError: With what is missing.
+    """
+    for name in ('numba', 'scipy'):
+        if importlib.util.find_spec(name) is None:
+            raise HybridMemoryError(
+                f'A memory limit needs {name}, which is not installed: pip install '
+                f'numba scipy. Without --memory-limit the program runs on a repaired '
+                f'Chainer.'
+            )
+
+
+def absolute(path: str | None) -> str | None:
+    """A path that stays right if the program changes its folder."""
+    return None if path is None else os.path.abspath(path)
 
 
 def find_program(name: str) -> str:
@@ -133,10 +243,13 @@ def tell_error(error: BaseException) -> int:
     Returns:
         int: Exit status.
     """
-    trace = error.__traceback__
-    while trace is not None and _is_own(trace.tb_frame):
-        trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    seen: set[int] = set()
+    shown: BaseException | None = error
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        shown.__traceback__ = _without_own(shown.__traceback__)
+        shown = shown.__cause__ or shown.__context__
+    sys.excepthook(type(error), error, error.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -150,13 +263,12 @@ def end_interrupted(interrupted: list[bool]) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def _is_own(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename in OWN_FILES
-
-
-def tell_limit(followers: list[Follower]) -> None:
-    """Says what has become of the limit, on standard error."""
-    told = 'the limit was not applied: the program has not imported Chainer'
-    if followers:
-        told = followers[0].describe()
-    print(f'hybridmem: {told}', file=sys.stderr)
+def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    kept = []
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename not in OWN_FILES:
+            kept.append(trace)
+        trace = trace.tb_next
+    for outer, inner in itertools.zip_longest(kept, kept[1:]):
+        outer.tb_next = inner
+    return kept[0] if kept else None

@@ -6,41 +6,72 @@ Note: [when a session begins]
     moved its model to the device it trains on. When another model gets an optimizer,
     the session ends, and the next one has all models whose optimizers live: it learns
     anew. A program that begins a session itself keeps it: ours ends, and none follows.
+
+Note: [which thread trains]
+    A session belongs to the thread in which it begins. A backward in another one is
+    refused, as long as the first one lives: it would have no limit. Once that has
+    ended, the next function of any thread begins a session there.
 """
 
 from __future__ import annotations
 
 import gc
-import os
+import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
+from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.session.limit_finder import LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
 from chainer_hybridmem.session.session import Session, active_session
-from chainer_hybridmem.units import format_apart, format_count
+from chainer_hybridmem.units import (
+    format_apart,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 
 class Follower:
     """Begins and ends sessions inside of ``with``; see [when a session begins].
 
     Args:
-        memory_limit: As for :func:`.optimize`.
+        memory_limit: As for :func:`.optimize`, a percentage, or ``'auto'``; see [limits
+            that are found]. None: nothing is limited.
         options: Others of :func:`.optimize`, by name.
+        report: File for the page of the last session; None for no file.
+        profile: File for the iteration that is recorded first; None for no file.
+        count_sharers: Tells how many processes share a limit that is a size.
     """
 
-    def __init__(self, memory_limit: int | str, options: dict[str, Any]) -> None:
-        self._limit = memory_limit
+    def __init__(
+        self,
+        memory_limit: int | str | None,
+        options: dict[str, Any],
+        report: str | None = None,
+        profile: str | None = None,
+        count_sharers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._asked = memory_limit
         self._options = options
+        self._report = report
+        self._count_sharers = count_sharers
+        self._finder = LimitFinder(memory_limit, options, profile)
+        self._finding: Session | None = None  # the session in which it looks
         self._optimizers: list[weakref.ref[Any]] = []
         self._session: Session | None = None
+        self._thread = threading.current_thread()  # the session's
+        self._due = False  # another session is to begin
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
+        self._sharers = 1
         self._own = False  # the program has a session itself
-        self._beginnings = Beginnings(self._meet, self._begin)
-        os.register_at_fork(after_in_child=self._begin_in_child)
+        self._backwards = 0  # of no session
+        self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
     def __enter__(self) -> Follower:
         return self
@@ -61,12 +92,30 @@ class Follower:
             kind = error = trace = None
         self._leave(kind, error, trace)
 
+    @property
+    def trains_here(self) -> bool:
+        """Whether there is a session, and it is this thread's."""
+        return self._session is not None and self._thread is threading.current_thread()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Ends the session of this thread with an error; returns what to show of it."""
+        if not self.trains_here or isinstance(error, SystemExit):
+            return error
+        try:
+            self._leave(type(error), error, error.__traceback__)
+        except Exception as explained:
+            return explained
+        return error
+
+    # -- beginnings -----------------------------------------------------------
     def _meet(self, optimizer: chainer.Optimizer) -> None:
         known = self._find_models()
         if not any(found() is optimizer for found in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
         inside = any(optimizer.target is model for model in known)
-        if not (self._own or (inside and self._session is not None)):
+        goes_on = self._session is not None and self._thread.is_alive()
+        if not (self._own or (inside and goes_on)):
+            self._due = True
             self._beginnings.wait()
 
     def _find_models(self) -> list[chainer.Link]:
@@ -83,53 +132,177 @@ class Follower:
     def _begin(self) -> None:
         """A function for a backward is about to run."""
         if self._session is not None:
+            self._check_thread()
+        finding = None if self._due else self._finding
+        if finding is not None and not self._finder.look(finding):
+            self._beginnings.wait()
+            return
+        if self._due and self._finder.is_over and self._finder.is_found:
+            self._renew_finder()  # it was the limit of other models
+        self._due = False
+        if self._session is not None:
             self._leave()
             gc.collect()  # ended sessions and optimizers are in cycles
         self._own = active_session() is not None
         models = self._find_models()
         if models and not self._own:
-            session = optimize(models, self._limit, **self._options)
-            session.gives_way = self._give_way
-            session.__enter__()
-            self._session = session
+            self._enter(models)
+
+    def _enter(self, models: list[chainer.Link]) -> None:
+        finder = self._finder
+        if finder.is_over:
+            if finder.limit_bytes is None:
+                return
+            limit_bytes = finder.limit_bytes
+            on_gpu = any(
+                isinstance(m.device, chainer.backend.GpuDevice) for m in models
+            )
+            if not (finder.is_found or on_gpu):
+                self._sharers = self._count_sharers()
+                limit_bytes //= self._sharers
+            session = optimize(models, limit_bytes, **self._options)
+        else:
+            session = self._finding = finder.make_session(models)
+            self._beginnings.wait()
+        session.gives_way = self._give_way
+        session.__enter__()
+        self._session, self._thread = session, threading.current_thread()
+
+    def _renew_finder(self) -> None:
+        self._finder = LimitFinder(self._asked, self._options, None)
+        self._finding = None
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
         self._own = True
         self._leave()
 
-    def _leave(self, *error: Any) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                session.__exit__(*error)
-            finally:
-                self._figures.append(session.statistics())
-
-    def _begin_in_child(self) -> None:
-        """A forked child has left the session; what it trains has one of its own."""
-        self._figures = []
-        if self._session is not None:
-            self._session = None
+    def _start_backward(self) -> None:
+        """A backward is about to run, perhaps in a thread that has no session."""
+        if self._session is None:
+            self._backwards += 1
+        elif active_session() is None:
+            self._check_thread()
+            self._due = True  # its thread has ended
             self._beginnings.wait()
 
-    def describe(self) -> str:
-        """What has become of the limit, in a sentence."""
-        figures = self._figures
-        if not figures:
-            reason = 'no function has run for a backward since an optimizer had a model'
-            if self._own:
-                reason = 'the program has a session of its own'
-            elif not self._optimizers:
-                reason = 'no optimizer of Chainer has got a model'
-            return f'the limit was not applied: {reason}'
-        peak_bytes = max(one['peak_bytes'] for one in figures)
-        peak, limit = format_apart(peak_bytes, figures[-1]['limit_bytes'])
-        iterations = sum(one['iterations'] for one in figures)
-        guided = sum(one['guided_iterations'] for one in figures)
-        sessions = len(figures)
+    def _check_thread(self) -> None:
+        """See [which thread trains].
+
+        Raises:
+            SessionError: If it is another one.
+        """
+        here = threading.current_thread()
+        if self._thread is not here and self._thread.is_alive():
+            raise SessionError(
+                f'Thread {here.name!r} trains while the memory limit is that of '
+                f'{self._thread.name!r}, which has begun to: train in one thread, or '
+                f'in one process each.'
+            )
+
+    # -- ends -----------------------------------------------------------------
+    def _leave(self, *error: Any) -> None:
+        session, self._session = self._session, None
+        finding, self._finding = self._finding, None
+        if session is None:
+            return
+        here = threading.current_thread()
+        try:
+            if self._thread is here or not self._thread.is_alive():
+                session.__exit__(*error)
+        finally:
+            if session is not finding:
+                self._figures.append(session.statistics())
+                if self._report is not None:
+                    session.report(html=self._report)
+
+    def begin_in_child(self, report: str | None) -> None:
+        """A forked child has left the session; what it trains has one of its own.
+
+        Args:
+            report: As for the class.
+        """
+        self._figures, self._backwards, self._report = [], 0, report
+        self._renew_finder()
+        if self._session is not None:
+            self._session = None
+            self._due = True
+            self._beginnings.wait()
+
+    # -- what is told ---------------------------------------------------------
+    @property
+    def has_trained(self) -> bool:
+        """Whether there has been a session with the limit."""
+        return bool(self._figures)
+
+    def describe(self) -> list[str]:
+        """What has become of the limit: peak, limit and time, or why there is none."""
+        if self._asked is None:
+            return (
+                [] if self._finder.is_over else [f'no profile: {self._find_reason()}']
+            )
+        if not self._figures:
+            return [f'the limit was not applied: {self._find_reason()}']
+        return [self._describe_peak(), self._describe_limit(), self._describe_time()]
+
+    def _find_reason(self) -> str:
+        if self._own:
+            return 'the program has a session of its own'
+        if self._optimizers:
+            if self._finder.has_begun:
+                return self._finder.reason
+            return 'no function has run for a backward since an optimizer had a model'
+        if self._backwards:
+            return (
+                'it trains without an optimizer of Chainer, so that its model is '
+                'unknown; call setup() of one, or put hybridmem.optimize() around the '
+                'loop'
+            )
+        return 'it only infers: no optimizer has got a model, and no backward has run'
+
+    def _describe_peak(self) -> str:
+        plain_bytes = self._finder.in_core_bytes
+        for one in self._figures:
+            if one['in_core_peak_bytes'] is not None:
+                plain_bytes = max(plain_bytes or 0, one['in_core_peak_bytes'])
+        sizes = [self._peak_bytes, self._figures[-1]['limit_bytes']]
+        plain = (
+            '' if plain_bytes is None else f' of {format_bytes(plain_bytes)} in-core'
+        )
+        return f'peak {format_apart(*sizes)[0]}{plain}'
+
+    @property
+    def _peak_bytes(self) -> int:
+        return int(max(one['peak_bytes'] for one in self._figures))
+
+    def _describe_limit(self) -> str:
+        limit_bytes = self._figures[-1]['limit_bytes']
+        limit = format_apart(self._peak_bytes, limit_bytes)[1]
+        found = f' ({self._asked})' if self._finder.is_found else ''
+        if self._sharers > 1:
+            found = f' (of {format_bytes(limit_bytes * self._sharers)}, shared by '
+            found += f'{self._sharers} processes)'
+        iterations = sum(one['iterations'] for one in self._figures)
+        guided = sum(one['guided_iterations'] for one in self._figures)
+        sessions = len(self._figures)
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
         return (
-            f'peak {peak} of {limit}; {format_count(iterations, "iteration")}{where}, '
+            f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
             f'{guided} of them with a plan'
         )
+
+    def _describe_time(self) -> str:
+        one = max(self._figures, key=lambda figures: figures['guided_iterations'])
+        seconds = one['iteration_seconds']
+        if all(figures['fits'] for figures in self._figures):
+            return 'time as without it: everything fits, and nothing had to leave'
+        if seconds is None:
+            return 'time unknown: no iteration has ended'
+        plain = one['in_core_seconds'] or self._finder.in_core_seconds
+        told = f'time {format_seconds(seconds)} / iteration'
+        if not plain:
+            return f'{told}; what plain Chainer takes is known once there is a plan'
+        told += f', {seconds / plain:.2f} times that of plain Chainer'
+        if one['predicted_seconds'] and one['guided_iterations']:
+            told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'
+        return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -177,6 +178,8 @@ class Session:
         self._all_reduce.enter()
         _active.session = self
         self._thread.open()
+        # Before the compiled code goes away, whoever else may leave it even later.
+        atexit.register(self._leave_at_exit)
         self._progress.open()
         if self._cache is not None:
             outside_limit(self._load, self._cache)
@@ -245,6 +248,11 @@ class Session:
         if error is None:
             refuse_differences(device, wait=True)
 
+    def _leave_at_exit(self) -> None:
+        """The process ends inside of the session."""
+        if active_session() is self:
+            self.__exit__()
+
     def _explain(self, error: BaseException | None) -> BaseException | None:
         """The error to raise in place of one that ends the session, or of none."""
         if error is None:
@@ -258,10 +266,12 @@ class Session:
     def _forget(self) -> None:
         """Chainer does not know of the session any more."""
         self._thread.forget()
-        _active.session = None
+        if active_session() is self:
+            _active.session = None
         self._progress.close()
         self._all_reduce.leave()
-        self._loop.leave()
+        self._loop.leave(hooked=not self._thread.is_gone)
+        atexit.unregister(self._leave_at_exit)
 
     # -- what a program may ask for -------------------------------------------
     def replan(self, planner: str, **options: Any) -> Plan:

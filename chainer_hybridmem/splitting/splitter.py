@@ -254,7 +254,10 @@ class Splitter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _local.splitter = None
+        if (
+            getattr(_local, 'splitter', None) is self
+        ):  # else it is left in another thread
+            _local.splitter = None
         with _lock:
             was_open = self in _open
             _open.discard(self)

@@ -6,13 +6,19 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from support.matrices import several
 
+from chainer_hybridmem import commands
+from chainer_hybridmem.chainer_access.compat import switch
+
+METHODS = ['fork', 'spawn', 'forkserver']
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
@@ -52,10 +58,28 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def run(folder: pathlib.Path, *args: str) -> tuple[int, list[str], list[str]]:
     """Exit status, and the lines of both streams."""
+    return execute(folder, '-m', 'chainer_hybridmem', 'run', *args)
+
+
+def execute(
+    folder: pathlib.Path, *args: str, **environment: str
+) -> tuple[int, list[str], list[str]]:
+    """The same of any command of Python, with what installing puts beside the package.
+
+    Python imports ``sitecustomize`` as it starts, as it reads the installed file.
+    """
+    (folder / 'site').mkdir(exist_ok=True)
+    shutil.copy(ROOT / switch.CHILDREN, folder / 'site' / 'sitecustomize.py')
+    path = os.pathsep.join([str(ROOT), str(folder / 'site')])
     found = subprocess.run(
-        [sys.executable, '-m', 'chainer_hybridmem', 'run', *args],
+        [sys.executable, *args],
         cwd=folder,
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'},
+        env={
+            **os.environ,
+            'PYTHONPATH': path,
+            'PYTHONWARNINGS': 'ignore',
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -70,12 +94,14 @@ def test_a_program_runs_as_without_it(folder):
     limited = run(folder, '--memory-limit', '1.5MB', '-m', 'program', 'raise')
     assert limited[0] == 1
     assert limited[1] == [*out[:-1], f"__main__ ['raise'] {folder}"]
-    *trace, told = limited[2]
+    *trace, peak, limit, time = limited[2]
     assert trace[0] == 'Traceback (most recent call last):'
     assert trace[-1] == "KeyError: 'what the program lacks'"
     assert [line for line in trace if 'File' in line] == [trace[1]]
     assert 'program.py' in trace[1]
-    assert re.match(r'hybridmem: peak 1\.\d+ MiB of 1\.4\d* MiB; 5 iterations, ', told)
+    assert re.match(r'hybridmem: peak 1\.\d+ MiB', peak)
+    assert re.match(r'hybridmem: limit 1\.4\d* MiB; 5 iterations, ', limit)
+    assert re.match(r'hybridmem: time [\d.]+ m?s / iteration', time)
 
 
 def test_what_cannot_be_run_or_limited(folder):
@@ -87,6 +113,103 @@ def test_what_cannot_be_run_or_limited(folder):
     status, _, err = run(folder, 'missing.py')
     assert status == 1
     assert "There is no program 'missing.py'" in err[0]
+    status, _, err = run(folder, '--planner', 'pooch', 'infers.py')
+    assert status == 1
+    assert '--planner is about a memory limit' in err[0]
+
+
+CHILDREN = """
+import multiprocessing, os, runpy, subprocess, sys, threading
+
+def train(fails=False):
+    sys.argv[1:] = ['raise'] if fails else []
+    runpy.run_path('program.py')
+
+if __name__ == '__main__':
+    kind = sys.argv[1]
+    if kind == 'subprocess':
+        print(subprocess.call([sys.executable, 'program.py']))
+    elif kind == 'thread':
+        threading.Thread(target=train).start()
+    elif kind == 'exit':
+        try:
+            train()
+        finally:
+            os._exit(3)
+    else:
+        context = multiprocessing.get_context(kind)
+        children = [context.Process(target=train, args=(n,)) for n in (False, True)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        print([child.exitcode for child in children])
+"""
+
+
+@pytest.mark.parametrize('kind', METHODS[: several(2, all_of_them=3)])
+def test_children_share_the_limit_and_are_told_of(folder, kind):
+    """One of two fails; the program does not care."""
+    (folder / 'children.py').write_text(CHILDREN)
+    status, out, err = run(folder, '--memory-limit', '4MB', 'children.py', kind)
+    assert (status, out[-1]) == (0, '[7, 1]')
+    *peaks, failed = [line for line in err if line.startswith('hybridmem: process')]
+    assert len(peaks) == 2
+    for told in peaks:
+        assert re.search(r'limit 1.9\d* MiB \(of 3.8 MiB, shared by 2 ', told)
+    assert failed.endswith("has ended with KeyError: 'what the program lacks'")
+
+
+@pytest.mark.parametrize(
+    ('kind', 'status'), [('subprocess', 0), ('thread', 0), ('exit', 3)]
+)
+def test_what_trains_elsewhere_or_ends_at_once(folder, kind, status):
+    (folder / 'children.py').write_text(CHILDREN)
+    found, out, err = run(folder, '--memory-limit', '1.5MB', 'children.py', kind)
+    assert found == status
+    assert [line for line in out if line.startswith('0x') or line.startswith('-0x')]
+    told = ' '.join(line for line in err if line.startswith('hybridmem'))
+    assert re.search(r'peak 1\.\d+ MiB.* limit 1\.43\d* MiB; [56] iterations', told)
+    assert ('process' in told) == (kind == 'subprocess')
+
+
+def test_a_program_is_repaired_by_a_variable(folder):
+    (folder / 'imports.py').write_text(
+        'import chainer, numpy, sys; print(numpy.asscalar, "numba" in sys.modules)'
+    )
+    status, _, err = execute(folder, 'imports.py', HYBRIDMEM_RUN='1')
+    assert status == 1
+    assert 'asscalar' in err[-1]
+    status, out, err = run(folder, '--old-names', 'imports.py')
+    assert (status, err) == (0, [])
+    assert out[-1].endswith(' False')  # what the repair does not need
+
+
+def test_the_repair_of_every_program(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(switch, 'find_folder', lambda: str(tmp_path))
+    for flags, last in (
+        ((), 'run, not in its children: chainer_hybridmem.pth is not in site-packages'),
+        (('--enable',), 'in every program'),
+        ((), 'in every program'),
+        (('--disable',), 'site-packages'),
+        (('--disable',), 'site-packages'),
+    ):
+        assert commands.main(['repair', *flags]) == 0
+        assert capsys.readouterr().out.strip().endswith(last)
+    monkeypatch.setattr(switch, 'find_folder', lambda: str(tmp_path / 'missing'))
+    assert commands.main(['repair', '--enable']) == 1
+    assert 'may install packages there' in capsys.readouterr().err
+
+
+def test_the_line_for_every_program_repairs(folder):
+    site = folder / 'site'
+    site.mkdir()
+    (site / 'sitecustomize.py').write_text(switch.LINE)
+    (folder / 'imports.py').write_text('import chainer; print(chainer.__version__)')
+    path = os.pathsep.join([str(ROOT), str(site)])
+    command = [sys.executable, 'imports.py']
+    environment = {**os.environ, 'PYTHONPATH': path, 'PYTHONWARNINGS': 'ignore'}
+    assert subprocess.check_output(command, cwd=folder, env=environment) == b'7.8.1\n'
 
 
 @pytest.mark.skipif(os.name != 'posix', reason='there are no signals')
@@ -119,5 +242,5 @@ def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
     assert out.splitlines()[-1] == 'end'
     *trace, last = err.splitlines()
     told = [line for line in (*trace, last) if line.startswith('hybridmem')]
-    assert len(told) == bool(limit)
+    assert len(told) == (3 if limit else 0)
     assert [*trace, last][-1 - len(told)].startswith('KeyboardInterrupt')

@@ -30,6 +30,7 @@ ARGUMENTS = {
     'show': ('p.json', 'plan.json', '-o', 'p.png'),
     'report': ('p.json', '--sweep', '2', '-o', 'r.html'),
     'verify': (*TRAINING, '--planner', 'swap-all', '--iterations', '6'),
+    'repair': (),
     'doctor': (),
 }
 

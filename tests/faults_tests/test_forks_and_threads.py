@@ -365,6 +365,48 @@ def test_a_session_is_left_where_it_was_entered() -> None:
     faulty.assert_nothing_left(faulty.Case(None, None, run, session))
 
 
+def test_a_session_outlives_its_thread_and_is_left_in_another_one() -> None:
+    expected, run = faulty.in_core()[6], faulty.Run()
+    session = chainer_hybridmem.optimize(run.model, faulty.LIMIT, **faulty.PLAN)
+
+    def train() -> None:
+        session.__enter__()
+        for i in range(6):
+            run.iterate(i)
+
+    assert in_thread(train) is None
+    run.snapshot().assert_same(expected)
+    other = faulty.Run()
+    with chainer_hybridmem.optimize(other.model, faulty.LIMIT) as mine:
+        session.__exit__()  # takes nothing from this thread's own
+        assert active_session() is mine
+        other.iterate(0)
+    assert session.statistics()['iterations'] == 6
+    faulty.assert_nothing_left(faulty.Case(None, None, other, mine))
+
+
+def test_a_session_is_left_at_exit_whoever_leaves_it() -> None:
+    """What has been registered before the package was imported runs after it."""
+    code = f"""
+        import atexit, sys
+        sessions = []
+        atexit.register(lambda: print(sessions[0].__exit__(None, None, None)))
+        sys.path.insert(0, {os.path.dirname(os.path.dirname(faulty.__file__))!r})
+        from support import faulty
+        import chainer_hybridmem
+        run = faulty.Run()
+        session = chainer_hybridmem.optimize(run.model, faulty.LIMIT, **faulty.SWAP_ALL)
+        sessions.append(session.__enter__())
+        for i in range(4):
+            run.iterate(i)
+        loss = run.model(run.pictures[4], run.labels[4])
+    """
+    found = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code)], capture_output=True, check=True
+    )
+    assert (found.stdout, found.stderr) == (b'None\n', b'')
+
+
 def test_training_in_another_thread_is_told() -> None:
     run, told = faulty.Run(), io.StringIO()
     with pytest.warns(UserWarning, match='no iteration was seen') as warned:

@@ -26,12 +26,19 @@ VERSIONS = ('3.10', '3.13')
 CONSTRAINTS = ROOT / 'constraints.txt'
 NEEDED = {
     'wheel': (
+        'chainer_hybridmem.pth',
         'chainer_hybridmem/py.typed',
         'chainer_hybridmem/commit.txt',
         'chainer_hybridmem/estimation/device_models.json',
         'chainer_hybridmem/profiles/resnet50-b8-host.json.gz',
     ),
-    'sdist': ('CHANGELOG.md', 'constraints.txt', 'LICENSE', 'setup.py'),
+    'sdist': (
+        'CHANGELOG.md',
+        'chainer_hybridmem.pth',
+        'constraints.txt',
+        'LICENSE',
+        'setup.py',
+    ),
 }
 TRAINING = """
 import chainer_hybridmem as hybridmem

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import glob
 import importlib
 import importlib.util
 import os
@@ -46,6 +44,8 @@ def cupy_can_use_cudnn() -> bool:
 
     The Python modules alone may be there in packages that cannot use it.
     """
+    import glob
+
     pattern = os.path.join('cuda', 'libs', 'cudnn.*')
     return any(glob.glob(pattern, root_dir=f) for f in _folders('cupy_backends'))
 
@@ -58,6 +58,8 @@ def load_libraries() -> None:
     """
     if not cupy_can_use_cudnn():
         return
+    import ctypes
+
     folders = _folders('nvidia')
     for library, package in LIBRARIES.items():
         files = [os.path.join(f, package, 'lib', library) for f in folders]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import types
 import warnings
@@ -18,10 +19,12 @@ from collections.abc import Callable, Iterator
 from chainer_hybridmem.chainer_access.compat import chainermn
 from chainer_hybridmem.chainer_access.compat.cuda import (
     accept_cupy_without_cudnn,
+    cupy_can_use_cudnn,
     load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
 
+CHAINER = 'chainer'
 # What is in place between prepare() and the end of Chainer's import.
 _temporary = contextlib.ExitStack()
 _prepared = False
@@ -37,10 +40,12 @@ def install() -> None:
     """
     ImportWrapper.install('chainercv', _repaired_chainercv)
     ImportWrapper.install(chainermn.NAME, chainermn.repaired)
-    if 'chainer' in sys.modules:
+    ImportWrapper.install('onnx_chainer', _repaired_exporter)
+    if CHAINER in sys.modules:
         patch_chainer()
+        _tell_what_comes_too_late()
     else:
-        ImportWrapper.install('chainer', _repaired_import)
+        ImportWrapper.install(CHAINER, _repaired_import)
 
 
 def import_chainer() -> types.ModuleType:
@@ -88,12 +93,38 @@ def patch_chainer() -> None:
         _awaiting.pop(0)()
 
 
-def after_import(act: Callable[[], None]) -> None:
-    """Calls something once Chainer is imported and repaired; at once if it is."""
-    if 'chainer' in sys.modules:
+def after_import(act: Callable[[], None], name: str = CHAINER) -> None:
+    """Calls something once a module is imported; at once if it is.
+
+    Args:
+        act: Is called.
+        name: Of the module. Chainer is repaired then.
+    """
+    if name in sys.modules:
         act()
-    else:
+    elif name == CHAINER:
         _awaiting.append(act)
+    else:
+        ImportWrapper.install(name, lambda: _followed_by(act))
+
+
+@contextlib.contextmanager
+def _followed_by(act: Callable[[], None]) -> Iterator[None]:
+    yield
+    act()
+
+
+def _tell_what_comes_too_late() -> None:
+    """Of a Chainer that is imported already, all but one thing can be repaired."""
+    cuda = sys.modules.get('chainer.backends.cuda')
+    wanted = getattr(cuda, 'available', False) and cupy_can_use_cudnn()
+    refused = os.environ.get('CHAINER_CUDNN') == '0'
+    if wanted and not getattr(cuda, 'cudnn_enabled', True) and not refused:
+        warnings.warn(
+            'hybridmem: Chainer was imported before chainer_hybridmem and has not '
+            'found cuDNN, which cannot be made up for: import chainer_hybridmem first.',
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager
@@ -113,6 +144,14 @@ def _repaired_chainercv() -> Iterator[None]:
     from chainer_hybridmem.chainer_access.compat import chainercv
 
     with chainercv.repaired():
+        yield
+
+
+@contextlib.contextmanager
+def _repaired_exporter() -> Iterator[None]:
+    from chainer_hybridmem.chainer_access.compat import onnx
+
+    with onnx.repaired():
         yield
 
 

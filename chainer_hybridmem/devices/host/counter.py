@@ -186,13 +186,17 @@ class Counter:
 
     def uninstall(self) -> None:
         """Restores the handler that :meth:`install` replaced."""
+        self.retire()
+        numpy_memory.set_handler(self._previous)
+        self._previous = None
+
+    def retire(self) -> None:
+        """Counts and limits nothing more; the handler stays where it is."""
         self._set(words.LIMITED, 0)
         release_holes(self._address, 0)
         self._set(words.TABLE + slab.STOP, 0)
         for place in (words.SIDE, words.ARENA):
             drop_slab(self._address, place)
-        numpy_memory.set_handler(self._previous)
-        self._previous = None
 
     def pause_reclaim(self, paused: bool) -> None:
         """Refuses blocks that do not fit without asking for space first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -63,23 +64,29 @@ class HostMemory(Memory):
                 'profile_memory() inside the session.'
             )
         self._reclaim = reclaim
+        self._thread = threading.current_thread()
         self.counter.install()
         self._installed = True
 
     def uninstall(self) -> None:
         """See :meth:`.Memory.uninstall`.
 
+        Where the thread has ended that has called :meth:`install`, so has its context.
+
         Raises:
             SessionError: If called in another context than :meth:`install`.
         """
         if not self._installed:
             return
-        if not numpy_memory.installed():
+        if not self._thread.is_alive():
+            self.counter.retire()
+        elif not numpy_memory.installed():
             raise SessionError(
                 'a host device must be uninstalled in the thread and context that '
                 'installed it.'
             )
-        self.counter.uninstall()
+        else:
+            self.counter.uninstall()
         self._reclaim = None
         self._installed = False
         take_back(self)

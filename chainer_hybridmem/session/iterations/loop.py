@@ -163,11 +163,16 @@ class Loop(chainer.FunctionHook):
         self._path.__enter__()
         self._splitter.__enter__()
 
-    def leave(self) -> None:
-        """Chainer does not call these hooks any more."""
+    def leave(self, hooked: bool = True) -> None:
+        """Chainer does not call these hooks any more.
+
+        Args:
+            hooked: Whether it would; not if the thread has ended.
+        """
         self._splitter.__exit__()
-        self._path.__exit__(None, None, None)
-        self.__exit__(None, None, None)
+        if hooked:
+            self._path.__exit__(None, None, None)
+            self.__exit__(None, None, None)
 
     # -- Chainer's hooks ------------------------------------------------------
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:

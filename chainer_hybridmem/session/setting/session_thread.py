@@ -105,13 +105,23 @@ class SessionThread:
         """The session has begun."""
         self.is_open = True
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this is the thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the thread has ended, so that its hooks are gone with it."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def check_is_mine(self) -> None:
-        """Refuses to end the session in another thread.
+        """Refuses to end the session in another thread, as long as this one lives.
 
         Raises:
             SessionError: With both threads.
         """
-        if threading.current_thread() is not self._thread:
+        if not (self.is_mine or self.is_gone):
             raise SessionError(
                 f'This session was entered in {self.name} and is left in '
                 f'{_name(threading.current_thread())}; leave it where it was entered.'
