@@ -6,20 +6,19 @@ from benchmarks.tables.form import Body, megabytes, ratio, table, yes
 
 HEAD = (
     '# Packages that run',
-    'Which packages made for Chainer run on a Python and NumPy of today, and what does a '
-    'limit cost them?',
+    'Which packages made for Chainer run on a Python and NumPy of today, and what does '
+    'a limit cost them?',
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     'Each is installed unmodified into a fresh environment, and trains networks of its '
-    'own on drawn data by `hybridmem run`: without a limit, and at 75 % and 55 % of what '
-    'can leave above what is permanent. `python -m benchmarks run packages.run FOLDER` '
-    'repeats it. Python up to 3.11 with NumPy below 2 needs no repair; a limit is of use '
-    'there, too.',
+    'own on drawn data by `hybridmem run`: without a limit, and at 75 % and 55 % of '
+    'what can leave above what is permanent. `python -m benchmarks run packages.run '
+    'FOLDER` repeats it. Python up to 3.11 with NumPy below 2 needs no repair.',
 )
 FIGURES = (
-    'CPU is that of the last quarter of the updates, and in brackets of all, over plain '
-    'Chainer; learning and planning count. Bits are equal if every printed loss and all '
-    'parameters are. These networks are small: their functions take less than a '
-    'millisecond, which is the dearest case.'
+    'CPU is that of the last quarter of the updates, and in brackets of all, over '
+    'plain Chainer; learning and planning count. Bits are equal if every printed loss '
+    'and all parameters are. Functions of these networks take less than a millisecond, '
+    'which is the dearest case.'
 )
 
 
