@@ -209,6 +209,12 @@ BENCHMARKS = (
         "Chainer's source",
     ),
     Benchmark(
+        'packages.run',
+        'packages of other people, unmodified, trained by hybridmem run',
+        ('packages.json',),
+        'a package index',
+    ),
+    Benchmark(
         'programs.costs',
         "where the cost of an iteration goes in Chainer's example programs",
         ('programs_costs.json',),

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.tables import choice, gallery
+from benchmarks.tables import choice, gallery, packages
 from benchmarks.tables.form import anchor
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ PAGE = ROOT / 'docs' / 'results.md'
 TABLES = RESULTS  # folder of the tables in full
 GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
 CHOICE = ROOT / 'docs' / 'guide' / 'which_planner.md'
+PACKAGES = ROOT / 'docs' / 'guide' / 'packages.md'
 TABLES_FOLDER, GUIDE_FOLDER = 'benchmarks/results', 'docs/guide'
 COLUMNS = 100
 VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
@@ -132,6 +133,12 @@ def render_choice() -> str:
     return _page(choice.page(body), 'rivals_compare', body)
 
 
+def render_packages() -> str:
+    """Returns the page of packages for their result file as it is now."""
+    body = read('packages')
+    return _page(packages.page(body), 'packages', body)
+
+
 def _page(parts: list[str], name: str, body: dict[str, Any]) -> str:
     source = _moved(source_line(name, body), GUIDE_FOLDER)
     blocks = [p if p.startswith(('#', '|', '!', '```')) else _wrapped(p) for p in parts]
@@ -190,6 +197,7 @@ def _pages() -> Iterator[tuple[pathlib.Path, Callable[[], str]]]:
     yield PAGE, render
     yield GALLERY, render_gallery
     yield CHOICE, render_choice
+    yield PACKAGES, render_packages
     for name in tables.PAGES:
         yield TABLES / f'{name}.md', functools.partial(render_tables, name)
 

@@ -1,0 +1,1 @@
+"""Packages that other people have made for Chainer, unmodified, inside of limits."""

@@ -1,0 +1,88 @@
+"""The packages, what each needs, and the jobs that train something of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A package of other people.
+
+    Attributes:
+        name: On the package index.
+        version: The one that is tried.
+        jobs: Command lines of scripts in ``jobs``.
+        needs: Requirements beside those that it names itself.
+        alone: Whether it is installed without what it names: it pins what is long gone.
+        old_names: Whether it uses names that NumPy or Python have removed.
+        note: What a user has to know.
+    """
+
+    name: str
+    version: str
+    jobs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    old_names: bool = False
+    note: str = ''
+
+
+PACKAGES = (
+    Package(
+        'chainer-chemistry',
+        '0.7.1',
+        tuple(
+            f'chemistry.py {method} 100'
+            for method in ('ggnn', 'nfp', 'relgcn', 'relgat', 'gin', 'rsgcn', 'schnet')
+        ),
+        needs=('joblib', 'matplotlib', 'pandas', 'scikit-learn', 'tqdm', 'rdkit'),
+        alone=True,
+        old_names=True,
+        note='its regressor uses `numpy.asscalar`',
+    ),
+    Package(
+        'chainerrl',
+        '0.8.0',
+        (
+            'reinforcement.py DQN 400',
+            'reinforcement.py DoubleDQN 400',
+            'reinforcement.py TD3 400',
+            'reinforcement.py SAC 400',
+            'reinforcement.py A3C 2000',
+        ),
+        needs=('gym==0.17.3', 'cloudpickle', 'numpy<2.4', 'pillow', 'cached-property'),
+        alone=True,
+        note='needs gym ≤ 0.21, and NumPy < 2.4 for A3C',
+    ),
+    Package(
+        'tdmelodic',
+        '1.0.0',
+        ('accents.py 100',),
+        alone=True,
+        note='its command needs MeCab and a dictionary',
+    ),
+    Package(
+        'waifu2x',
+        '2024.0.1',
+        ('upscaling.py VGG7 40', 'upscaling.py UpResNet10 30'),
+        alone=True,
+    ),
+    Package(
+        'livermask',
+        '1.4.1',
+        ('volumes.py 40',),
+        alone=True,
+        note='the network of its vessel stage; the other one is TensorFlow',
+    ),
+    Package(
+        'chainercv2',
+        '0.0.62',
+        (
+            'classifiers.py resnet20_cifar10 30',
+            'classifiers.py densenet40_k12_cifar10 20',
+        ),
+        needs=('requests',),
+        alone=True,
+    ),
+)

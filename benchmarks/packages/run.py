@@ -1,0 +1,181 @@
+"""Packages of other people, unmodified, trained by ``hybridmem run``.
+
+Installs each package into a fresh environment below FOLDER, then runs jobs that train
+networks of it on drawn data: with the repair alone, with a limit that nothing meets,
+and at 75 % and 55 % of what can leave above what is permanent. Bits are equal if every
+printed loss and all parameters are. CPU seconds of the last quarter of all updates,
+and of all, are divided by those of the same updates with the repair alone. What is not
+installed, or ends with an error, is a row with the error.
+
+    python -m benchmarks run packages.run FOLDER [names...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks import common
+from benchmarks.packages.catalogue import PACKAGES, Package
+from benchmarks.saving import Rows
+
+JOBS = pathlib.Path(__file__).parent / 'jobs'
+SHARES = (75, 55)  # percent of what can leave
+ROOMY = '1000GiB'  # nothing has to leave
+MOST_SECONDS = 1800
+MOST_MESSAGE = 300  # characters
+
+
+def prepare(package: Package, folder: pathlib.Path) -> pathlib.Path:
+    """The Python of an environment that has the package; made if it is not there.
+
+    Raises:
+        subprocess.CalledProcessError: If the package cannot be installed.
+    """
+    place = folder / package.name
+    python = place / 'bin' / 'python'
+    if (place / 'installed').exists():
+        return python
+    subprocess.run([sys.executable, '-m', 'venv', '--clear', place], check=True)
+    constraints = os.path.join(common.ROOT, 'constraints.txt')
+    environment = {
+        **os.environ,
+        'PIP_CONSTRAINT': constraints,
+        'PIP_BUILD_CONSTRAINT': constraints,
+    }
+    install = [python, '-m', 'pip', 'install', '--quiet']
+    own = f'{package.name}=={package.version}'
+    steps = [
+        [common.ROOT, *package.needs],
+        ['--no-deps', own] if package.alone else [own],
+    ]
+    for step in steps:
+        subprocess.run(
+            [*install, *step], check=True, env=environment, text=True,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+    (place / 'installed').touch()
+    return python
+
+
+class Ran:
+    """What one process has shown."""
+
+    def __init__(self, python: pathlib.Path, options: list[str], job: str) -> None:
+        script, *arguments = job.split()
+        output = python.parent / 'seen.json'
+        output.unlink(missing_ok=True)
+        process = subprocess.run(
+            [python, '-m', 'benchmarks.packages.worker', output, *options,
+             JOBS / script, *arguments],
+            env={
+                **os.environ, 'PYTHONPATH': common.ROOT, 'PYTHONHASHSEED': '0',
+                'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
+            },
+            capture_output=True, text=True, timeout=MOST_SECONDS, check=False,
+        )  # fmt: skip
+        self.printed = process.stdout
+        self.errors = process.stderr.strip().splitlines()
+        self.seen: dict[str, Any] = {}
+        if output.exists():
+            self.seen = json.loads(output.read_text())
+
+    @property
+    def error(self) -> str | None:
+        """What it has ended with; None if it has come to its end."""
+        if self.seen.get('status') == 0:
+            return None
+        told = [line for line in self.errors if not line.startswith('hybridmem:')]
+        return (told or self.errors or ['ended without a word'])[-1][:MOST_MESSAGE]
+
+    @property
+    def steps(self) -> list[float]:
+        """CPU seconds of each update."""
+        times = [self.seen['begin_seconds'], *self.seen['cpu_seconds']]
+        return [b - a for a, b in itertools.pairwise(times)]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(session['peak_bytes'] for session in self.seen['sessions'])
+
+
+def ratio(ours: Ran, plain: Ran, part: slice) -> float:
+    """CPU seconds over those of plain Chainer."""
+    return sum(ours.steps[part]) / sum(plain.steps[part])
+
+
+def compare(ours: Ran, plain: Ran, share: int) -> dict[str, Any]:
+    """One share of a row."""
+    if ours.error is not None:
+        return {f'error_{share}': ours.error}
+    quarter = slice(-max(1, len(plain.steps) // 4), None)
+    sessions = ours.seen['sessions']
+    iterations = sum(one['iterations'] for one in sessions)
+    guided = sum(one['guided_iterations'] for one in sessions)
+    same = ours.printed == plain.printed
+    return {
+        f'equal_{share}': same and ours.seen['digest'] == plain.seen['digest'],
+        f'kept_{share}': all(s['peak_bytes'] <= s['limit_bytes'] for s in sessions),
+        f'guided_{share}': guided / iterations if iterations else 0.0,
+        f'cpu_last_{share}': ratio(ours, plain, quarter),
+        f'cpu_all_{share}': ratio(ours, plain, slice(1, None)),
+    }
+
+
+def try_job(python: pathlib.Path, package: Package, job: str) -> dict[str, Any]:
+    """One row."""
+    row: dict[str, Any] = {'package': package.name, 'version': package.version}
+    row |= {'job': job, 'note': package.note}
+    options = ['--old-names'] if package.old_names else []
+    plain = Ran(python, options, job)
+    if plain.error is not None:
+        return row | {'error': plain.error}
+    roomy = Ran(python, [*options, '--memory-limit', ROOMY], job)
+    if roomy.error is not None or not roomy.seen['sessions']:
+        return row | {'error': roomy.error or 'no session'}
+    permanent, peak = roomy.seen['permanent_bytes'], roomy.peak_bytes
+    row |= {
+        'updates': len(plain.steps),
+        'update_seconds': sum(plain.steps[1:]) / max(1, len(plain.steps) - 1),
+        'peak_bytes': peak,
+        'permanent_bytes': permanent,
+        **compare(roomy, plain, 100),
+    }
+    for share in SHARES:
+        limit = permanent + (peak - permanent) * share // 100
+        limited = Ran(python, [*options, '--memory-limit', str(limit)], job)
+        row |= {f'limit_{share}_bytes': limit, **compare(limited, plain, share)}
+    return row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what the benchmark takes."""
+    parser.add_argument('folder', help='gets an environment for each package')
+    parser.add_argument('names', nargs='*', metavar='name', help='of packages')
+
+
+def main(options: argparse.Namespace) -> int:
+    known = {package.name: package for package in PACKAGES}
+    unknown = [name for name in options.names if name not in known]
+    if unknown:
+        raise SystemExit(f'no package {unknown[0]!r}; known are {", ".join(known)}')
+    rows = Rows('packages')
+    for name in options.names or known:
+        package = known[name]
+        try:
+            python = prepare(package, pathlib.Path(options.folder).resolve())
+        except subprocess.CalledProcessError as error:
+            told = (error.stderr or str(error)).strip().splitlines()[-1]
+            rows.add({'package': name, 'version': package.version, 'error': told})
+            continue
+        for job in package.jobs:
+            row = try_job(python, package, job)
+            print(row, flush=True)
+            rows.add(row)
+    return 0

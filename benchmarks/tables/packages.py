@@ -1,0 +1,75 @@
+"""The page of packages that other people have made, trained inside of limits."""
+
+from __future__ import annotations
+
+from benchmarks.tables.form import Body, megabytes, ratio, table, yes
+
+HEAD = (
+    '# Packages that run',
+    'Which packages made for Chainer run on a Python and NumPy of today, and what does '
+    'a limit cost them?',
+    '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
+    'Each is installed unmodified into a fresh environment, and trains networks of its '
+    'own on drawn data by `hybridmem run`: without a limit, and at 75 % and 55 % of '
+    'what can leave above what is permanent. `python -m benchmarks run packages.run '
+    'FOLDER` repeats it. Python up to 3.11 with NumPy below 2 needs no repair.',
+)
+FIGURES = (
+    'CPU is that of the last quarter of the updates, and in brackets of all, over '
+    'plain Chainer; learning and planning count. Bits are equal if every printed loss '
+    'and all parameters are. Functions of these networks take less than a millisecond, '
+    'which is the dearest case.'
+)
+
+
+def page(body: Body) -> list[str]:
+    """Returns the paragraphs of the page.
+
+    Args:
+        body: Content of ``packages.json``.
+    """
+    rows = body['rows']
+    parts = [*HEAD]
+    head = ['package', 'version', 'trains', 'to know']
+    lines = []
+    for name in dict.fromkeys(row['package'] for row in rows):
+        own = [row for row in rows if row['package'] == name]
+        trained = [row for row in own if not row.get('error')]
+        told = own[0].get('note') or (own[0].get('error', '') if not trained else '')
+        lines.append(
+            [name, own[0]['version'], f'{len(trained)} of {len(own)} jobs', told]
+        )
+    parts += [table(head, lines), '## Inside of a limit', FIGURES]
+    head = ['job', 'plain peak']
+    for share in (75, 55):
+        head += [f'CPU at {share} %', 'with a plan', 'same bits']
+    lines = [
+        [_name(row), megabytes(row['peak_bytes']), *_at(row, 75), *_at(row, 55)]
+        for row in rows
+        if 'peak_bytes' in row
+    ]
+    parts.append(table(head, lines))
+    failed = [
+        f'{_name(row)}{where}: {row[key]}'
+        for row in rows
+        for key, where in (
+            ('error', ''), ('error_75', ' at 75 %'), ('error_55', ' at 55 %')
+        )
+        if row.get(key)
+    ]  # fmt: skip
+    if failed:
+        parts += ['What has not come to its end:', *(f'`{line}`' for line in failed)]
+    return parts
+
+
+def _name(row: dict[str, object]) -> str:
+    script = str(row.get('job', '')).split(' ')
+    return ' '.join([str(row['package']), *script[1:-1]])
+
+
+def _at(row: dict[str, object], share: int) -> list[object]:
+    if f'cpu_last_{share}' not in row:
+        return ['refused', None, None]
+    last, whole = row[f'cpu_last_{share}'], row[f'cpu_all_{share}']
+    guided = f'{row[f"guided_{share}"]:.0%}'
+    return [f'{ratio(last)} ({ratio(whole)})', guided, yes(row[f'equal_{share}'])]
