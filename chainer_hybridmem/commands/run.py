@@ -12,7 +12,8 @@ import signal
 import sys
 import sysconfig
 import types
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base
@@ -64,11 +65,7 @@ class RunCommand(base.Command):
             from chainer_hybridmem.planners import check_name
 
             check_name(args.planner)
-        path = None if args.is_module else find_program(args.program)
-        sys.argv = [args.program if path is None else path, *args.args]
-        if not getattr(sys.flags, 'safe_path', False):  # as Python does
-            script = None if path is None else os.path.realpath(path)
-            sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
+        start = prepare(args.program, args.args, args.is_module)
         followers: list[Follower] = []
         interrupted: list[bool] = []
         atexit.register(end_interrupted, interrupted)  # behind all that a program does
@@ -84,10 +81,7 @@ class RunCommand(base.Command):
                         followers.append(stack.enter_context(follower))
 
                     compat.after_import(follow)
-                if path is None:
-                    runpy.run_module(args.program, run_name='__main__', alter_sys=True)
-                else:
-                    runpy.run_path(path, run_name='__main__')
+                start()
         except SystemExit:
             raise
         except BaseException as error:
@@ -98,6 +92,22 @@ class RunCommand(base.Command):
             if args.memory_limit is not None:
                 tell_limit(followers)
         return 0
+
+
+def prepare(program: str, args: list[str], is_module: bool) -> Callable[[], Any]:
+    """Sets arguments and path of this process, and returns what runs the program in it.
+
+    Raises:
+        OptionError: If there is no such program.
+    """
+    path = None if is_module else find_program(program)
+    sys.argv = [program if path is None else path, *args]
+    if not getattr(sys.flags, 'safe_path', False):  # as Python does
+        script = None if path is None else os.path.realpath(path)
+        sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
+    if path is None:
+        return lambda: runpy.run_module(program, run_name='__main__', alter_sys=True)
+    return lambda: runpy.run_path(path, run_name='__main__')
 
 
 def find_program(name: str) -> str:

@@ -88,10 +88,13 @@ class Follower:
         self._own = active_session() is not None
         models = self._find_models()
         if models and not self._own:
-            session = optimize(models, self._limit, **self._options)
+            session = self._make_session(models)
             session.gives_way = self._give_way
             session.__enter__()
             self._session = session
+
+    def _make_session(self, models: list[chainer.Link]) -> Session:
+        return optimize(models, self._limit, **self._options)
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""

@@ -63,6 +63,20 @@ class RecordingSession(Session):
         if self.stops:
             raise RecordedError
 
+    def find_step(self) -> list[Problem | None]:
+        """Problems of the step that repeats, in order; empty as long as none has.
+
+        A step has an iteration for each backward pass. None stands for one that is not
+        recorded.
+        """
+        step = self._guidebook.find_step()
+        return [None if guide is None else guide.problem for guide in step]
+
+    def find_problems(self) -> list[Problem]:
+        """Problems of all iterations that are recorded."""
+        found = (guide.problem for guide in self._guidebook)
+        return [problem for problem in found if problem is not None]
+
 
 def recording_options(limit_bytes: int, **others: Any) -> Options:
     """What such a session is told: it plans at once, and nothing is done for speed."""
