@@ -58,7 +58,7 @@ class ProfileCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         outputs.check_outputs(args.output, args.json)
-        program = programs.find(args, batchsize=None, device='auto')
+        program = programs.find(args, device='auto')
         if program is None:
             title, named, problem, note = _record_network(args)
         else:

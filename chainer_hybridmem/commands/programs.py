@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.chainer_access import compat
@@ -24,6 +25,8 @@ from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.progress import Progress
+    from chainer_hybridmem.estimation import SamplePair
     from chainer_hybridmem.session.watchers import RecordedProgram, Watcher
     from chainer_hybridmem.simulation import Problem
 
@@ -139,11 +142,18 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
         if vars(args).get('batchsize', 1) is None:
             raise OptionError(f'How many pictures of {args.arch}? Give --batchsize.')
         return None
+    if vars(args).get('batch_arg') is None:
+        unused['batchsize'] = None
     for name, default in {'arch': None, 'insize': None, **unused}.items():
-        if getattr(args, name) != default:
+        if vars(args).get(name, default) != default:
             raise OptionError(
                 f'--{name.replace("_", "-")} is for a network of --arch; the program '
-                f'{args.program[0]!r} says that itself.'
+                f'{args.program[0]!r} says that itself'
+                + (
+                    '; name its argument with --batch-arg.'
+                    if name == 'batchsize' and 'batch_arg' in args
+                    else '.'
+                )
             )
     is_module = args.program[0] == MODULE
     if is_module and len(args.program) == 1:
@@ -287,7 +297,7 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
 
         peaks = sorted(
             (
-                (make_problem(kind.profile).in_core_peak_bytes, kind.count)
+                (make_problem(kind.profile).in_core_peak_bytes, kind.repeats)
                 for kind in recorded.kinds
             ),
             reverse=True,
@@ -300,6 +310,58 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
             f'peaks of the others: {listed}.'
         )
     return ' '.join(notes) or None
+
+
+def record_samples(
+    program: Program,
+    batchsizes: Sequence[int],
+    here: bool,
+    progress: Progress,
+) -> tuple[list[tuple[SamplePair, int]], str | None]:
+    """Records a program at two batch sizes or, where it names none, once as it is.
+
+    Args:
+        program: What to run.
+        batchsizes: To record.
+        here: Whether the estimate is for the device of the recording.
+        progress: Has a step for each recording.
+
+    Returns:
+        Samples of each kind of iteration, and what to tell beside them.
+
+    Raises:
+        OptionError: If the iterations do not depend on the batch size.
+        ProfileMismatchError: If the iterations of both differ in more than sizes.
+        HybridMemoryError: If nothing could be recorded.
+    """
+    from chainer_hybridmem.estimation import (
+        SamplePair,
+        check_ascending,
+        match_kinds,
+        same_sizes,
+    )
+
+    if program.batch_arg is None:
+        progress.step(f'recording {program.title}', at_once=True)
+        recorded = record(program, parts=here, timed=here)
+        samples = [
+            (SamplePair.of_one(one.profile), one.repeats) for one in recorded.kinds
+        ]
+        return samples, describe_kinds(recorded)
+    sizes = check_ascending(batchsizes, '--sample-batches')
+    both = []
+    for size in sizes:
+        sized = program.with_batchsize(size)
+        progress.step(f'recording {sized.title}', at_once=True)
+        both.append(record(sized, parts=here, timed=here))
+    small, large = both
+    if same_sizes(small.kinds, large.kinds):
+        raise OptionError(
+            f'{program.title} needs the same memory with {program.batch_arg} '
+            f'{sizes[0]} and {sizes[1]}; name the argument that has its batch size '
+            f'with --batch-arg.'
+        )
+    return match_kinds(small.kinds, large.kinds, sizes), describe_kinds(large)
 
 
 # -- the child -----------------------------------------------------------------

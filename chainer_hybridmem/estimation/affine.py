@@ -23,7 +23,7 @@ import functools
 from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation.costs import whole_forward
@@ -64,9 +64,25 @@ def check_ascending(batchsizes: Any, name: str = 'batchsizes') -> tuple[int, int
     )
 
 
+class Kind(NamedTuple):
+    """A kind of iteration in a step of a program.
+
+    A GAN has one for its generator and one for its discriminator.
+
+    Attributes:
+        profile (Profile): One iteration.
+        repeats (int): How often it comes in a step.
+    """
+
+    profile: Profile
+    repeats: int = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplePair:
     """Two recorded iterations that differ in nothing but the batch size.
+
+    If there is one iteration only, nothing is said about other batch sizes.
 
     Attributes:
         small (Profile): With the smaller batch.
@@ -99,6 +115,12 @@ class SamplePair:
         batchsizes = check_ascending(batchsizes)
         return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
 
+    @classmethod
+    def of_one(cls, profile: Profile) -> SamplePair:
+        """One recorded iteration, of a batch size that is not known."""
+        smaller = tuple(storage.nbytes for storage in profile.storages)
+        return cls(profile, profile, (1, 1), smaller)
+
     @functools.cached_property
     def _part_sizes(self) -> PartSizes:
         return PartSizes(self.small, self.large, self.batchsizes)
@@ -111,6 +133,8 @@ class SamplePair:
         proportion to it as proportional.
         """
         large = self.large
+        if large is self.small:
+            return large
         storages = [
             dataclasses.replace(s, nbytes=self._bytes(n, s.nbytes, batchsize))
             for s, n in zip(large.storages, self.smaller_bytes, strict=True)
@@ -191,6 +215,48 @@ class SamplePair:
                 )
             )
         return result
+
+
+def match_kinds(
+    small: Sequence[Kind], large: Sequence[Kind], batchsizes: tuple[int, int]
+) -> list[tuple[SamplePair, int]]:
+    """Finds the kinds of iteration of one step in the other, with how often each comes.
+
+    Args:
+        small: Of the step with the smaller batch; it may begin at any of them.
+        large: Of the step with the larger batch.
+        batchsizes: Of both.
+
+    Raises:
+        OptionError: If the batch sizes are not ascending.
+        ProfileMismatchError: Naming the first operation that differs.
+    """
+    left = sorted(small, key=lambda kind: _outline_operations(kind.profile))
+    right = sorted(large, key=lambda kind: _outline_operations(kind.profile))
+    if len(left) != len(right):
+        first, second = batchsizes
+        raise ProfileMismatchError(
+            f'The steps differ: {len(left)} kinds of iteration with batch size '
+            f'{first}, but {len(right)} with {second}. An estimate needs a program '
+            f'that computes the same for every batch size.'
+        )
+    return [
+        (SamplePair.match(a.profile, b.profile, batchsizes), b.repeats)
+        for a, b in zip(left, right, strict=True)
+    ]
+
+
+def same_sizes(small: Sequence[Kind], large: Sequence[Kind]) -> bool:
+    """Whether two steps need the same memory, so that the batch size is not theirs."""
+    left, right = (
+        sorted([s.nbytes for s in kind.profile.storages] for kind in kinds)
+        for kinds in (small, large)
+    )
+    return left == right
+
+
+def _outline_operations(profile: Profile) -> list[tuple[str, str]]:
+    return [(op.label, op.phase.value) for op in profile.operations]
 
 
 class _Matcher:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.estimation import Kind, SamplePair, match_kinds, same_sizes
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
@@ -83,17 +83,27 @@ def recording_options(limit_bytes: int, **others: Any) -> Options:
     return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
 
 
+def count_kinds(problems: Sequence[Problem]) -> list[Kind]:
+    """Profiles of recorded iterations, each once, with how often it comes."""
+    counts = collections.Counter(map(id, problems))
+    return [
+        Kind(problem.profile, counts[id(problem)])
+        for problem in {id(problem): problem for problem in problems}.values()
+    ]
+
+
 def record_step(
     step: Callable[[int], Any],
     model: Model,
     batchsize: int,
     parts: bool,
     timed: bool = True,
-) -> Profile:
-    """Records one iteration of a batch size; the model is put back.
+) -> list[Kind]:
+    """Records each kind of iteration in a step of a batch size; the model is put back.
 
     Args:
-        step: Trains one iteration with as many examples as it is told.
+        step: Trains with as many examples as it is told: one iteration, or those of
+            several networks.
         model: What is trained.
         batchsize: Examples.
         parts: As for :class:`RecordingSession`.
@@ -108,9 +118,15 @@ def record_step(
         stack.enter_context(kept(one_model(model)))
         stack.enter_context(session)
         for _ in range(ITERATIONS):
+            before = session.iterations
             step(batchsize)
-            if session.problem is not None:
-                return session.problem.profile
+            session.finish_iteration()
+            if session.iterations == before + 1 and session.problem is not None:
+                return count_kinds([session.problem])
+            problems = session.find_step()
+            recorded = [one for one in problems if one is not None]
+            if len(problems) == len(recorded) > 0:
+                return count_kinds(recorded)
     raise SessionError(
         f'No iteration with {format_count(batchsize, "example")} could be recorded in '
         f'{ITERATIONS} steps: each of them must run forward, backward and update of '
@@ -118,21 +134,24 @@ def record_step(
     )
 
 
-def record_pair(
+def record_pairs(
     step: Callable[[int], Any],
     model: Model,
     batchsizes: tuple[int, int],
     parts: bool,
     timed: bool = True,
-) -> SamplePair:
-    """Records one iteration of each of two batch sizes; the model is put back.
+) -> list[tuple[SamplePair, int]]:
+    """Records a step of each of two batch sizes; the model is put back.
 
     Args:
-        step: Trains one iteration with as many examples as it is told.
+        step: As for :func:`record_step`.
         model: What is trained.
         batchsizes: Ascending.
         parts: As for :class:`RecordingSession`.
         timed: Likewise.
+
+    Returns:
+        Samples of each kind of iteration, with how often it comes in a step.
 
     Raises:
         OptionError: If the iterations do not depend on the batch size.
@@ -145,10 +164,10 @@ def record_pair(
             'or after its with statement.'
         )
     small, large = (record_step(step, model, size, parts, timed) for size in batchsizes)
-    if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
+    if same_sizes(small, large):
         first, second = batchsizes
         raise OptionError(
             f'step({first}) and step({second}) need the same memory; it has to train '
             f'with as many examples as it is told.'
         )
-    return SamplePair.match(small, large, batchsizes)
+    return match_kinds(small, large, batchsizes)

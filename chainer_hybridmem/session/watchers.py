@@ -10,7 +10,6 @@ Note: [how a program ends]
 from __future__ import annotations
 
 import abc
-import collections
 import dataclasses
 import os
 import types
@@ -22,13 +21,14 @@ import chainer
 from chainer_hybridmem.chainer_access.models import one_model
 from chainer_hybridmem.chainer_access.snapshots import Snapshot, snapshot
 from chainer_hybridmem.errors import HybridMemoryError, SessionError
+from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.execution.verifier import Verdict
 from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
     RecordingSession,
+    count_kinds,
     recording_options,
 )
 from chainer_hybridmem.session.session import Session, active_session
@@ -161,19 +161,6 @@ class WatcherHook(chainer.FunctionHook):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """A kind of iteration in a step of a program.
-
-    Attributes:
-        profile (Profile): One iteration.
-        count (int): How often it comes in a step.
-    """
-
-    profile: Profile
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
 class RecordedProgram:
     """What :class:`ProgramRecorder` has recorded.
 
@@ -244,22 +231,14 @@ class ProgramRecorder(Watcher):
         complete = updated and bool(step) and len(recorded) == len(step)
         if not complete and not (has_ended or seen >= self._most):
             return None
-        counts = collections.Counter(map(id, recorded))
-        problems = {id(one): one for one in recorded or session.find_problems()}
-        if not problems:
+        kinds = count_kinds(recorded or session.find_problems())
+        if not kinds:
             raise SessionError(
                 f'Nothing of the program could be recorded in '
                 f'{format_count(seen, "iteration")}: a few of them have to compute '
                 f'the same, with arrays of the same shapes.'
             )
-        return RecordedProgram(
-            tuple(
-                Kind(problem.profile, counts.get(id(problem), 1))
-                for problem in problems.values()
-            ),
-            seen,
-            complete,
-        )
+        return RecordedProgram(tuple(kinds), seen, complete)
 
 
 @dataclasses.dataclass(frozen=True)
