@@ -146,7 +146,7 @@ class EstimateCommand(base.Command):
         if decided is not None:
             figures['algorithms'] = decided.figures
         if program is not None:
-            tell_program(figures, program, sampled)
+            tell_program(figures, program, sampled, limit_bytes)
         outputs.publish(_text(figures, args.largest), figures, args.json)
         estimating.tell_note(sampled)
         fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
@@ -195,10 +195,27 @@ def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
 
 
 def tell_program(
-    figures: dict[str, Any], program: Program, sampled: estimating.Sampled
+    figures: dict[str, Any],
+    program: Program,
+    sampled: estimating.Sampled,
+    limit_bytes: int,
 ) -> None:
-    """Leaves out what is not known of a program."""
+    """Adds graphs of earlier iterations, and leaves out what is not known."""
     figures['iterations_per_step'] = sum(sampled.step.counts)
+    figures['older_bytes'] = older = sampled.step.older_bytes(figures['batchsize'])
+    if older and figures['in_core_peak_bytes'] is not None:
+        figures['in_core_peak_bytes'] += older
+    peak, in_core = figures['in_core_peak_bytes'], figures['methods'][0]
+    if older and in_core['fits']:
+        in_core['peak_bytes'] += older
+        in_core['fits'] = in_core['peak_bytes'] <= limit_bytes
+        if not in_core['fits']:
+            in_core['iteration_seconds'] = None
+            in_core['reason'] = (
+                f'in-core: plain Chainer needs {format_bytes(peak)}, of which '
+                f'{format_bytes(older)} are beside one iteration, and the limit '
+                f'is {format_bytes(limit_bytes)}'
+            )
     if program.batch_arg is None:
         figures['batchsize'] = figures['device']['batchsize'] = None
         figures['device']['sample_batchsizes'] = None

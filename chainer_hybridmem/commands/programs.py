@@ -129,18 +129,19 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
         unused: Options that say nothing about a program, with their default values.
 
     Raises:
-        OptionError: If it names neither or both, or there is no such program.
+        OptionError: If it names both, or there is no such program.
+        SystemExit: With status 2 if it names neither.
     """
     if not args.program:
         if args.arch is None:
-            raise OptionError(
-                f'What is asked about? Name a network with --arch, or a program: '
+            args.refuse(
+                f'what is asked about? Name a network with --arch, or a program: '
                 f'hybridmem {args.command.name} ... -- train.py ARGS'
             )
         if vars(args).get('batch_arg') is not None:
             raise OptionError('--batch-arg is for a program; use --batchsize.')
         if vars(args).get('batchsize', 1) is None:
-            raise OptionError(f'How many pictures of {args.arch}? Give --batchsize.')
+            args.refuse(f'how many pictures of {args.arch}? Give --batchsize')
         return None
     if vars(args).get('batch_arg') is None:
         unused['batchsize'] = None
@@ -344,9 +345,7 @@ def record_samples(
     if program.batch_arg is None:
         progress.step(f'recording {program.title}', at_once=True)
         recorded = record(program, parts=here, timed=here)
-        samples = [
-            (SamplePair.of_one(one.profile), one.repeats) for one in recorded.kinds
-        ]
+        samples = [(SamplePair.of_one(one), one.repeats) for one in recorded.kinds]
         return samples, describe_kinds(recorded)
     sizes = check_ascending(batchsizes, '--sample-batches')
     both = []

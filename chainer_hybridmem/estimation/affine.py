@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import Any, NamedTuple
@@ -72,10 +72,13 @@ class Kind(NamedTuple):
     Attributes:
         profile (Profile): One iteration.
         repeats (int): How often it comes in a step.
+        older_bytes (int): What plain Chainer has beside it where a step needs most:
+            maps of earlier iterations whose losses the program holds, say.
     """
 
     profile: Profile
     repeats: int = 1
+    older_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +93,14 @@ class SamplePair:
         batchsizes (tuple of int): Of both, ascending.
         smaller_bytes (tuple): For each storage of ``large``, the bytes that it
             has in ``small``; a fraction where that is only supposed.
+        older_bytes (tuple of int): Of both; see :class:`Kind`.
     """
 
     small: Profile
     large: Profile
     batchsizes: tuple[int, int]
     smaller_bytes: tuple[int | Fraction, ...]
+    older_bytes: tuple[int, int] = (0, 0)
 
     @classmethod
     def match(
@@ -116,10 +121,11 @@ class SamplePair:
         return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
 
     @classmethod
-    def of_one(cls, profile: Profile) -> SamplePair:
+    def of_one(cls, kind: Kind) -> SamplePair:
         """One recorded iteration, of a batch size that is not known."""
+        profile, _, older = kind
         smaller = tuple(storage.nbytes for storage in profile.storages)
-        return cls(profile, profile, (1, 1), smaller)
+        return cls(profile, profile, (1, 1), smaller, (older, older))
 
     @functools.cached_property
     def _part_sizes(self) -> PartSizes:
@@ -155,6 +161,10 @@ class SamplePair:
             operations=operations,
             splits=tuple(self._part_sizes.at(batchsize, profile.splits)),
         )
+
+    def older_bytes_at(self, batchsize: int) -> int:
+        """Maps of earlier iterations beside one with any batch size."""
+        return self._bytes(*self.older_bytes, batchsize)
 
     def _initial_bytes(self, batchsize: int) -> int:
         """More with the smaller batch was something else, such as garbage."""
@@ -240,10 +250,12 @@ def match_kinds(
             f'{first}, but {len(right)} with {second}. An estimate needs a program '
             f'that computes the same for every batch size.'
         )
-    return [
-        (SamplePair.match(a.profile, b.profile, batchsizes), b.repeats)
-        for a, b in zip(left, right, strict=True)
-    ]
+    found = []
+    for a, b in zip(left, right, strict=True):
+        pair = SamplePair.match(a.profile, b.profile, batchsizes)
+        older = a.older_bytes, b.older_bytes
+        found.append((dataclasses.replace(pair, older_bytes=older), b.repeats))
+    return found
 
 
 def same_sizes(small: Sequence[Kind], large: Sequence[Kind]) -> bool:
@@ -316,11 +328,18 @@ class _Matcher:
             [s for s in profile.storages if s.producer < 0]
             for profile in (self.small, self.large)
         )
+        if len(left) > len(right):  # maps of older graphs are too small to leave
+            pairs = self._align(left, right, self._may_be_before)
+            here = {a.id for a, _ in pairs}
+            left = [a for a in left if a.id in here or not _is_small_and_idle(a)]
         same = len(left) == len(right)
         if not same or not all(map(_alike_before, left, right)):
             what = 'the number of arrays there before the iteration is'
             raise self._mismatch(what, len(left), len(right))
         self._accept(left, right)
+
+    def _may_be_before(self, a: Storage, b: Storage) -> bool:
+        return _alike_before(a, b) and self._plausible(a, b)
 
     def _accept(self, left: Sequence[Storage], right: Sequence[Storage]) -> None:
         for a, b in zip(left, right, strict=True):
@@ -348,14 +367,17 @@ class _Matcher:
             [s for s in side if s.id in gone and not s.slots]
             for side, gone in zip((ours, others), here, strict=True)
         ]
-        for a, b in self._align(*temporary):
+        for a, b in self._align(temporary[0], temporary[1], self._plausible):
             self.found[b.id] = a.nbytes
 
     def _align(
-        self, left: Sequence[Storage], right: Sequence[Storage]
+        self,
+        left: Sequence[Storage],
+        right: Sequence[Storage],
+        alike: Callable[[Storage, Storage], bool],
     ) -> list[tuple[Storage, Storage]]:
-        """Longest common subsequence of temporaries whose sizes go together."""
-        if len(left) == len(right) and all(map(self._plausible, left, right)):
+        """Longest common subsequence of storages that may be the same ones."""
+        if len(left) == len(right) and all(map(alike, left, right)):
             return list(zip(left, right, strict=True))
         n, m = len(left), len(right)
         best = [[0] * (m + 1) for _ in range(n + 1)]
@@ -363,13 +385,10 @@ class _Matcher:
             for j in reversed(range(m)):
                 pair = 1 + best[i + 1][j + 1]
                 alone = max(best[i + 1][j], best[i][j + 1])
-                plausible = self._plausible(left[i], right[j])
-                best[i][j] = max(pair, alone) if plausible else alone
+                best[i][j] = max(pair, alone) if alike(left[i], right[j]) else alone
         pairs, i, j = [], 0, 0
         while i < n and j < m:
-            if self._plausible(left[i], right[j]) and (
-                best[i][j] == 1 + best[i + 1][j + 1]
-            ):
+            if alike(left[i], right[j]) and (best[i][j] == 1 + best[i + 1][j + 1]):
                 pairs.append((left[i], right[j]))
                 i, j = i + 1, j + 1
             elif best[i + 1][j] >= best[i][j + 1]:
@@ -397,6 +416,12 @@ def _alike_before(a: Storage, b: Storage) -> bool:
     if (a.category, a.forward_uses) != (b.category, b.forward_uses):
         return False
     return a.backward_uses == b.backward_uses or a.nbytes < MINIMUM_MAP_BYTES
+
+
+def _is_small_and_idle(storage: Storage) -> bool:
+    """Whether it is nothing of the iteration, and no map for its size."""
+    uses = storage.forward_uses or storage.backward_uses
+    return not uses and storage.nbytes < MINIMUM_MAP_BYTES
 
 
 def _outline(storages: Sequence[Storage]) -> str:

@@ -309,6 +309,10 @@ class StepEstimator:
             key=lambda one: in_core_peak_bytes(one.profile(batchsize)),
         )
 
+    def older_bytes(self, batchsize: int) -> int:
+        """What plain Chainer has beside that kind; see :class:`.Kind`."""
+        return self.largest(batchsize).samples.older_bytes_at(batchsize)
+
     def profile(self, batchsize: int) -> Profile:
         """The estimated profile of that kind."""
         return self.largest(batchsize).profile(batchsize)

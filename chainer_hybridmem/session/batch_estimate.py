@@ -31,11 +31,14 @@ class Estimate:
         iterations (int): Of a step; if there are several, as with a GAN, the figures
             are those of the one that needs most.
         problem (Problem): That iteration, for planners.
+        older_bytes (int): What plain Chainer has beside it where a step needs most:
+            maps of earlier iterations whose losses the program holds, say.
     """
 
     batchsize: int
     iterations: int
     problem: Problem = dataclasses.field(repr=False)
+    older_bytes: int = 0
 
     @property
     def profile(self) -> Profile:
@@ -46,7 +49,8 @@ class Estimate:
     def in_core_peak_bytes(self) -> int:
         """What plain Chainer needs."""
         plain = self.problem.in_core.plain_peak_bytes
-        return self.problem.in_core_peak_bytes if plain is None else plain
+        peak = self.problem.in_core_peak_bytes if plain is None else plain
+        return peak + self.older_bytes
 
     @property
     def least_memory_bytes(self) -> int:
@@ -110,4 +114,5 @@ def estimate(
     pairs = record_pairs(step, model, sizes, parts=here, timed=here)
     estimator = StepEstimator.make(pairs, device)
     problem = make_problem(estimator.profile(batchsize))
-    return Estimate(batchsize, sum(estimator.counts), problem)
+    older_bytes = estimator.older_bytes(batchsize)
+    return Estimate(batchsize, sum(estimator.counts), problem, older_bytes)

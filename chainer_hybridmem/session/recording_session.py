@@ -21,6 +21,7 @@ from chainer_hybridmem.units import format_count
 # Profiling swaps everything under every planner; this one plans without a search.
 PLANNER = 'swap-all'
 ITERATIONS = 10
+PLAIN_STEPS = 2  # the first one makes what stays
 AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
@@ -28,7 +29,25 @@ class RecordedError(Exception):
     """Ends a training step that would add nothing to what has been recorded."""
 
 
-class RecordingSession(Session):
+class SteppingSession(Session):
+    """A session that tells of the step which its iterations repeat."""
+
+    def find_step(self) -> list[Problem | None]:
+        """Problems of the step that repeats, in order; empty as long as none has.
+
+        A step has an iteration for each backward pass. None stands for one that is not
+        recorded.
+        """
+        step = self._guidebook.find_step()
+        return [None if guide is None else guide.problem for guide in step]
+
+    @classmethod
+    def plain(cls, model: Model) -> SteppingSession:
+        """A session of which nothing is to be found out but its peak."""
+        return cls(model, Options(AMPLE_BYTES, splitting=False))
+
+
+class RecordingSession(SteppingSession):
     """A session that keeps the problem it plans, whether a plan is found or not.
 
     Args:
@@ -63,15 +82,6 @@ class RecordingSession(Session):
         if self.stops:
             raise RecordedError
 
-    def find_step(self) -> list[Problem | None]:
-        """Problems of the step that repeats, in order; empty as long as none has.
-
-        A step has an iteration for each backward pass. None stands for one that is not
-        recorded.
-        """
-        step = self._guidebook.find_step()
-        return [None if guide is None else guide.problem for guide in step]
-
     def find_problems(self) -> list[Problem]:
         """Problems of all iterations that are recorded."""
         found = (guide.problem for guide in self._guidebook)
@@ -83,11 +93,18 @@ def recording_options(limit_bytes: int, **others: Any) -> Options:
     return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
 
 
-def count_kinds(problems: Sequence[Problem]) -> list[Kind]:
-    """Profiles of recorded iterations, each once, with how often it comes."""
+def count_kinds(problems: Sequence[Problem], peak_bytes: int) -> list[Kind]:
+    """Each of these iterations once, with how often it comes.
+
+    Args:
+        problems: Of the iterations of a step.
+        peak_bytes: Of the whole step, as plain Chainer has run it; 0 if that is not
+            known.
+    """
     counts = collections.Counter(map(id, problems))
+    most = max((problem.in_core_peak_bytes for problem in problems), default=0)
     return [
-        Kind(problem.profile, counts[id(problem)])
+        Kind(problem.profile, counts[id(problem)], max(0, peak_bytes - most))
         for problem in {id(problem): problem for problem in problems}.values()
     ]
 
@@ -116,17 +133,21 @@ def record_step(
     session = RecordingSession(model, recording_options(AMPLE_BYTES), parts, timed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept(one_model(model)))
+        with SteppingSession.plain(model) as plain:
+            for _ in range(PLAIN_STEPS):
+                step(batchsize)
+        peak_bytes = plain.statistics()['peak_bytes']
         stack.enter_context(session)
         for _ in range(ITERATIONS):
             before = session.iterations
             step(batchsize)
             session.finish_iteration()
             if session.iterations == before + 1 and session.problem is not None:
-                return count_kinds([session.problem])
+                return count_kinds([session.problem], peak_bytes)
             problems = session.find_step()
             recorded = [one for one in problems if one is not None]
             if len(problems) == len(recorded) > 0:
-                return count_kinds(recorded)
+                return count_kinds(recorded, peak_bytes)
     raise SessionError(
         f'No iteration with {format_count(batchsize, "example")} could be recorded in '
         f'{ITERATIONS} steps: each of them must run forward, backward and update of '

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import chainer
 
@@ -28,6 +28,7 @@ from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
     RecordingSession,
+    SteppingSession,
     count_kinds,
     recording_options,
 )
@@ -197,11 +198,15 @@ class ProgramRecorder(Watcher):
         super().__init__(finish, options)
         self._most = iterations
         self._detail = parts, timed
+        self._measures = 'memory_limit' not in options  # plain Chainer, first
+        self._peak_bytes = 0
         self._seen = 0  # iterations
 
     def _make_session(self, models: list[chainer.Link]) -> Session:
-        options = recording_options(int(self._limit), **self._options)
         self._seen = 0
+        if self._measures and not self._peak_bytes:
+            return SteppingSession.plain(models)
+        options = recording_options(int(self._limit), **self._options)
         return RecordingSession(models, options, *self._detail)
 
     def find_answer(self, has_ended: bool) -> RecordedProgram | None:
@@ -211,12 +216,9 @@ class ProgramRecorder(Watcher):
             SessionError: If nothing could be recorded.
         """
         session = self._session
-        if not isinstance(session, RecordingSession):
+        if not isinstance(session, SteppingSession):
             if has_ended:
-                raise SessionError(
-                    f'Nothing of the program could be recorded: '
-                    f'{self.explain_nothing()}.'
-                )
+                self._refuse(self.explain_nothing())
             return None
         if has_ended:
             session.finish_iteration()
@@ -226,17 +228,36 @@ class ProgramRecorder(Watcher):
         self._seen = seen
         optimizers = (reference() for reference in self._optimizers)
         updated = all(one is None or one.t for one in optimizers)
+        if isinstance(session, RecordingSession):
+            return self._find_recorded(session, updated, has_ended)
+        if has_ended:
+            self._refuse(
+                f'it ends after {format_count(seen, "iteration")}; let it train for '
+                f'longer'
+            )
+        if (updated and session.find_step()) or seen >= self._most:
+            self._peak_bytes = session.statistics()['peak_bytes']
+            self._beginnings.wait()  # for the session that records
+        return None
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise SessionError(f'Nothing of the program could be recorded: {reason}.')
+
+    def _find_recorded(
+        self, session: RecordingSession, updated: bool, has_ended: bool
+    ) -> RecordedProgram | None:
+        seen = self._seen
         step = session.find_step()
         recorded = [one for one in step if one is not None]
         complete = updated and bool(step) and len(recorded) == len(step)
         if not complete and not (has_ended or seen >= self._most):
             return None
-        kinds = count_kinds(recorded or session.find_problems())
+        kinds = count_kinds(recorded or session.find_problems(), self._peak_bytes)
         if not kinds:
-            raise SessionError(
-                f'Nothing of the program could be recorded in '
-                f'{format_count(seen, "iteration")}: a few of them have to compute '
-                f'the same, with arrays of the same shapes.'
+            self._refuse(
+                f'of {format_count(seen, "iteration")} a few have to compute the same, '
+                f'with arrays of the same shapes, and let it train for longer if it '
+                f'has ended'
             )
         return RecordedProgram(tuple(kinds), seen, complete)
 

@@ -144,13 +144,27 @@ def test_what_cannot_be_asked_is_one_sentence(refused, program, how, message):
     [
         (('--insize', '8', '--', 'train.py'), '--insize is for a network of --arch'),
         (('--device', 'cpu', '--', 'train.py'), '--device is for a network of --arch'),
-        ((), 'What is asked about?'),
-        (('--arch', 'resnet50'), 'Give --batchsize'),
         (('--', '-m'), '-m names no module'),
     ],
 )
 def test_what_goes_with_a_program(refused, arguments, message):
     assert message in refused('profile', *MORE, *arguments)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            (),
+            'what is asked about? Name a network with --arch, or a program: hybridmem',
+        ),
+        (('--arch', 'resnet50'), 'how many pictures of resnet50? Give --batchsize'),
+    ],
+)
+def test_something_has_to_be_asked_about(hybridmem, arguments, message):
+    status, _, err = hybridmem('profile', *MORE, *arguments)
+    assert status == 2
+    assert message in err
 
 
 @pytest.mark.parametrize(
