@@ -265,7 +265,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
     limit: arguments.Limit = args.memory_limit
     limit_bytes = limit.bytes_of(1)
     if limit.is_share:
-        limit_bytes = limit.bytes_for(find_largest(record(program)))
+        limit_bytes = limit.bytes_of(find_peak(record(program)))
     return {
         'memory_limit': limit_bytes,
         'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
@@ -274,6 +274,16 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
         'disk_bandwidth': args.disk_bandwidth,
         'shared_link': args.shared_link,
     }
+
+
+def find_peak(recorded: RecordedProgram) -> int:
+    """Bytes that plain Chainer needs for a step."""
+    from chainer_hybridmem.simulation import make_problem
+
+    return max(
+        make_problem(kind.profile).in_core_peak_bytes + kind.older_bytes
+        for kind in recorded.kinds
+    )
 
 
 def find_largest(recorded: RecordedProgram) -> Problem:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from chainer_hybridmem.estimation.structure import (
 )
 from chainer_hybridmem.records.profile import (
     MINIMUM_MAP_BYTES,
+    Category,
     Operation,
     Profile,
     Recipe,
@@ -328,18 +329,14 @@ class _Matcher:
             [s for s in profile.storages if s.producer < 0]
             for profile in (self.small, self.large)
         )
-        if len(left) > len(right):  # maps of older graphs are too small to leave
-            pairs = self._align(left, right, self._may_be_before)
-            here = {a.id for a, _ in pairs}
-            left = [a for a in left if a.id in here or not _is_small_and_idle(a)]
-        same = len(left) == len(right)
-        if not same or not all(map(_alike_before, left, right)):
+        if not _are_alike_before(left, right):  # what is of older graphs may differ
+            left, right = (
+                [s for s in side if not _is_older(s)] for side in (left, right)
+            )
+        if not _are_alike_before(left, right):
             what = 'the number of arrays there before the iteration is'
             raise self._mismatch(what, len(left), len(right))
         self._accept(left, right)
-
-    def _may_be_before(self, a: Storage, b: Storage) -> bool:
-        return _alike_before(a, b) and self._plausible(a, b)
 
     def _accept(self, left: Sequence[Storage], right: Sequence[Storage]) -> None:
         for a, b in zip(left, right, strict=True):
@@ -367,17 +364,14 @@ class _Matcher:
             [s for s in side if s.id in gone and not s.slots]
             for side, gone in zip((ours, others), here, strict=True)
         ]
-        for a, b in self._align(temporary[0], temporary[1], self._plausible):
+        for a, b in self._align(*temporary):
             self.found[b.id] = a.nbytes
 
     def _align(
-        self,
-        left: Sequence[Storage],
-        right: Sequence[Storage],
-        alike: Callable[[Storage, Storage], bool],
+        self, left: Sequence[Storage], right: Sequence[Storage]
     ) -> list[tuple[Storage, Storage]]:
-        """Longest common subsequence of storages that may be the same ones."""
-        if len(left) == len(right) and all(map(alike, left, right)):
+        """Longest common subsequence of temporaries whose sizes go together."""
+        if len(left) == len(right) and all(map(self._plausible, left, right)):
             return list(zip(left, right, strict=True))
         n, m = len(left), len(right)
         best = [[0] * (m + 1) for _ in range(n + 1)]
@@ -385,10 +379,13 @@ class _Matcher:
             for j in reversed(range(m)):
                 pair = 1 + best[i + 1][j + 1]
                 alone = max(best[i + 1][j], best[i][j + 1])
-                best[i][j] = max(pair, alone) if alike(left[i], right[j]) else alone
+                plausible = self._plausible(left[i], right[j])
+                best[i][j] = max(pair, alone) if plausible else alone
         pairs, i, j = [], 0, 0
         while i < n and j < m:
-            if alike(left[i], right[j]) and (best[i][j] == 1 + best[i + 1][j + 1]):
+            if self._plausible(left[i], right[j]) and (
+                best[i][j] == 1 + best[i + 1][j + 1]
+            ):
                 pairs.append((left[i], right[j]))
                 i, j = i + 1, j + 1
             elif best[i + 1][j] >= best[i][j + 1]:
@@ -418,10 +415,14 @@ def _alike_before(a: Storage, b: Storage) -> bool:
     return a.backward_uses == b.backward_uses or a.nbytes < MINIMUM_MAP_BYTES
 
 
-def _is_small_and_idle(storage: Storage) -> bool:
-    """Whether it is nothing of the iteration, and no map for its size."""
-    uses = storage.forward_uses or storage.backward_uses
-    return not uses and storage.nbytes < MINIMUM_MAP_BYTES
+def _are_alike_before(left: Sequence[Storage], right: Sequence[Storage]) -> bool:
+    return len(left) == len(right) and all(map(_alike_before, left, right))
+
+
+def _is_older(storage: Storage) -> bool:
+    """Whether it is there and nothing of the iteration: of an older graph, say."""
+    uses = storage.forward_uses or storage.backward_uses or storage.slots
+    return storage.category is Category.INPUT and not uses
 
 
 def _outline(storages: Sequence[Storage]) -> str:

@@ -263,8 +263,8 @@ class ProgramRecorder(Watcher):
 
 
 @dataclasses.dataclass(frozen=True)
-class VerifiedProgram:
-    """What :class:`ProgramVerifier` has seen of one run.
+class VerifiedRun:
+    """The bits of one run of a training.
 
     Attributes:
         snapshots (list of Snapshot): After every iteration.
@@ -282,19 +282,30 @@ class VerifiedProgram:
     recomputed_maps: int = 0
     verdict: Verdict | None = None
 
+    def with_session(self, session: Session, peak_bytes: int) -> VerifiedRun:
+        """The same run, which a session was around."""
+        plan = session.plan
+        return dataclasses.replace(
+            self,
+            peak_bytes=peak_bytes,
+            swapped_maps=plan.count(Action.SWAP) if plan else 0,
+            recomputed_maps=plan.count(Action.RECOMPUTE) if plan else 0,
+            verdict=session.verdict,
+        )
+
 
 class ProgramVerifier(Watcher):
     """Notes the bits of a program's models after every iteration.
 
     Args:
-        finish (callable): Gets a :class:`VerifiedProgram`.
+        finish (callable): Gets a :class:`VerifiedRun`.
         options (dict or None): Of sessions, by name; None for plain Chainer.
         iterations (int): So many.
     """
 
     def __init__(
         self,
-        finish: Callable[[VerifiedProgram], None],
+        finish: Callable[[VerifiedRun], None],
         options: dict[str, Any] | None,
         iterations: int,
     ) -> None:
@@ -321,7 +332,7 @@ class ProgramVerifier(Watcher):
         if self._loss is None:
             self._loss = function.outputs[0]().get_variable().array
 
-    def find_answer(self, has_ended: bool) -> VerifiedProgram | None:
+    def find_answer(self, has_ended: bool) -> VerifiedRun | None:
         """See :class:`Watcher`.
 
         Raises:
@@ -341,15 +352,8 @@ class ProgramVerifier(Watcher):
             )
         if not has_ended and len(self._snapshots) < self._iterations:
             return None
-        run = VerifiedProgram(self._snapshots, self._guided)
+        run = VerifiedRun(self._snapshots, self._guided)
         if session is None:
             return run
         figures = [*self._figures, session.statistics()]
-        plan = session.plan
-        return dataclasses.replace(
-            run,
-            peak_bytes=max(one['peak_bytes'] for one in figures),
-            swapped_maps=plan.count(Action.SWAP) if plan else 0,
-            recomputed_maps=plan.count(Action.RECOMPUTE) if plan else 0,
-            verdict=session.verdict,
-        )
+        return run.with_session(session, max(one['peak_bytes'] for one in figures))
