@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         load_timeline,
         save,
     )
+    from chainer_hybridmem.session.batch_estimate import estimate
     from chainer_hybridmem.session.extension import HybridMemory
     from chainer_hybridmem.session.inference_session import optimize_inference
     from chainer_hybridmem.session.largest_batch import largest_batch
@@ -70,6 +71,7 @@ __all__ = [
     'SwapStoreError',
     'UnknownNameError',
     'VerificationError',
+    'estimate',
     'largest_batch',
     'load_plan',
     'load_profile',
@@ -101,6 +103,7 @@ _HOMES = {
     'SwapStoreError': 'errors',
     'UnknownNameError': 'errors',
     'VerificationError': 'errors',
+    'estimate': 'session.batch_estimate',
     'largest_batch': 'session.largest_batch',
     'load_plan': 'records.library',
     'load_profile': 'records.library',
@@ -117,7 +120,7 @@ _HOMES = {
 }
 _NEED_CHAINER = frozenset(
     {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'recomputable'}
-    | {'largest_batch', 'optimize_inference', 'record_inference'}
+    | {'estimate', 'largest_batch', 'optimize_inference', 'record_inference'}
 )
 
 

@@ -50,6 +50,7 @@ RETURNED = (
     'records.measured_timeline.MemoryEvent',
     'execution.verifier.Verdict',
     'session.inference_session.InferenceSession',
+    'session.batch_estimate.Estimate',
     'planners.largest.LargestBatch',
     'planners.largest.Batch',
     'planners.largest.Refusal',

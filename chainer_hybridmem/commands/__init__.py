@@ -132,7 +132,7 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         )
         if argv is None or command.name in argv:
             command.add_arguments(subparser)
-        subparser.set_defaults(command=command)
+        subparser.set_defaults(command=command, refuse=subparser.error)
     return parser
 
 

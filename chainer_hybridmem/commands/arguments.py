@@ -188,12 +188,11 @@ def add_network(group: Any, batchsize: bool = True) -> None:
     known = ', '.join(architectures.names())
     group.add_argument(
         '--arch',
-        required=True,
         metavar='NAME',
         help=f'{known}, or module:Class of your own',
     )
     if batchsize:
-        group.add_argument('--batchsize', type=positive, required=True)
+        group.add_argument('--batchsize', type=positive, metavar='B')
     group.add_argument(
         '--insize', type=positive, help="picture size; default the architecture's"
     )

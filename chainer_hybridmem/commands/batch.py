@@ -12,7 +12,9 @@ from chainer_hybridmem.commands import (
     base,
     estimating,
     outputs,
+    programs,
 )
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -58,6 +60,7 @@ class BatchCommand(base.Command):
             '--profile', metavar='FILE', help='where to save what the plan is for'
         )
         arguments.add_json(parser)
+        programs.add(parser, batch=True)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
@@ -70,19 +73,26 @@ class BatchCommand(base.Command):
             outputs.check_outputs(args.profile, other)
         read = [] if args.samples is None else [args.samples]
         outputs.check_outputs(args.profile, inputs=read)
+        program = estimating.find_program(args)
+        if program is not None and program.batch_arg is None:
+            raise OptionError(
+                'Which argument of the program has its batch size? Name it with '
+                '--batch-arg, such as --batch-arg=--batchsize.'
+            )
         what = f'looking for the largest batch of {planner}'
 
         def problem_of(batchsize: int) -> Problem:
             progress.detail(f'{what}: batch size {batchsize}')
             return make_problem(
-                estimator.profile(batchsize),
+                sampled.step.profile(batchsize),
                 args.cross_iteration,
                 splitting=args.splitting,
                 rules=args.rules,
             )
 
         with estimating.open_progress(args, 1) as progress:
-            sampled, estimator = estimating.obtain(args, progress)
+            sampled = estimating.obtain(args, program, progress)
+            estimator = sampled.step.estimators[0]
             limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
             progress.step(what)
             found = find_largest_batch(
@@ -95,14 +105,17 @@ class BatchCommand(base.Command):
                 library.save(found.problem.profile, args.profile)
         device = estimator.profile(1).device
         figures = {
-            'arch': sampled.arch,
-            'insize': sampled.insize,
-            'n_class': sampled.n_class,
+            **sampled.named,
             'device': device['name'],
             **summarise(found),
         }
-        title = '{arch}, pictures of {insize}x{insize} on {device}'.format(**figures)
+        if program is None:
+            title = '{arch}, pictures of {insize}x{insize}'.format(**figures)
+        else:
+            title = program.title
+        title = f'{title} on {device["name"]}'
         outputs.publish(f'{title}\n\n{describe(found)}', figures, args.json)
+        estimating.tell_note(sampled)
         return 0 if found.batchsize else 1
 
 

@@ -13,6 +13,7 @@ from chainer_hybridmem.commands import (
     estimating,
     node_table,
     outputs,
+    programs,
 )
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
@@ -28,8 +29,8 @@ from chainer_hybridmem.reporting.tables import (
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.commands.samples import Samples
     from chainer_hybridmem.estimation import Estimator
     from chainer_hybridmem.estimation.algorithms import Algorithm, Algorithms
     from chainer_hybridmem.records.profile import Profile
@@ -48,7 +49,8 @@ COLUMNS = (
 class EstimateCommand(base.Command):
     """Predicts memory, time and plan of a batch size before any training with it.
 
-    Two tiny iterations are recorded, on the CPU by default, and extrapolated.
+    Two tiny iterations are recorded, on the CPU by default, and extrapolated. A program
+    behind -- is recorded as it is or, with --batch-arg, with two small batches.
     Times come from a model of a GPU, or from the device of the recording. Exit status 1
     if nothing fits.
     """
@@ -81,6 +83,7 @@ class EstimateCommand(base.Command):
             '-o', '--output', metavar='FILE', help='where to save the profile'
         )
         arguments.add_json(parser)
+        programs.add(parser, batch=True)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import check_batchsize
@@ -90,7 +93,9 @@ class EstimateCommand(base.Command):
         planner = check_name(DEFAULT if args.planner is None else args.planner)
         args = node_table.resolve(args)
         _check_algorithms(args)
-        check_batchsize(args.batchsize)
+        program = estimating.find_program(args)
+        batchsize = find_batchsize(args, program)
+        check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
         def problem_of(profile: Profile) -> Problem:
@@ -104,25 +109,33 @@ class EstimateCommand(base.Command):
         steps = len(methods) * (1 + args.largest) + args.algorithms
         steps += args.ranks is not None
         with estimating.open_progress(args, steps) as progress:
-            sampled, estimator = estimating.obtain(args, progress)
+            sampled = estimating.obtain(args, program, progress)
+            estimator = sampled.step.largest(batchsize)
             decided = None
             if args.algorithms:
                 progress.step('choosing algorithms')
                 decided = decide(
                     estimator,
-                    args.batchsize,
+                    batchsize,
                     problem_of,
                     lambda problem: choose_limit(args.memory_limit, problem, estimator),
                     planner,
                 )
                 problem = decided.problem
             else:
-                problem = problem_of(estimator.profile(args.batchsize))
+                problem = problem_of(estimator.profile(batchsize))
             limit_bytes = choose_limit(args.memory_limit, problem, estimator)
             if args.output is not None:
                 library.save(problem.profile, args.output)
             figures = summarise(
-                *(sampled, estimator, problem, limit_bytes, methods, args.largest),
+                *(
+                    sampled.named,
+                    estimator,
+                    problem,
+                    limit_bytes,
+                    methods,
+                    args.largest,
+                ),
                 progress,
             )
             if args.ranks is not None:
@@ -132,7 +145,10 @@ class EstimateCommand(base.Command):
                 )
         if decided is not None:
             figures['algorithms'] = decided.figures
+        if program is not None:
+            tell_program(figures, program, sampled, limit_bytes)
         outputs.publish(_text(figures, args.largest), figures, args.json)
+        estimating.tell_note(sampled)
         fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
         return 0 if fits else 1
 
@@ -156,6 +172,59 @@ def _check_algorithms(args: argparse.Namespace) -> None:
     check_algorithms(ways(model, args.convolution, args.recompute)[0])
 
 
+def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
+    """The batch size that is asked about; 1 for a program recorded as it is.
+
+    Raises:
+        OptionError: If a program is recorded at others, and none is named.
+    """
+    if program is None or program.batch_arg is None:
+        if program is not None and args.largest:
+            raise OptionError(
+                '--largest needs the argument that has the batch size of the program: '
+                'name it with --batch-arg.'
+            )
+        return args.batchsize or 1
+    size = args.batchsize or program.batchsize
+    if size is None:
+        raise OptionError(
+            f'The program has no {program.batch_arg} with a number; name the batch '
+            f'size that is asked about with --batchsize.'
+        )
+    return int(size)
+
+
+def tell_program(
+    figures: dict[str, Any],
+    program: Program,
+    sampled: estimating.Sampled,
+    limit_bytes: int,
+) -> None:
+    """Adds graphs of earlier iterations, and leaves out what is not known."""
+    figures['iterations_per_step'] = sum(sampled.step.counts)
+    figures['older_bytes'] = older = sampled.step.older_bytes(figures['batchsize'])
+    if older and figures['in_core_peak_bytes'] is not None:
+        figures['in_core_peak_bytes'] += older
+    peak, in_core = figures['in_core_peak_bytes'], figures['methods'][0]
+    if older and in_core['fits']:
+        in_core['peak_bytes'] += older
+        in_core['fits'] = in_core['peak_bytes'] <= limit_bytes
+        if not in_core['fits']:
+            in_core['iteration_seconds'] = None
+            in_core['reason'] = (
+                f'in-core: plain Chainer needs {format_bytes(peak)}, of which '
+                f'{format_bytes(older)} are beside one iteration, and the limit '
+                f'is {format_bytes(limit_bytes)}'
+            )
+    if program.batch_arg is None:
+        figures['batchsize'] = figures['device']['batchsize'] = None
+        figures['device']['sample_batchsizes'] = None
+    if program.batch_arg is None or figures['iterations_per_step'] > 1:
+        figures['in_core_images_per_second'] = None
+        for row in figures['methods']:
+            row['images_per_second'] = None
+
+
 def choose_limit(
     limit: arguments.Limit | None, problem: Problem, estimator: Estimator
 ) -> int:
@@ -166,7 +235,7 @@ def choose_limit(
 
 
 def summarise(
-    sampled: Samples,
+    named: dict[str, Any],
     estimator: Estimator,
     problem: Problem,
     limit_bytes: int,
@@ -207,10 +276,8 @@ def summarise(
         summary['rules'] = figures.rule_costs(problem, limit_bytes, rows[-1])
     in_core_seconds = summary['in_core_seconds']
     return {
-        'arch': sampled.arch,
+        **named,
         'batchsize': batchsize,
-        'insize': sampled.insize,
-        'n_class': sampled.n_class,
         'gpu': estimator.model.name if estimator.model else None,
         'memory_limit_bytes': limit_bytes,
         **summary,
@@ -272,7 +339,8 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{calibration["images_per_second"]:g} images/s at batch size '
             f'{calibration["batchsize"]}'
         )
-    first, second = device['sample_batchsizes']
+    sizes = device['sample_batchsizes']
+    recorded = 'as it is' if sizes is None else 'batch sizes {} and {}'.format(*sizes)
     speed = f['in_core_images_per_second']
     return [
         ('memory limit', format_bytes(f['memory_limit_bytes'])),
@@ -283,7 +351,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('times', times),
         *sharing_rows(f['link']['ranks'], 'link shared by'),
         *(describe(f['algorithms']) if 'algorithms' in f else ()),
-        ('recorded', f'batch sizes {first} and {second}'),
+        ('recorded', recorded),
         *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),
     ]
 

@@ -6,15 +6,16 @@ import argparse
 import dataclasses
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import arguments, outputs
+from chainer_hybridmem.commands import arguments, outputs, programs
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.commands.samples import Samples
-    from chainer_hybridmem.estimation import Estimator
+    from chainer_hybridmem.estimation import Estimator, StepEstimator
 
 STUDIES = 'for research'  # heading of options that most users leave alone
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
@@ -96,11 +97,43 @@ def open_progress(args: argparse.Namespace, steps: int) -> Progress:
     return Progress(samples.count_steps(args.samples) + steps, sys.stderr)
 
 
-def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estimator]:
-    """The samples and the estimator that the command line asks for.
+class Sampled(NamedTuple):
+    """What is estimated from.
+
+    Attributes:
+        named (dict): What was recorded, as plain values.
+        step (StepEstimator): Its iterations.
+        note (str or None): What to tell beside it.
+    """
+
+    named: dict[str, Any]
+    step: StepEstimator
+    note: str | None = None
+
+
+def tell_note(sampled: Sampled) -> None:
+    """Tells on standard error what belongs to the answer."""
+    if sampled.note is not None:
+        print(printable(f'hybridmem: note: {sampled.note}'), file=sys.stderr)
+
+
+def find_program(args: argparse.Namespace) -> Program | None:
+    """The program of a command line; None if it names an architecture.
+
+    Raises:
+        OptionError: As :func:`programs.find` does.
+    """
+    return programs.find(args, samples=None, record_on=None)
+
+
+def obtain(
+    args: argparse.Namespace, program: Program | None, progress: Progress
+) -> Sampled:
+    """What the command line asks to estimate from.
 
     Args:
         args: With the options of this module, ``output`` and ``json``.
+        program: Of :func:`find_program`.
         progress: Of :func:`open_progress`.
 
     Raises:
@@ -108,7 +141,7 @@ def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estim
         HybridMemoryError: If the network cannot be recorded.
     """
     from chainer_hybridmem.commands import samples
-    from chainer_hybridmem.estimation import Estimator, load_device_model, ways
+    from chainer_hybridmem.estimation import StepEstimator, load_device_model, ways
 
     model = load_device_model(args.gpu) if args.gpu is not None else None
     device = args.record_on or ('auto' if model is None else 'cpu')
@@ -127,18 +160,33 @@ def obtain(args: argparse.Namespace, progress: Progress) -> tuple[Samples, Estim
         batchsizes = arguments.SAMPLE_BATCHSIZES
         if model is None and args.splitting:
             batchsizes = arguments.PART_SAMPLE_BATCHSIZES
-    sampled = samples.obtain(
-        args.arch,
-        args.insize,
-        args.n_class,
-        samples.Sampling(tuple(batchsizes), device, model is None, model is None),
-        args.samples,
-        progress,
-    )
-    estimator = Estimator.make(sampled.pair, model, args.convolution, args.recompute)
+    here, note = model is None, None
+    if program is None:
+        sampled = samples.obtain(
+            args.arch,
+            args.insize,
+            args.n_class,
+            samples.Sampling(tuple(batchsizes), device, here, here),
+            args.samples,
+            progress,
+        )
+        pairs = [(sampled.pair, 1)]
+        named: dict[str, Any] = {
+            'arch': sampled.arch,
+            'insize': sampled.insize,
+            'n_class': sampled.n_class,
+        }
+    else:
+        pairs, note = programs.record_samples(program, batchsizes, here, progress)
+        named = {'program': program.words, 'batch_arg': program.batch_arg}
+    step = StepEstimator.make(pairs, model, args.convolution, args.recompute)
     if args.images_per_second is not None:
-        estimator = estimator.calibrated(args.images_per_second, args.calibrate_batch)
-    return sampled, dataclasses.replace(estimator, ranks=args.shared_by)
+        first = step.largest(args.calibrate_batch)
+        factor = first.calibrated(args.images_per_second, args.calibrate_batch)
+        step = step.changed(lambda one: one.with_factor_of(factor))
+    ranks = args.shared_by
+    step = step.changed(lambda one: dataclasses.replace(one, ranks=ranks))
+    return Sampled(named, step, note)
 
 
 def device_bytes(estimator: Estimator) -> int:

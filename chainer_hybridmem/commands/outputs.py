@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,7 +70,11 @@ def check_outputs(
 
 
 def describe_network(figures: dict[str, Any]) -> str:
-    """What is trained: ``'resnet50, 8 pictures of 224x224'``."""
+    """What is trained: ``'resnet50, 8 pictures of 224x224'``, or a program."""
+    if 'program' in figures:
+        size = figures['batchsize']
+        batch = '' if size is None else f', batch size {size}'
+        return f'{shlex.join(figures["program"])}{batch}'
     pictures = format_count(figures['batchsize'], 'picture')
     return '{arch}, {pictures} of {insize}x{insize}'.format(
         pictures=pictures, **figures

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.commands import arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, sharing_rows
@@ -15,14 +15,27 @@ from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from chainer_hybridmem.simulation import Problem
+
 ITERATIONS = 10
+
+
+class Recording(NamedTuple):
+    """What was recorded: in words, as plain values, and what to tell beside it."""
+
+    title: str
+    named: dict[str, Any]
+    problem: Problem
+    note: str | None
 
 
 class ProfileCommand(base.Command):
     """Trains an architecture on random pictures until one iteration is recorded.
 
     All feature maps are swapped meanwhile, so that this works where training
-    in-core does not.
+    in-core does not. A program behind -- is run as it is, and ended once it has
+    repeated an iteration, or the iterations of a step, often enough.
     """
 
     name = 'profile'
@@ -34,42 +47,64 @@ class ProfileCommand(base.Command):
         parser.add_argument(
             '--iterations',
             type=arguments.positive,
-            default=ITERATIONS,
-            help=f'give up after these many; default {ITERATIONS}',
+            help=f'give up after these many; default {ITERATIONS}, for a program '
+            f'{programs.ITERATIONS}',
         )
         parser.add_argument(
             '-o', '--output', metavar='FILE', required=True, help='where to save it'
         )
         arguments.add_json(parser)
+        programs.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         outputs.check_outputs(args.output, args.json)
-        base.import_chainer()
-        from chainer_hybridmem.commands import figures, recording
+        program = programs.find(args, device='auto')
+        if program is None:
+            title, named, problem, note = _record_network(args)
+        else:
+            title, named, problem, note = _record_program(args, program)
+        library.save(problem.profile, args.output)
+        from chainer_hybridmem.commands import figures
 
-        network = recording.Network(
-            args.arch, args.batchsize, args.insize, args.n_class
-        )
-        # The session has a line for each iteration.
-        with Progress(args.iterations, sys.stderr, plain=False) as progress:
-            recorded = recording.record(
-                network,
-                recording.Memory.of(args, network, progress.lines),
-                args.iterations,
-                progress.lines,
-                began=lambda number: progress.step(f'recording {args.arch}'),
-            )
-        library.save(recorded.problem.profile, args.output)
-        summary = figures.profile_figures(recorded.problem)
-        named = dataclasses.asdict(recorded.network)
-        title = outputs.describe_network(named)
+        summary = figures.profile_figures(problem)
         outputs.publish(
             named_values(title, values(summary)), {**named, **summary}, args.json
         )
-        if recorded.reason is not None:
-            note = printable(f'hybridmem: note: {recorded.reason}')
-            print(note, file=sys.stderr)
+        if note is not None:
+            print(printable(f'hybridmem: note: {note}'), file=sys.stderr)
         return 0
+
+
+def _record_network(args: argparse.Namespace) -> Recording:
+    base.import_chainer()
+    from chainer_hybridmem.commands import recording
+
+    network = recording.Network(args.arch, args.batchsize, args.insize, args.n_class)
+    iterations = args.iterations or ITERATIONS
+    # The session has a line for each iteration.
+    with Progress(iterations, sys.stderr, plain=False) as progress:
+        recorded = recording.record(
+            network,
+            recording.Memory.of(args, network, progress.lines),
+            iterations,
+            progress.lines,
+            began=lambda number: progress.step(f'recording {args.arch}'),
+        )
+    named = dataclasses.asdict(recorded.network)
+    title = outputs.describe_network(named)
+    return Recording(title, named, recorded.problem, recorded.reason)
+
+
+def _record_program(args: argparse.Namespace, program: programs.Program) -> Recording:
+    recorded = programs.record(
+        program,
+        {**programs.memory_options(args, program), 'progress': True},
+        args.iterations or programs.ITERATIONS,
+        parts=True,
+        timed=True,
+    )
+    problem, note = programs.find_largest(recorded), programs.describe_kinds(recorded)
+    return Recording(program.title, {'program': program.words}, problem, note)
 
 
 def values(figures: dict[str, Any]) -> list[tuple[str, str]]:

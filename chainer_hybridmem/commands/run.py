@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import types
+from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access import compat
@@ -97,11 +98,7 @@ class RunCommand(base.Command):
         options = read_options(args)
         outputs.check_output(args.report)
         outputs.check_output(args.profile)
-        path = None if args.is_module else find_program(args.program)
-        sys.argv = [args.program if path is None else path, *args.args]
-        if not getattr(sys.flags, 'safe_path', False):  # as Python does
-            script = None if path is None else os.path.realpath(path)
-            sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
+        start = prepare(args.program, args.args, args.is_module)
         interrupted: list[bool] = []
         atexit.register(end_interrupted, interrupted)  # behind all that a program does
         settings = starting.Settings(
@@ -115,21 +112,18 @@ class RunCommand(base.Command):
             settings.first = os.getpid()
             settings.folder = tempfile.mkdtemp(prefix='hybridmem-run-')
         os.environ[starting.VARIABLE] = settings.to_text()
-        return self._run(starting.begin(settings), path, args, interrupted)
+        return self._run(starting.begin(settings), start, args, interrupted)
 
     def _run(
         self,
         process: starting.Process,
-        path: str | None,
+        start: Callable[[], Any],
         args: argparse.Namespace,
         interrupted: list[bool],
     ) -> int:
         try:
             try:
-                if path is None:
-                    runpy.run_module(args.program, run_name='__main__', alter_sys=True)
-                else:
-                    runpy.run_path(path, run_name='__main__')
+                start()
             except BaseException as error:
                 process.end(type(error), error, error.__traceback__)
                 raise
@@ -208,6 +202,22 @@ def check_can_limit() -> None:
 def absolute(path: str | None) -> str | None:
     """A path that stays right if the program changes its folder."""
     return None if path is None else os.path.abspath(path)
+
+
+def prepare(program: str, args: list[str], is_module: bool) -> Callable[[], Any]:
+    """Sets arguments and path of this process, and returns what runs the program in it.
+
+    Raises:
+        OptionError: If there is no such program.
+    """
+    path = None if is_module else find_program(program)
+    sys.argv = [program if path is None else path, *args]
+    if not getattr(sys.flags, 'safe_path', False):  # as Python does
+        script = None if path is None else os.path.realpath(path)
+        sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
+    if path is None:
+        return lambda: runpy.run_module(program, run_name='__main__', alter_sys=True)
+    return lambda: runpy.run_path(path, run_name='__main__')
 
 
 def find_program(name: str) -> str:

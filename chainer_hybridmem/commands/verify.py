@@ -7,17 +7,15 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import arguments, base, outputs
+from chainer_hybridmem.commands import arguments, base, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
-from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.chainer_access.snapshots import Snapshot
     from chainer_hybridmem.commands.recording import Memory, Network, Training
-    from chainer_hybridmem.session.session import Session
+    from chainer_hybridmem.session.watchers import VerifiedRun
 
 ITERATIONS = 10
 IN_CORE = 'in-core'
@@ -29,8 +27,9 @@ class VerifyCommand(base.Command):
     Once in a memory limit, and once as plain Chainer (in-core) or, where that does
     not fit, with a second planner. Losses, gradients, parameters, optimizer states,
     persistent arrays and the random state are compared after every iteration;
-    what backward reads is checked, too. Exit status 1 if anything differs. A limit in
-    percent is a share of the in-core peak, which is then recorded first.
+    what backward reads is checked, too. A program behind -- is run twice as it is, with
+    the seeds it sets; what it trains is compared. Exit status 1 if anything differs. A
+    limit in percent is a share of the in-core peak, which is then recorded first.
     """
 
     name = 'verify'
@@ -56,6 +55,7 @@ class VerifyCommand(base.Command):
         )
         arguments.add_rules(parser)
         arguments.add_json(parser)
+        programs.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.planners import DEFAULT, check_name
@@ -68,46 +68,85 @@ class VerifyCommand(base.Command):
                 f'--planner or --against.'
             )
         outputs.check_output(args.json)
-        base.import_chainer()
-        from chainer_hybridmem.commands import recording
-
-        network = recording.Network(
-            args.arch, args.batchsize, args.insize, args.n_class
-        )
-        steps = 2 * args.iterations + args.memory_limit.is_share
-        with Progress(steps, sys.stderr) as progress:
-            if args.memory_limit.is_share:
-                progress.step('recording the in-core peak')
-            memory = recording.Memory.of(args, network)
-            limited, other = (
-                train(network, memory, args.iterations, name, args.rules, progress)
-                for name in (planner, None if against == IN_CORE else against)
-            )
-        figures = compare(limited, other)
-        figures = {
-            **dataclasses.asdict(network),
-            'planner': planner,
-            'against': against,
-            'memory_limit_bytes': memory.limit_bytes,
-            **figures,
-        }
+        program = programs.find(args, device='auto')
+        if program is None:
+            figures = _verify_network(args, planner, against)
+        else:
+            figures = _verify_program(args, program, planner, against)
         outputs.publish(text(figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training.
+def _verify_network(
+    args: argparse.Namespace, planner: str, against: str
+) -> dict[str, Any]:
+    base.import_chainer()
+    from chainer_hybridmem.commands import recording
 
-    Attributes:
-        snapshots (list of Snapshot): After every iteration.
-        guided (list of bool): Whether it has followed a plan.
-        session (Session or None): It ran in; None for plain Chainer.
-    """
+    network = recording.Network(args.arch, args.batchsize, args.insize, args.n_class)
+    steps = 2 * args.iterations + args.memory_limit.is_share
+    with Progress(steps, sys.stderr) as progress:
+        if args.memory_limit.is_share:
+            progress.step('recording the in-core peak')
+        memory = recording.Memory.of(args, network)
+        limited, other = (
+            train(network, memory, args.iterations, name, args.rules, progress)
+            for name in (planner, None if against == IN_CORE else against)
+        )
+    return {
+        **dataclasses.asdict(network),
+        'planner': planner,
+        'against': against,
+        'memory_limit_bytes': memory.limit_bytes,
+        **compare(limited, other),
+    }
 
-    snapshots: list[Snapshot]
-    guided: list[bool]
-    session: Session | None
+
+def _verify_program(
+    args: argparse.Namespace, program: programs.Program, planner: str, against: str
+) -> dict[str, Any]:
+    """Runs a program within the limit and without; once more without if bits differ."""
+    options = programs.memory_options(args, program)
+
+    def train(name: str | None) -> VerifiedRun:
+        chosen = {**options, 'planner': name, 'rules': args.rules}
+        chosen['verify'] = args.iterations
+        run: VerifiedRun = programs.ask(
+            program,
+            'ProgramVerifier',
+            options=None if name is None else chosen,
+            iterations=args.iterations,
+        )
+        return run
+
+    with Progress(2, sys.stderr) as progress:
+        progress.step(f'training {program.title} with {planner}', at_once=True)
+        limited = _check_guided(train(planner), planner)
+        progress.step(f'training {program.title}, {against}', at_once=True)
+        other = train(None if against == IN_CORE else against)
+        figures = compare(limited, other)
+        if not figures['same']:
+            plain = train(None)
+            again = plain if against == IN_CORE else train(None)
+            left = other if against == IN_CORE else plain
+            figures['deterministic'] = compare(left, again)['same']
+    return {
+        'program': program.words,
+        'batchsize': None,
+        'planner': planner,
+        'against': against,
+        'memory_limit_bytes': options['memory_limit'],
+        **figures,
+    }
+
+
+def _check_guided(run: VerifiedRun, planner: str) -> VerifiedRun:
+    if not any(run.guided):
+        raise HybridMemoryError(
+            f'None of {format_count(len(run.guided), "iteration")} has followed a plan '
+            f'of {planner}; allow more with --iterations.'
+        )
+    return run
 
 
 def train(
@@ -117,7 +156,7 @@ def train(
     planner: str | None,
     rules: Any,
     progress: Progress,
-) -> Run:
+) -> VerifiedRun:
     """Trains from the same seed every time.
 
     Args:
@@ -151,15 +190,16 @@ def train(
         raise recording.explained(network, error) from error
 
 
-def train_plain(training: Training, iterations: int, progress: Progress) -> Run:
+def train_plain(training: Training, iterations: int, progress: Progress) -> VerifiedRun:
     """Trains as plain Chainer, without a limit."""
     from chainer_hybridmem.chainer_access.snapshots import snapshot
+    from chainer_hybridmem.session.watchers import VerifiedRun
 
     snapshots = []
     for _ in range(iterations):
         progress.step(f'training {IN_CORE}')
         snapshots.append(snapshot(training.model, training.step()))
-    return Run(snapshots, [False] * iterations, None)
+    return VerifiedRun(snapshots, [False] * iterations)
 
 
 def train_limited(
@@ -169,7 +209,7 @@ def train_limited(
     planner: str,
     rules: Any,
     progress: Progress,
-) -> Run:
+) -> VerifiedRun:
     """Trains in a session that verifies every iteration that follows a plan.
 
     Raises:
@@ -177,6 +217,7 @@ def train_limited(
     """
     from chainer_hybridmem.chainer_access.snapshots import snapshot
     from chainer_hybridmem.session.optimizing import optimize
+    from chainer_hybridmem.session.watchers import VerifiedRun
 
     snapshots, guided = [], []
     with optimize(
@@ -193,21 +234,18 @@ def train_limited(
             snapshots.append(snapshot(training.model, training.step()))
             session.finish_iteration()
             guided.append(bool(session.last_iteration()['guided']))
-    if not any(guided):
-        raise HybridMemoryError(
-            f'None of {format_count(iterations, "iteration")} has followed a plan of '
-            f'{planner}; allow more with --iterations.'
-        )
-    return Run(snapshots, guided, session)
+    run = VerifiedRun(snapshots, guided)
+    peak_bytes = session.statistics()['peak_bytes']
+    return _check_guided(run.with_session(session, peak_bytes), planner)
 
 
-def compare(run: Run, other: Run) -> dict[str, Any]:
+def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:
     """What is the same after every iteration, as plain values."""
     from chainer_hybridmem.chainer_access.snapshots import KINDS, first_difference
 
     rows = []
     for number, (left, right) in enumerate(
-        zip(run.snapshots, other.snapshots, strict=True)
+        zip(run.snapshots, other.snapshots, strict=False)  # a program may end
     ):
         difference = first_difference(left, right)
         rows.append(
@@ -218,16 +256,12 @@ def compare(run: Run, other: Run) -> dict[str, Any]:
                 'first_difference': None if difference is None else list(difference),
             }
         )
-    assert run.session is not None
-    verdict = run.session.verdict
-    plan = run.session.plan
-    assert plan is not None
     return {
         'same': all(row['first_difference'] is None for row in rows),
-        'peak_bytes': run.session.statistics()['peak_bytes'],
-        'swapped_maps': plan.count(Action.SWAP),
-        'recomputed_maps': plan.count(Action.RECOMPUTE),
-        'verdict': None if verdict is None else dataclasses.asdict(verdict),
+        'peak_bytes': run.peak_bytes,
+        'swapped_maps': run.swapped_maps,
+        'recomputed_maps': run.recomputed_maps,
+        'verdict': run.verdict and dataclasses.asdict(run.verdict),
         'iterations': rows,
     }
 
@@ -245,9 +279,13 @@ def text(figures: dict[str, Any]) -> str:
         for row in rows
     ]
     limit, peak = format_apart(figures['memory_limit_bytes'], figures['peak_bytes'])
+    if 'program' in figures:
+        trained = outputs.describe_network(figures)
+    else:
+        pictures = format_count(figures['batchsize'], 'picture')
+        trained = f'{figures["arch"]}, {pictures}'
     title = (
-        f'{figures["arch"]}, {format_count(figures["batchsize"], "picture")}: '
-        f'{figures["planner"]} in '
+        f'{trained}: {figures["planner"]} in '
         f'{limit} (peak {peak}) against {figures["against"]}'
     )
     parts = [title, table(['iteration', 'state', *kinds], cells, left=len(kinds) + 2)]
@@ -257,7 +295,7 @@ def text(figures: dict[str, Any]) -> str:
             f'{format_count(verdict["maps"], "feature map")} as forward made them, '
             f'{format_count(verdict["replays"], "replay")} without any other effect'
         )
-    parts.append(conclusion(rows))
+    parts.append(conclusion(rows, figures.get('deterministic')))
     if not figures['swapped_maps'] + figures['recomputed_maps']:
         parts.append(
             f'Warning: the plan keeps every feature map, so nothing was put to the '
@@ -267,15 +305,27 @@ def text(figures: dict[str, Any]) -> str:
     return '\n\n'.join(parts)
 
 
-def conclusion(rows: list[dict[str, Any]]) -> str:
-    """One line: all the same, or where the first difference is."""
+def conclusion(rows: list[dict[str, Any]], deterministic: bool | None = None) -> str:
+    """One line: all the same, or where the first difference is.
+
+    Args:
+        rows: Of iterations.
+        deterministic: Whether two runs of plain Chainer are the same, if that is known.
+    """
     for row in rows:
         if row['first_difference'] is not None:
             kind, name = row['first_difference']
+            found = f'DIFFERENT from iteration {row["iteration"]} on: {kind}, {name}. '
+            if deterministic:
+                return f'{found}Two runs of plain Chainer are the same.'
+            if deterministic is not None:
+                return (
+                    f'{found}So are two runs of plain Chainer: the program has to set '
+                    f'its seeds before this says anything.'
+                )
             return (
-                f'DIFFERENT from iteration {row["iteration"]} on: {kind}, {name}. '
-                f'Where the program itself gives other bits in every run (atomic '
-                f'additions on a GPU), so does this.'
+                f'{found}Where the program itself gives other bits in every run '
+                f'(atomic additions on a GPU), so does this.'
             )
     guided = sum(row['guided'] for row in rows)
     return (

@@ -3,7 +3,13 @@
 Pure, like the planners: profiles in, profiles out. See ``docs/guide/estimate.md``.
 """
 
-from chainer_hybridmem.estimation.affine import SamplePair, check_ascending
+from chainer_hybridmem.estimation.affine import (
+    Kind,
+    SamplePair,
+    check_ascending,
+    match_kinds,
+    same_sizes,
+)
 from chainer_hybridmem.estimation.device_models import (
     DeviceModel,
     load_device_model,
@@ -12,6 +18,7 @@ from chainer_hybridmem.estimation.device_models import (
 from chainer_hybridmem.estimation.estimator import (
     MOST_PICTURES,
     Estimator,
+    StepEstimator,
     check_algorithms,
     check_batchsize,
     ways,
@@ -30,8 +37,10 @@ __all__ = [
     'MOST_PICTURES',
     'DeviceModel',
     'Estimator',
+    'Kind',
     'Node',
     'SamplePair',
+    'StepEstimator',
     'all_reduce_bytes',
     'all_reduce_seconds',
     'check_algorithms',
@@ -40,8 +49,10 @@ __all__ = [
     'load_device_model',
     'load_node',
     'lower_to_cudnn',
+    'match_kinds',
     'model_names',
     'node_names',
+    'same_sizes',
     'ways',
     'with_all_reduce',
 ]

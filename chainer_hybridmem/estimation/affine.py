@@ -23,7 +23,7 @@ import functools
 from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
 from chainer_hybridmem.estimation.costs import whole_forward
@@ -36,6 +36,7 @@ from chainer_hybridmem.estimation.structure import (
 )
 from chainer_hybridmem.records.profile import (
     MINIMUM_MAP_BYTES,
+    Category,
     Operation,
     Profile,
     Recipe,
@@ -64,9 +65,28 @@ def check_ascending(batchsizes: Any, name: str = 'batchsizes') -> tuple[int, int
     )
 
 
+class Kind(NamedTuple):
+    """A kind of iteration in a step of a program.
+
+    A GAN has one for its generator and one for its discriminator.
+
+    Attributes:
+        profile (Profile): One iteration.
+        repeats (int): How often it comes in a step.
+        older_bytes (int): What plain Chainer has beside it where a step needs most:
+            maps of earlier iterations whose losses the program holds, say.
+    """
+
+    profile: Profile
+    repeats: int = 1
+    older_bytes: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplePair:
     """Two recorded iterations that differ in nothing but the batch size.
+
+    If there is one iteration only, nothing is said about other batch sizes.
 
     Attributes:
         small (Profile): With the smaller batch.
@@ -74,12 +94,14 @@ class SamplePair:
         batchsizes (tuple of int): Of both, ascending.
         smaller_bytes (tuple): For each storage of ``large``, the bytes that it
             has in ``small``; a fraction where that is only supposed.
+        older_bytes (tuple of int): Of both; see :class:`Kind`.
     """
 
     small: Profile
     large: Profile
     batchsizes: tuple[int, int]
     smaller_bytes: tuple[int | Fraction, ...]
+    older_bytes: tuple[int, int] = (0, 0)
 
     @classmethod
     def match(
@@ -99,6 +121,13 @@ class SamplePair:
         batchsizes = check_ascending(batchsizes)
         return cls(small, large, batchsizes, _Matcher(small, large, batchsizes).run())
 
+    @classmethod
+    def of_one(cls, kind: Kind) -> SamplePair:
+        """One recorded iteration, of a batch size that is not known."""
+        profile, _, older = kind
+        smaller = tuple(storage.nbytes for storage in profile.storages)
+        return cls(profile, profile, (1, 1), smaller, (older, older))
+
     @functools.cached_property
     def _part_sizes(self) -> PartSizes:
         return PartSizes(self.small, self.large, self.batchsizes)
@@ -111,6 +140,8 @@ class SamplePair:
         proportion to it as proportional.
         """
         large = self.large
+        if large is self.small:
+            return large
         storages = [
             dataclasses.replace(s, nbytes=self._bytes(n, s.nbytes, batchsize))
             for s, n in zip(large.storages, self.smaller_bytes, strict=True)
@@ -131,6 +162,10 @@ class SamplePair:
             operations=operations,
             splits=tuple(self._part_sizes.at(batchsize, profile.splits)),
         )
+
+    def older_bytes_at(self, batchsize: int) -> int:
+        """Maps of earlier iterations beside one with any batch size."""
+        return self._bytes(*self.older_bytes, batchsize)
 
     def _initial_bytes(self, batchsize: int) -> int:
         """More with the smaller batch was something else, such as garbage."""
@@ -193,6 +228,50 @@ class SamplePair:
         return result
 
 
+def match_kinds(
+    small: Sequence[Kind], large: Sequence[Kind], batchsizes: tuple[int, int]
+) -> list[tuple[SamplePair, int]]:
+    """Finds the kinds of iteration of one step in the other, with how often each comes.
+
+    Args:
+        small: Of the step with the smaller batch; it may begin at any of them.
+        large: Of the step with the larger batch.
+        batchsizes: Of both.
+
+    Raises:
+        OptionError: If the batch sizes are not ascending.
+        ProfileMismatchError: Naming the first operation that differs.
+    """
+    left = sorted(small, key=lambda kind: _outline_operations(kind.profile))
+    right = sorted(large, key=lambda kind: _outline_operations(kind.profile))
+    if len(left) != len(right):
+        first, second = batchsizes
+        raise ProfileMismatchError(
+            f'The steps differ: {len(left)} kinds of iteration with batch size '
+            f'{first}, but {len(right)} with {second}. An estimate needs a program '
+            f'that computes the same for every batch size.'
+        )
+    found = []
+    for a, b in zip(left, right, strict=True):
+        pair = SamplePair.match(a.profile, b.profile, batchsizes)
+        older = a.older_bytes, b.older_bytes
+        found.append((dataclasses.replace(pair, older_bytes=older), b.repeats))
+    return found
+
+
+def same_sizes(small: Sequence[Kind], large: Sequence[Kind]) -> bool:
+    """Whether two steps need the same memory, so that the batch size is not theirs."""
+    left, right = (
+        sorted([s.nbytes for s in kind.profile.storages] for kind in kinds)
+        for kinds in (small, large)
+    )
+    return left == right
+
+
+def _outline_operations(profile: Profile) -> list[tuple[str, str]]:
+    return [(op.label, op.phase.value) for op in profile.operations]
+
+
 class _Matcher:
     """Finds the storages of one profile in another."""
 
@@ -250,8 +329,11 @@ class _Matcher:
             [s for s in profile.storages if s.producer < 0]
             for profile in (self.small, self.large)
         )
-        same = len(left) == len(right)
-        if not same or not all(map(_alike_before, left, right)):
+        if not _are_alike_before(left, right):  # what is of older graphs may differ
+            left, right = (
+                [s for s in side if not _is_older(s)] for side in (left, right)
+            )
+        if not _are_alike_before(left, right):
             what = 'the number of arrays there before the iteration is'
             raise self._mismatch(what, len(left), len(right))
         self._accept(left, right)
@@ -331,6 +413,16 @@ def _alike_before(a: Storage, b: Storage) -> bool:
     if (a.category, a.forward_uses) != (b.category, b.forward_uses):
         return False
     return a.backward_uses == b.backward_uses or a.nbytes < MINIMUM_MAP_BYTES
+
+
+def _are_alike_before(left: Sequence[Storage], right: Sequence[Storage]) -> bool:
+    return len(left) == len(right) and all(map(_alike_before, left, right))
+
+
+def _is_older(storage: Storage) -> bool:
+    """Whether it is there and nothing of the iteration: of an older graph, say."""
+    uses = storage.forward_uses or storage.backward_uses or storage.slots
+    return storage.category is Category.INPUT and not uses
 
 
 def _outline(storages: Sequence[Storage]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
@@ -26,6 +26,7 @@ from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
 
 KIND = 'estimate'
 MOST_PICTURES = 2**24
@@ -261,3 +262,57 @@ class Estimator:
             'compute_factor': self.factor,
             'calibration': self.calibration,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class StepEstimator:
+    """Estimators of all kinds of iteration in a step.
+
+    Attributes:
+        estimators (tuple of Estimator): One for each kind.
+        counts (tuple of int): How often each comes in a step.
+    """
+
+    estimators: tuple[Estimator, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def make(
+        cls, samples: Sequence[tuple[SamplePair, int]], *device: Any
+    ) -> StepEstimator:
+        """Makes estimators of what :func:`.match_kinds` has found.
+
+        Args:
+            samples: Of all kinds.
+            device: As for :meth:`Estimator.make`.
+
+        Raises:
+            OptionError: As :func:`ways` does.
+        """
+        pairs, counts = zip(*samples, strict=True)
+        return cls(tuple(Estimator.make(pair, *device) for pair in pairs), counts)
+
+    def changed(self, change: Callable[[Estimator], Estimator]) -> StepEstimator:
+        """The same with other estimators."""
+        return StepEstimator(tuple(map(change, self.estimators)), self.counts)
+
+    def largest(self, batchsize: int) -> Estimator:
+        """That of the kind which needs most in-core with a batch size.
+
+        Raises:
+            OptionError: If the batch size is out of range.
+        """
+        if len(self.estimators) == 1:
+            return self.estimators[0]
+        return max(
+            self.estimators,
+            key=lambda one: in_core_peak_bytes(one.profile(batchsize)),
+        )
+
+    def older_bytes(self, batchsize: int) -> int:
+        """What plain Chainer has beside that kind; see :class:`.Kind`."""
+        return self.largest(batchsize).samples.older_bytes_at(batchsize)
+
+    def profile(self, batchsize: int) -> Profile:
+        """The estimated profile of that kind."""
+        return self.largest(batchsize).profile(batchsize)

@@ -110,14 +110,15 @@ class Fits:
         )
 
     def estimate(self, step: Callable[[int], Any], model: Any) -> Problem:
-        """Records two small batches; see :func:`.batch_estimate.estimate_batch`."""
+        """Records two small batches; see :func:`.batch_estimate.estimate`."""
         from chainer_hybridmem.chainer_access import compat
 
         compat.import_chainer()
-        from chainer_hybridmem.session.batch_estimate import estimate_batch
+        from chainer_hybridmem.session.batch_estimate import estimate
 
         assert self.batchsize is not None
-        return estimate_batch(step, model, self.batchsize, self.gpu, self.recorded)
+        found = estimate(step, self.batchsize, model, self.gpu, self.recorded)
+        return found.problem
 
     def check_estimate(self, problem: Problem) -> str | None:
         """Why an estimated iteration does not fit; None if it does."""

@@ -149,10 +149,18 @@ class Follower:
             self._enter(models)
 
     def _enter(self, models: list[chainer.Link]) -> None:
+        session = self._make_session(models)
+        if session is not None:
+            session.gives_way = self._give_way
+            session.__enter__()
+            self._session, self._thread = session, threading.current_thread()
+
+    def _make_session(self, models: list[chainer.Link]) -> Session | None:
+        """The next session around these models; None if there is no limit."""
         finder = self._finder
         if finder.is_over:
             if finder.limit_bytes is None:
-                return
+                return None
             limit_bytes = finder.limit_bytes
             on_gpu = any(
                 isinstance(m.device, chainer.backend.GpuDevice) for m in models
@@ -160,13 +168,10 @@ class Follower:
             if not (finder.is_found or on_gpu):
                 self._sharers = self._count_sharers()
                 limit_bytes //= self._sharers
-            session = optimize(models, limit_bytes, **self._options)
-        else:
-            session = self._finding = finder.make_session(models)
-            self._beginnings.wait()
-        session.gives_way = self._give_way
-        session.__enter__()
-        self._session, self._thread = session, threading.current_thread()
+            return optimize(models, limit_bytes, **self._options)
+        self._finding = finder.make_session(models)
+        self._beginnings.wait()
+        return self._finding
 
     def _renew_finder(self) -> None:
         self._finder = LimitFinder(self._asked, self._options, None)

@@ -13,7 +13,7 @@ from chainer_hybridmem.devices.ram import total_ram
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import (
     MOST_PICTURES,
-    Estimator,
+    StepEstimator,
     check_ascending,
     load_device_model,
 )
@@ -25,7 +25,7 @@ from chainer_hybridmem.planners.largest import (
 )
 from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
-from chainer_hybridmem.session.recording_session import record_pair
+from chainer_hybridmem.session.recording_session import record_pairs
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import parse_bytes
@@ -103,7 +103,8 @@ def largest_batch(
 
     Args:
         step: Trains one iteration with as many examples as it is told: forward,
-            backward, update.
+            backward, update. Of several iterations in a step, as of a GAN, the one
+            counts that needs most.
         memory_limit: Bytes, or text such as ``'16GiB'``. None: all the memory of
             ``gpu`` or, without it, of the model's device: on a CPU, the RAM of this
             machine or, in a container, what that may have.
@@ -163,13 +164,13 @@ def _limit_of(memory_limit: int | str | None, model: Model, gpu: str | None) -> 
 
 def _record(
     step: Callable[[int], Any], model: Model, question: Question, limit_bytes: int
-) -> Estimator:
+) -> StepEstimator:
     """What the iterations of other batch sizes are estimated from."""
     device = load_device_model(question.gpu) if question.gpu is not None else None
 
-    def record(sizes: tuple[int, int], parts: bool) -> Estimator:
-        pair = record_pair(step, model, sizes, parts, timed=device is None)
-        return Estimator.make(pair, device)
+    def record(sizes: tuple[int, int], parts: bool) -> StepEstimator:
+        pairs = record_pairs(step, model, sizes, parts, timed=device is None)
+        return StepEstimator.make(pairs, device)
 
     if question.batchsizes is not None:
         return record(question.batchsizes, parts=device is None)
@@ -181,7 +182,9 @@ def _record(
     return record(_larger_sizes(estimator, limit_bytes, question.most), parts=True)
 
 
-def _larger_sizes(estimator: Estimator, limit_bytes: int, most: int) -> tuple[int, int]:
+def _larger_sizes(
+    estimator: StepEstimator, limit_bytes: int, most: int
+) -> tuple[int, int]:
     """Two batch sizes that plain Chainer trains easily, in many equal parts."""
 
     def in_core_bytes(batchsize: int) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.estimation import Kind, SamplePair, match_kinds, same_sizes
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
@@ -21,6 +21,7 @@ from chainer_hybridmem.units import format_count
 # Profiling swaps everything under every planner; this one plans without a search.
 PLANNER = 'swap-all'
 ITERATIONS = 10
+PLAIN_STEPS = 2  # the first one makes what stays
 AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
@@ -28,7 +29,25 @@ class RecordedError(Exception):
     """Ends a training step that would add nothing to what has been recorded."""
 
 
-class RecordingSession(Session):
+class SteppingSession(Session):
+    """A session that tells of the step which its iterations repeat."""
+
+    def find_step(self) -> list[Problem | None]:
+        """Problems of the step that repeats, in order; empty as long as none has.
+
+        A step has an iteration for each backward pass. None stands for one that is not
+        recorded.
+        """
+        step = self._guidebook.find_step()
+        return [None if guide is None else guide.problem for guide in step]
+
+    @classmethod
+    def plain(cls, model: Model) -> SteppingSession:
+        """A session of which nothing is to be found out but its peak."""
+        return cls(model, Options(AMPLE_BYTES, splitting=False))
+
+
+class RecordingSession(SteppingSession):
     """A session that keeps the problem it plans, whether a plan is found or not.
 
     Args:
@@ -63,10 +82,31 @@ class RecordingSession(Session):
         if self.stops:
             raise RecordedError
 
+    def find_problems(self) -> list[Problem]:
+        """Problems of all iterations that are recorded."""
+        found = (guide.problem for guide in self._guidebook)
+        return [problem for problem in found if problem is not None]
+
 
 def recording_options(limit_bytes: int, **others: Any) -> Options:
     """What such a session is told: it plans at once, and nothing is done for speed."""
     return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
+
+
+def count_kinds(problems: Sequence[Problem], peak_bytes: int) -> list[Kind]:
+    """Each of these iterations once, with how often it comes.
+
+    Args:
+        problems: Of the iterations of a step.
+        peak_bytes: Of the whole step, as plain Chainer has run it; 0 if that is not
+            known.
+    """
+    counts = collections.Counter(map(id, problems))
+    most = max((problem.in_core_peak_bytes for problem in problems), default=0)
+    return [
+        Kind(problem.profile, counts[id(problem)], max(0, peak_bytes - most))
+        for problem in {id(problem): problem for problem in problems}.values()
+    ]
 
 
 def record_step(
@@ -75,11 +115,12 @@ def record_step(
     batchsize: int,
     parts: bool,
     timed: bool = True,
-) -> Profile:
-    """Records one iteration of a batch size; the model is put back.
+) -> list[Kind]:
+    """Records each kind of iteration in a step of a batch size; the model is put back.
 
     Args:
-        step: Trains one iteration with as many examples as it is told.
+        step: Trains with as many examples as it is told: one iteration, or those of
+            several networks.
         model: What is trained.
         batchsize: Examples.
         parts: As for :class:`RecordingSession`.
@@ -92,11 +133,21 @@ def record_step(
     session = RecordingSession(model, recording_options(AMPLE_BYTES), parts, timed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept(one_model(model)))
+        with SteppingSession.plain(model) as plain:
+            for _ in range(PLAIN_STEPS):
+                step(batchsize)
+        peak_bytes = plain.statistics()['peak_bytes']
         stack.enter_context(session)
         for _ in range(ITERATIONS):
+            before = session.iterations
             step(batchsize)
-            if session.problem is not None:
-                return session.problem.profile
+            session.finish_iteration()
+            if session.iterations == before + 1 and session.problem is not None:
+                return count_kinds([session.problem], peak_bytes)
+            problems = session.find_step()
+            recorded = [one for one in problems if one is not None]
+            if len(problems) == len(recorded) > 0:
+                return count_kinds(recorded, peak_bytes)
     raise SessionError(
         f'No iteration with {format_count(batchsize, "example")} could be recorded in '
         f'{ITERATIONS} steps: each of them must run forward, backward and update of '
@@ -104,21 +155,24 @@ def record_step(
     )
 
 
-def record_pair(
+def record_pairs(
     step: Callable[[int], Any],
     model: Model,
     batchsizes: tuple[int, int],
     parts: bool,
     timed: bool = True,
-) -> SamplePair:
-    """Records one iteration of each of two batch sizes; the model is put back.
+) -> list[tuple[SamplePair, int]]:
+    """Records a step of each of two batch sizes; the model is put back.
 
     Args:
-        step: Trains one iteration with as many examples as it is told.
+        step: As for :func:`record_step`.
         model: What is trained.
         batchsizes: Ascending.
         parts: As for :class:`RecordingSession`.
         timed: Likewise.
+
+    Returns:
+        Samples of each kind of iteration, with how often it comes in a step.
 
     Raises:
         OptionError: If the iterations do not depend on the batch size.
@@ -131,10 +185,10 @@ def record_pair(
             'or after its with statement.'
         )
     small, large = (record_step(step, model, size, parts, timed) for size in batchsizes)
-    if [s.nbytes for s in small.storages] == [s.nbytes for s in large.storages]:
+    if same_sizes(small, large):
         first, second = batchsizes
         raise OptionError(
             f'step({first}) and step({second}) need the same memory; it has to train '
             f'with as many examples as it is told.'
         )
-    return SamplePair.match(small, large, batchsizes)
+    return match_kinds(small, large, batchsizes)

@@ -26,7 +26,7 @@ def without_times(profile: Profile) -> Profile:
 
 def record(timed: bool, parts: bool) -> tuple[Profile, int]:
     trained = Trained()
-    profile = record_step(trained.step, trained.model, 4, parts, timed)
+    ((profile, _),) = record_step(trained.step, trained.model, 4, parts, timed)
     return profile, len(trained.sizes)
 
 

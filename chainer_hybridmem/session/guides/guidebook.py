@@ -124,6 +124,12 @@ class IterationOrder:
         return max(followed, key=lambda past: kinds[past.kind])
 
     @property
+    def step(self) -> list[Kind]:
+        """Kinds of the iterations of the step that repeats, in order; else none."""
+        newest = list(self._newest)[-self._length :] if self.repeats else []
+        return [past.kind for past in newest]
+
+    @property
     def repeats(self) -> bool:
         """Whether a step has repeated, so that what is expected is likely to come."""
         length = self._length
@@ -354,6 +360,13 @@ class GuideBook:
     def find_planned(self) -> Guide | None:
         """The guide with a plan that was met last."""
         return next((g for g in self._guides if g.plan is not None), None)
+
+    def find_step(self) -> list[Guide | None]:
+        """Guides of the step that repeats, in order; empty as long as none has.
+
+        None stands for an iteration of an unknown signature.
+        """
+        return [self._by_kind.get(kind) for kind in self._order.step]
 
     # -- what to learn --------------------------------------------------------
     def wants_draft(self, key: OperationKey) -> bool:
