@@ -29,6 +29,7 @@ from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.estimate import EstimateCommand
+from chainer_hybridmem.commands.importing import ImportCommand
 from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
@@ -56,6 +57,7 @@ COMMANDS: tuple[type[Command], ...] = (
     CompareCommand,
     LayoutCommand,
     InferenceCommand,
+    ImportCommand,
     TraceCommand,
     ShowCommand,
     ReportCommand,

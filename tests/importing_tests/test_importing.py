@@ -1,0 +1,198 @@
+"""Files of other programs become profiles that plan and compare take."""
+
+import gzip
+import pickle
+
+import pytest
+from support.foreign import log, solution
+
+from chainer_hybridmem import commands
+from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
+from chainer_hybridmem.importing import KINDS, checkmate, import_profile
+from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.records import library
+from chainer_hybridmem.records.profile import Category, Link
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import make_problem
+
+LINK = Link(1e-5, 12e9, 12e9)
+# Forward 0 > 1 > 2 (the loss); backward 3, 4, 5 of 2, 1, 0.
+EDGES = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4), (4, 5)]
+CHAIN = solution([64, 32, 8, 8, 32, 0], [10, 20, 0, 5, 40, 30], EDGES, 3, fixed_kib=100)
+
+
+def constant(name, nbytes):
+    return (
+        {'INSTRUCTION': 'CONSTANT', 'NAME': name},
+        {'INSTRUCTION': 'MEMORY', 'NAME': name, 'MEMORY': str(nbytes)},
+    )
+
+
+def call(function, arguments, result, nbytes, time=1000, alias=-1):
+    return (
+        {
+            'INSTRUCTION': 'CALL',
+            'NAME': function,
+            'ARGS': arguments,
+            'RESULT': [result],
+            'TIME': str(time),
+        },
+        {'INSTRUCTION': 'MEMORY', 'NAME': result, 'MEMORY': str(nbytes)},
+        {'INSTRUCTION': 'ALIAS', 'NAME': result, 'ALIAS': str(alias)},
+    )
+
+
+LOG = log(
+    *constant('ignored', 5),
+    {'INSTRUCTION': 'ANNOTATE', 'ANNOTATION': 'START'},
+    *constant('w', 4096),
+    *call('conv', ['w'], 'a', 8192),
+    {
+        'INSTRUCTION': 'MUTATE',
+        'NAME': 'relu_',
+        'ARGS': ['a'],
+        'MUTATE': [0],
+        'TIME': '7',
+    },
+    *call('view', ['a'], 'v', 8192, 1, alias=0),
+    *call('mm', ['v', 'w'], 'b', 4096),
+    {'INSTRUCTION': 'RELEASE', 'NAME': 'a'},
+    {'INSTRUCTION': 'RELEASE', 'NAME': 'v'},
+    {'INSTRUCTION': 'ANNOTATE', 'ANNOTATION': 'BACKWARD'},
+    *call('mm_backward', ['b', 'v2'], 'g', 4096),
+    {'INSTRUCTION': 'RELEASE', 'NAME': 'b'},
+)
+
+
+def written(folder, name, data):
+    path = folder / name
+    path.write_bytes(data)
+    return str(path)
+
+
+def test_a_solution_is_accounted_as_checkmate_does(tmp_path):
+    path = written(tmp_path, 's.pkl', CHAIN)
+    profile = import_profile('checkmate', path, LINK)
+    assert [op.phase.value for op in profile.operations] == (
+        ['forward'] * 3 + ['backward'] * 3 + ['update']
+    )
+    assert profile.initial_bytes == 100 * 1024
+    assert profile.compute_seconds == pytest.approx(105e-5)
+    assert [s.nbytes // 1024 for s in profile.storages] == [64, 32, 8, 8, 32, 0]
+    maps = [s.id for s in profile.storages if s.plannable]
+    assert maps == [0, 2]  # backward reads them
+    assert profile.storages[1].category is Category.WORKSPACE
+    assert profile.storages[4].category is Category.GRADIENT
+
+
+def test_a_file_of_costs_has_other_times(tmp_path):
+    tables = [{}, {i: [i / 100] for i in range(6)}, {}, {}, {}, {}]
+    costs = written(tmp_path, 'c.pkl', pickle.dumps(tables))
+    path = written(tmp_path, 's.pkl', CHAIN)
+    profile = import_profile('checkmate', path, LINK, costs)
+    assert [round(op.device_seconds * 1e5) for op in profile.operations[:6]] == [
+        *range(6)
+    ]
+    short = written(tmp_path, 'd.pkl', pickle.dumps([{}, {0: [1.0]}]))
+    with pytest.raises(FormatError, match='about 1 operations, the solution about 6'):
+        import_profile('checkmate', path, LINK, short)
+    with pytest.raises(OptionError, match="'simrd' has no file of times"):
+        import_profile('simrd', path, LINK, costs)
+
+
+def test_a_log_is_accounted_as_simrd_does(tmp_path):
+    data = LOG.replace(b'"v2"', b'"b"')
+    path = tmp_path / 'l.log.gz'
+    path.write_bytes(gzip.compress(data))
+    profile = import_profile('simrd', str(path), LINK)
+    labels = [op.function for op in profile.operations]
+    assert labels == ['conv', 'relu_', 'view', 'mm', 'mm_backward', 'update']
+    sizes = {s.label.rsplit('/', 1)[-1]: s.nbytes for s in profile.storages if s.nbytes}
+    assert sizes == {
+        '': 4096,
+        'conv': 8192,
+        'relu_': 8192,
+        'mm': 4096,
+        'mm_backward': 4096,
+    }
+    assert profile.initial_bytes == 4096
+    mm = profile.operations[3]
+    assert profile.storages[mm.reads[0]].label == '/1/relu_'  # through the view
+    assert (
+        profile.storages[profile.operations[4].writes[0]].freed_at < 0
+    )  # held to the end
+
+
+@pytest.mark.parametrize('kind', ['checkmate', 'simrd'])
+def test_what_comes_out_can_be_planned(kind, tmp_path):
+    data = {'checkmate': CHAIN, 'simrd': LOG.replace(b'"v2"', b'"b"')}[kind]
+    profile = import_profile(kind, written(tmp_path, 'f', data), LINK)
+    problem = make_problem(profile)
+    for limit in (problem.in_core_peak_bytes, least_memory(problem)[0]):
+        plan = make_plan(problem, limit)
+        check_plan(profile, plan)
+
+
+WRONG = {
+    'checkmate': [b'', b'text', pickle.dumps([]), pickle.dumps({'a': 1}), CHAIN[:-40]],
+    'simrd': [
+        b'',
+        b'{',
+        b'[]',
+        b'[' * 100_000,
+        log({'INSTRUCTION': 'JUMP'}),
+        log({'INSTRUCTION': 'CALL'}),
+        log(*call('f', ['x'], 'y', 4)),
+        log(*constant('x', -5), *call('f', ['x'], 'y', 4)),
+        log(*constant('x', 2**70), *call('f', ['x'], 'y', 4)),
+        log(*call('f', [], 'y', 4, time=-1)),
+        log(*call('f', [], 'y', 4, alias=3)),
+        LOG,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ('kind', 'number'), [(kind, n) for kind in WRONG for n in range(len(WRONG[kind]))]
+)
+def test_what_is_no_such_file_ends_in_a_line(kind, number, tmp_path, capsys):
+    path = written(tmp_path, 'f', WRONG[kind][number])
+    out = str(tmp_path / 'p.json')
+    assert commands.main(['import', kind, path, '-o', out]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f'hybridmem: error: {path}') and told.count('\n') == 1
+
+
+def test_every_kind_has_files_that_are_wrong():
+    assert set(WRONG) == set(KINDS)
+
+
+def test_a_wrong_edge_is_refused():
+    wrong = solution([1, 1], [1, 1], [(1, 0)], 1)
+    with pytest.raises(FormatError, match='which do not precede it'):
+        checkmate.read_solution(wrong)
+
+
+def test_the_command_saves_a_profile(tmp_path, capsys):
+    path = written(tmp_path, 's.pkl', CHAIN)
+    out = str(tmp_path / 'p.json')
+    assert commands.main(['import', 'checkmate', path, '-o', out]) == 0
+    assert 'feature maps' in capsys.readouterr().out
+    assert library.load_profile(out).initial_bytes == 100 * 1024
+    with pytest.raises(UnknownNameError, match="Did you mean 'checkmate'"):
+        import_profile('checkmat', path, LINK)
+
+
+def test_what_is_packed_is_bounded_and_checked(tmp_path, monkeypatch):
+    from chainer_hybridmem import files
+
+    monkeypatch.setattr(files, 'MAXIMUM_FILE_BYTES', 10_000)
+    bomb = written(tmp_path, 'bomb.gz', gzip.compress(bytes(10**6)))
+    with pytest.raises(FormatError, match='more than 10000 bytes, unpacked'):
+        import_profile('simrd', bomb, LINK)
+    cut = written(tmp_path, 'cut.gz', gzip.compress(LOG)[:-20])
+    with pytest.raises(FormatError, match='is damaged'):
+        import_profile('simrd', cut, LINK)
+    with pytest.raises(FormatError, match='cannot be read'):
+        import_profile('simrd', str(tmp_path / 'none'), LINK)

@@ -1,0 +1,80 @@
+"""Files as other programs write them, made small."""
+
+import json
+import pickle
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+
+_CLASSES = {
+    'monet.graph': ('ComputeNode',),
+    'monet.solver_info': ('SolverInfo', 'FwdNode', 'BwdNode'),
+    'checkmate.checkmate_solver': ('CheckmateSolution',),
+}
+
+
+def _make_modules():
+    """The modules whose classes a solution names, as far as pickle needs them."""
+    made = {name: types.ModuleType(name) for name in ('monet', 'checkmate')}
+    for module, names in _CLASSES.items():
+        made[module] = types.ModuleType(module)
+        for name in names:
+            setattr(made[module], name, type(name, (), {'__module__': module}))
+    return made
+
+
+def _thing(cls, **state):
+    thing = cls.__new__(cls)
+    thing.__dict__.update(state)
+    return thing
+
+
+def solution(kib, units, edges, first_backward, runs=None, kept=None, fixed_kib=0):
+    """A solution file of Checkmate's solver.
+
+    Args:
+        kib: Size of what each operation makes.
+        units: Time of each, in 10 us.
+        edges: Pairs of an operation and one that reads it.
+        first_backward: The first operation that has a forward one.
+        runs: R of its schedule; None for no schedule.
+        kept: S of it.
+        fixed_kib: What is there all the time.
+    """
+    modules = _make_modules()
+    info = modules['monet.solver_info']
+    nodes = {}
+    for i, (size, time) in enumerate(zip(kib, units, strict=True)):
+        backward = i >= first_backward
+        nodes[i] = _thing(
+            info.BwdNode if backward else info.FwdNode,
+            mem=np.int64(size * 1024),
+            fixed_mem=np.int64(fixed_kib * 1024),
+            workspace_compute=[np.float64(time / 100)],
+            local_tensors={1, 2},
+            op='aten::relu_',
+            **({'fwd_id': 2 * first_backward - 1 - i} if backward else {}),
+        )
+    edge_list = [(u, v, 0) for u, v in edges]
+    graph = _thing(info.SolverInfo, nodes=nodes, edge_list=edge_list)
+    schedule = modules['checkmate.checkmate_solver'].CheckmateSolution
+    found = _thing(schedule)
+    if runs is not None:
+        found.__dict__.update(
+            r=np.array(runs, np.int64),
+            s=np.array(kept, np.int64),
+            f=[],
+            fwd_init=np.int64(1),
+            runtime_expected=np.int64(np.dot(np.sum(runs, axis=0), units)),
+        )
+    with mock.patch.dict(sys.modules, modules):
+        data = pickle.dumps([graph, found], protocol=3)
+    # Old and new versions of NumPy call the same functions by other names.
+    return data.replace(b'numpy._core', b'numpy.core')
+
+
+def log(*instructions):
+    """A log of simrd."""
+    return '\n'.join(json.dumps(i) for i in instructions).encode()
