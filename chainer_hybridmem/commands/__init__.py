@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from chainer_hybridmem import version
+from chainer_hybridmem.commands.arena import ArenaCommand
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
@@ -58,6 +59,7 @@ COMMANDS: tuple[type[Command], ...] = (
     LayoutCommand,
     InferenceCommand,
     ImportCommand,
+    ArenaCommand,
     TraceCommand,
     ShowCommand,
     ReportCommand,

@@ -40,7 +40,7 @@ class ImportCommand(base.Command):
             help=f'a file whose times count instead; {"; ".join(times)}',
         )
         parser.add_argument(
-            '--link-bandwidth',
+            '--link',
             type=arguments.bandwidth,
             default=LINK_BANDWIDTH,
             metavar='RATE',
@@ -60,7 +60,7 @@ class ImportCommand(base.Command):
 
         inputs = [path for path in (args.file, args.times) if path is not None]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
-        link = Link(LATENCY_SECONDS, args.link_bandwidth, args.link_bandwidth)
+        link = Link(LATENCY_SECONDS, args.link, args.link)
         profile = import_profile(args.kind, args.file, link, args.times)
         library.save(profile, args.output)
         summary = figures.profile_figures(make_problem(profile))

@@ -101,7 +101,7 @@ class _Machine:
     def __init__(self, admitted: Mapping[str, Call]) -> None:
         self._admitted = admitted
         self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[Any, Any] = {}
 
     def run(self, data: bytes) -> Any:
         stack, memo = self._stack, self._memo
@@ -112,7 +112,7 @@ class _Machine:
             if count >= MOST_OPCODES:
                 raise FormatError(f'The pickle has more than {MOST_OPCODES} opcodes.')
             if name in _STORES:
-                memo[len(memo) if argument is None else int(argument)] = stack[-1]
+                memo[len(memo) if argument is None else argument] = stack[-1]
             elif name in _FETCHES:
                 stack.append(memo[argument])
             elif name in _VALUES:
