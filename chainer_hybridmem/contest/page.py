@@ -229,5 +229,6 @@ def _head(body: Mapping[str, Any]) -> str:
 
 def _foot(body: Mapping[str, Any]) -> str:
     about = body['environment']
-    known = ', '.join(f'{name} {value}' for name, value in about.items() if value)
+    told = ('package', 'commit', 'processor', 'cores', 'python', 'date')
+    known = ', '.join(f'{name} {about[name]}' for name in told if about.get(name))
     return f'Made with: {body["command"]}. {known}.'

@@ -13,8 +13,13 @@ from collections.abc import Callable
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import OptionError, UnknownNameError
-from chainer_hybridmem.importing import checkmate, simrd
-from chainer_hybridmem.importing.reading import read_data
+from chainer_hybridmem.importing import (
+    checkmate,
+    execution_traces,
+    simrd,
+    snapshots,
+)
+from chainer_hybridmem.importing.reading import read_data, without_collections
 from chainer_hybridmem.records.profile import Link, Profile
 
 Reader = Callable[[bytes, 'bytes | None', Link], Profile]
@@ -48,7 +53,17 @@ KINDS: dict[str, Kind] = {
         'cost_*.pkl of the zoo',
     ),
     'simrd': Kind(
-        "logs of DTR's simulator", lambda data, _, link: simrd.read_log(data, link)
+        "logs of DTR's simulator",
+        lambda data, _, link: simrd.read_log(data, link),
+    ),
+    'execution-trace': Kind(
+        "PyTorch's execution traces",
+        execution_traces.read_trace,
+        'a Kineto trace of the same run',
+    ),
+    'snapshot': Kind(
+        "PyTorch's snapshots of memory, for layouts only",
+        lambda data, _, link: snapshots.read_snapshot(data, link),
     ),
 }
 
@@ -81,5 +96,5 @@ def import_profile(
         raise OptionError(f'Kind {kind!r} has no file of times; these have: {having}.')
     data = read_data(path)
     other = None if times is None else read_data(times)
-    with files.named(os.fspath(path)):
+    with files.named(os.fspath(path)), without_collections():
         return found.read(data, other, link)

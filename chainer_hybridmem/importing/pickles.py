@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,7 +89,15 @@ def read_pickle(data: bytes, admitted: Mapping[str, Call]) -> Any:
         value = _Machine(admitted).run(data)
     except FormatError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
         what = f'{error}' if isinstance(error, ValueError) else type(error).__name__
         raise FormatError(f'This is no pickle that can be read: {what}.') from error
     _check_depth(value)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import gzip
 import io
 import json
 import tarfile
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from chainer_hybridmem import files
@@ -62,3 +65,15 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f'This is not JSON ({error}).') from error
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Looks for no garbage meanwhile: a parsed file has millions of objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,18 +1,21 @@
 """Files of other programs become profiles that plan and compare take."""
 
 import gzip
+import json
 import pickle
 
 import pytest
-from support.foreign import log, solution
+from support.foreign import log, solution, tensor, trace
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
 from chainer_hybridmem.importing import KINDS, checkmate, import_profile
 from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.pools import in_core_trace
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Category, Link
 from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.reporting import memory_viz
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 
@@ -63,6 +66,54 @@ LOG = log(
     *call('mm_backward', ['b', 'v2'], 'g', 4096),
     {'INSTRUCTION': 'RELEASE', 'NAME': 'b'},
 )
+
+X, W, A, B, T, G = (tensor(n, 4096 * n) for n in range(1, 7))
+ENGINE = 'autograd::engine::evaluate_function: MulBackward0'
+CALLS = (
+    (1, 1, 'root', '', [], []),
+    (2, 1, 'aten::mul', 'mul(Tensor)', [X, W], [A]),
+    (3, 2, 'aten::empty', 'empty()', [], [T]),  # lives while mul runs
+    (4, 2, 'aten::mul.inner', 'mul(Tensor)', [X, W, T], [A]),
+    (5, 1, 'aten::relu_', 'relu_(Tensor(a!) self) -> Tensor(a!)', [A], [A]),
+    (6, 1, 'aten::view', 'view(Tensor(a)) -> Tensor(a)', [A], [A]),
+    (7, 1, 'aten::tanh', 'tanh(Tensor)', [A], [B]),
+    (8, 1, ENGINE, '', [], []),
+    (9, 8, 'aten::tanh_backward', 'tanh_backward(Tensor)', [B], [G]),
+    (10, 8, 'aten::mul', 'mul(Tensor)', [G, A], [B]),  # B's number for a new storage
+    (11, 1, 'Optimizer.step#SGD.step', '', [], []),
+    (12, 11, 'aten::add_', 'add_(Tensor(a!)) -> Tensor(a!)', [W, B], [W]),
+)
+TRACE = trace(*CALLS)
+SNAPSHOT = {
+    'segments': [
+        {
+            'address': 0,
+            'device': 0,
+            'blocks': [
+                {'size': 512, 'state': 'active_allocated', 'requested_size': 500},
+                {'size': 512, 'state': 'inactive'},
+                {'size': 512, 'state': 'active_allocated'},
+            ],
+        }
+    ],
+    'device_traces': [
+        [
+            {'action': 'segment_alloc', 'addr': 0, 'size': 2048},
+            {'action': 'free_completed', 'addr': 512, 'size': 400},
+            {'action': 'alloc', 'addr': 512, 'size': 300},
+            {'action': 'free_requested', 'addr': 512, 'size': 300},
+            {'action': 'free_completed', 'addr': 512, 'size': 300},
+            {'action': 'alloc', 'addr': 1024, 'size': 512},
+        ],
+        [],
+    ],
+}
+FILES = {
+    'checkmate': CHAIN,
+    'simrd': LOG.replace(b'"v2"', b'"b"'),
+    'execution-trace': TRACE,
+    'snapshot': pickle.dumps(SNAPSHOT),
+}
 
 
 def written(folder, name, data):
@@ -124,10 +175,83 @@ def test_a_log_is_accounted_as_simrd_does(tmp_path):
     )  # held to the end
 
 
-@pytest.mark.parametrize('kind', ['checkmate', 'simrd'])
+@pytest.mark.parametrize('version', ['1.0.1', '1.1.0-chakra.0.0.4'])
+def test_a_trace_is_accounted_by_storages(version, tmp_path):
+    path = written(tmp_path, 't.json', trace(*CALLS, version=version))
+    profile = import_profile('execution-trace', path, LINK)
+    assert [(op.label, op.phase.value) for op in profile.operations] == [
+        ('/0/mul+relu_', 'forward'),  # relu_ writes right behind mul
+        ('/1/view', 'forward'),
+        ('/2/tanh', 'forward'),
+        ('/3/tanh_backward', 'backward'),
+        ('/4/mul', 'backward'),
+        ('update', 'update'),
+    ]
+    assert profile.initial_bytes == X[3] * 4 + W[3] * 4
+    plannable = {s.nbytes: s.backward_uses for s in profile.storages if s.plannable}
+    assert plannable == {3 * 4096: (4,), 4 * 4096: (3,)}
+    assert sorted(s.nbytes for s in profile.storages if s.producer == 4) == [4 * 4096]
+    temporary = profile.storages[profile.operations[0].writes[0]]
+    assert temporary.nbytes == 5 * 4096 and not temporary.backward_uses
+    assert [r.operation for r in profile.recipes] == [0, 2]
+
+
+def test_what_is_written_over_later_is_not_made_again(tmp_path):
+    calls = [(1, 1, 'root', '', [], []), *_renumbered()]
+    path = written(tmp_path, 't.json', trace(*calls))
+    profile = import_profile('execution-trace', path, LINK)
+    assert [op.function for op in profile.operations[:3]] == ['mul', 'tanh', 'relu_']
+    assert [r.operation for r in profile.recipes] == [1]
+
+
+def _renumbered():
+    """The calls with ``relu_`` behind ``tanh``."""
+    by = {c[2].rpartition('::')[2]: c for c in CALLS if c[0] < 8}
+    yield (2, *by['mul'][1:])
+    yield (3, *by['tanh'][1:])
+    yield (4, *by['relu_'][1:])
+    yield from CALLS[7:]
+
+
+def test_kernels_have_their_times(tmp_path):
+    events = [
+        {'cat': 'cpu_op', 'args': {'External id': 70, 'Record function id': 4}},
+        {'cat': 'cpu_op', 'args': {'External id': 71, 'Record function id': 5}},
+        {'cat': 'kernel', 'dur': 30, 'args': {'External id': 70}},
+        {'cat': 'kernel', 'dur': 10, 'args': {'External id': 70}},
+        {'cat': 'kernel', 'dur': 2, 'args': {'External id': 71}},
+    ]
+    path = written(tmp_path, 't.json', TRACE)
+    kineto = tmp_path / 'k.json'
+    kineto.write_text(json.dumps({'traceEvents': events}))
+    profile = import_profile('execution-trace', path, LINK, str(kineto))
+    assert profile.operations[0].device_seconds == pytest.approx(42e-6)
+    kineto.write_text(json.dumps({'traceEvents': events[2:]}))
+    with pytest.raises(FormatError, match='no "Record function id"'):
+        import_profile('execution-trace', path, LINK, str(kineto))
+
+
+def test_a_snapshot_has_mallocs_and_frees(tmp_path):
+    path = written(tmp_path, 's.pickle', FILES['snapshot'])
+    profile = import_profile('snapshot', path, LINK)
+    sizes = [s.nbytes for s in profile.storages]
+    assert sizes == [400, 300, 512, 500]
+    assert profile.events == (-1, 2, -2, 3)
+    assert profile.initial_bytes == 900
+    assert in_core_trace(profile).peak_load_bytes == 1012
+
+
+def test_a_snapshot_of_our_own_comes_back(tmp_path):
+    profile = import_profile('checkmate', written(tmp_path, 's.pkl', CHAIN), LINK)
+    plan = make_plan(profile, '100%')
+    data = memory_viz.dumps(memory_viz.planned_snapshot(profile, plan))
+    again = import_profile('snapshot', written(tmp_path, 's.pickle', data), LINK)
+    assert in_core_trace(again).peak_load_bytes == plan.predicted_peak_bytes
+
+
+@pytest.mark.parametrize('kind', ['checkmate', 'simrd', 'execution-trace'])
 def test_what_comes_out_can_be_planned(kind, tmp_path):
-    data = {'checkmate': CHAIN, 'simrd': LOG.replace(b'"v2"', b'"b"')}[kind]
-    profile = import_profile(kind, written(tmp_path, 'f', data), LINK)
+    profile = import_profile(kind, written(tmp_path, 'f', FILES[kind]), LINK)
     problem = make_problem(profile)
     for limit in (problem.in_core_peak_bytes, least_memory(problem)[0]):
         plan = make_plan(problem, limit)
@@ -149,6 +273,34 @@ WRONG = {
         log(*call('f', [], 'y', 4, time=-1)),
         log(*call('f', [], 'y', 4, alias=3)),
         LOG,
+    ],
+    'execution-trace': [
+        b'',
+        b'[]',
+        b'{"nodes": 3}',
+        b'{"nodes": [3]}',
+        b'{"nodes": [{}]}',
+        b'{"nodes": []}',
+        b'{"nodes": ' + b'[' * 100_000,
+        trace(*CALLS[:7]),  # no backward
+        trace(*CALLS[7:]),  # no forward
+        trace(*CALLS[:5], (5, 4, 'x', 's', [[1, 2]], []), *CALLS[7:]),
+        trace(*CALLS[:5], (5, 4, 'x', 's', [tensor(1, 2**70)], []), *CALLS[7:]),
+        trace(
+            *CALLS[:2],
+            *((n, n - 1, 'x', 's', [], []) for n in range(3, 2000)),
+            *CALLS[7:],
+        ),
+    ],
+    'snapshot': [
+        b'',
+        pickle.dumps([]),
+        pickle.dumps({'segments': [], 'device_traces': []}),
+        pickle.dumps({'segments': [], 'device_traces': [[]]}),
+        pickle.dumps({'segments': [], 'device_traces': [[{'action': 'alloc'}]]}),
+        pickle.dumps({**SNAPSHOT, 'segments': [3]}),
+        pickle.dumps({**SNAPSHOT, 'other': Category.INPUT}),
+        CHAIN,
     ],
 }
 
@@ -196,3 +348,17 @@ def test_what_is_packed_is_bounded_and_checked(tmp_path, monkeypatch):
         import_profile('simrd', cut, LINK)
     with pytest.raises(FormatError, match='cannot be read'):
         import_profile('simrd', str(tmp_path / 'none'), LINK)
+
+
+@pytest.mark.filterwarnings('ignore:invalid escape')
+@pytest.mark.parametrize('kind', FILES)
+def test_a_file_with_wrong_bytes_is_refused_or_read(kind, tmp_path):
+    data, refused = FILES[kind], 0
+    for place in range(0, len(data), max(len(data) // 300, 1)):
+        for byte in (0, 0x2E, 0x52, 0x62, 0xFF):
+            damaged = data[:place] + bytes([byte]) + data[place + 1 :]
+            try:
+                KINDS[kind].read(damaged, None, LINK)
+            except FormatError:
+                refused += 1
+    assert refused

@@ -78,3 +78,32 @@ def solution(kib, units, edges, first_backward, runs=None, kept=None, fixed_kib=
 def log(*instructions):
     """A log of simrd."""
     return '\n'.join(json.dumps(i) for i in instructions).encode()
+
+
+def tensor(number, nbytes, device='cuda:0'):
+    """A tensor of a storage, as execution traces have it."""
+    return [100 + number, number, 0, nbytes // 4, 4, device]
+
+
+def trace(*calls, version='1.1.0-chakra.0.0.4'):
+    """An execution trace of PyTorch.
+
+    Args:
+        calls: Number, parent, name, schema, tensors read, tensors given.
+        version: Of the format.
+    """
+    nodes = []
+    for number, parent, name, schema, reads, gives in calls:
+        kinds = [['Tensor(float)'] * len(t) for t in (reads, gives)]
+        if version.startswith('1.0.1'):
+            more = {'parent': parent, 'rf_id': number, 'op_schema': schema}
+            more |= {'inputs': reads, 'input_types': kinds[0]}
+            more |= {'outputs': gives, 'output_types': kinds[1]}
+        else:
+            attributes = {'rf_id': number, 'op_schema': schema}
+            more = {'ctrl_deps': parent}
+            more['attrs'] = [{'name': k, 'value': v} for k, v in attributes.items()]
+            more |= {'inputs': {'values': reads, 'types': kinds[0]}}
+            more |= {'outputs': {'values': gives, 'types': kinds[1]}}
+        nodes.append({'id': number, 'name': name, **more})
+    return json.dumps({'schema': version, 'nodes': nodes}).encode()
