@@ -81,14 +81,19 @@ def tables(body: Mapping[str, Any]) -> list[Table]:
 
 def _standings(title: str, rows: Sequence[Row]) -> Table:
     entrants = list(dict.fromkeys(row['entrant'] for row in rows))
+    trivial: dict[Any, float] = {}
+    for row in rows:
+        if row['trivial']:
+            trivial[_case(row)] = max(trivial.get(_case(row), 0.0), row['score'])
     lines = []
     for entrant in entrants:
         own = [row for row in rows if row['entrant'] == entrant]
         published = [r for r in own if r['best_known'] is not None]
         below = [r for r in published if _ratio(r) < 1 - LEVEL]
         level = [r for r in published if _ratio(r) <= 1 + LEVEL]
-        seconds = sum(r['cpu_seconds'] or r['wall_seconds'] or 0.0 for r in own)
+        spent = [r['cpu_seconds'] or r['wall_seconds'] or 0.0 for r in own]
         score = sum(r['score'] for r in own) / len(own)
+        behind = sum(r['score'] < trivial.get(_case(r), 0.0) - LEVEL for r in own)
         lines.append(
             (
                 score,
@@ -98,12 +103,23 @@ def _standings(title: str, rows: Sequence[Row]) -> Table:
                     f'{sum(r["fits"] for r in own)} of {len(own)}',
                     f'{len(level)} of {len(published)}',
                     str(len(below)),
-                    f'{seconds:.1f}',
+                    str(behind),
+                    f'{max(spent):.1f}',
+                    f'{sum(spent):.1f}',
                 ),
             )
         )
     lines.sort(key=lambda line: -line[0])
-    header = ('entrant', 'score', 'fits', 'at or below published', 'below', 'seconds')
+    header = (
+        'entrant',
+        'score',
+        'fits',
+        'at or below published',
+        'below',
+        'behind a trivial answer',
+        'longest s',
+        'all s',
+    )
     return Table(title, header, [cells for _, cells in lines])
 
 

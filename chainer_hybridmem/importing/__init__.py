@@ -16,6 +16,7 @@ from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.importing import (
     checkmate,
     execution_traces,
+    kusumoto,
     simrd,
     snapshots,
 )
@@ -60,6 +61,10 @@ KINDS: dict[str, Kind] = {
         "PyTorch's execution traces",
         execution_traces.read_trace,
         'a Kineto trace of the same run',
+    ),
+    'kusumoto': Kind(
+        'graphs of Kusumoto et al.',
+        lambda data, _, link: kusumoto.read_graph(data, link),
     ),
     'snapshot': Kind(
         "PyTorch's snapshots of memory, for layouts only",

@@ -15,7 +15,7 @@ storage. What is counted:
 
 A trace has no times. With a Kineto trace of the same run whose events have a ``Record
 function id``, those of the kernels count; else every operation takes its bytes over
-:data:`BYTES_PER_SECOND`, which says something about memory only.
+1 TB/s, which says something about memory only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ from typing import Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.importing.graphs import MOST_NODES, Buffer, Node, build_profile
+from chainer_hybridmem.importing.graphs import (
+    BYTES_PER_SECOND,
+    MOST_NODES,
+    Buffer,
+    Node,
+    build_profile,
+)
 from chainer_hybridmem.importing.reading import parse_json
 from chainer_hybridmem.records.profile import Link, Profile
 
-BYTES_PER_SECOND = 1e12
 _ENGINE = 'autograd::engine::evaluate_function'
 _OPTIMIZER = 'Optimizer.'
 _DEVICES = ('cuda', 'hip', 'xpu')

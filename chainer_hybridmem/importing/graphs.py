@@ -32,6 +32,7 @@ from chainer_hybridmem.records.profile import (
 from chainer_hybridmem.records.profile_file import check_profile
 
 MOST_NODES = 200_000
+BYTES_PER_SECOND = 1e12  # that an operation touches, where nobody knows its time
 UPDATE = 'update'
 
 

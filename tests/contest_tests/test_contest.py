@@ -80,7 +80,7 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
     for path in (md, html_page):
         assert commands.main(['arena', 'page', out, '-o', path]) == 0
     text = (tmp_path / 'arena.md').read_text()
-    assert digest in text and '| no reuse | 0.6667 | 1 of 1 | 0 of 1 | 0 |' in text
+    assert digest in text and '| no reuse | 0.6667 | 1 of 1 | 0 of 1 | 0 | 0 |' in text
     tags = []
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)

@@ -108,10 +108,64 @@ SNAPSHOT = {
         [],
     ],
 }
+GRAPH = """5 6
+4 16 _
+7 4096 0
+8 1024 /l/W
+9 8192 _
+3 4096 _
+forward
+2 1
+7 _
+8 _
+9
+Linear
+{"rank": 0}
+forward
+1 1
+9 _
+3
+Tanh
+{"rank": 1}
+forward
+2 1
+3 _
+9 _
+4
+Add
+{"rank": 2}
+backward
+4 2
+4 gradient
+9 input
+3 output
+9 output
+9
+3
+Add
+{"rank": 2}
+backward
+2 1
+3 gradient
+9 output
+9
+Tanh
+{"rank": 1}
+backward
+3 2
+9 gradient
+7 input
+8 input
+7
+8
+Linear
+{"rank": 0}
+"""
 FILES = {
     'checkmate': CHAIN,
     'simrd': LOG.replace(b'"v2"', b'"b"'),
     'execution-trace': TRACE,
+    'kusumoto': GRAPH.encode(),
     'snapshot': pickle.dumps(SNAPSHOT),
 }
 
@@ -231,6 +285,23 @@ def test_kernels_have_their_times(tmp_path):
         import_profile('execution-trace', path, LINK, str(kineto))
 
 
+def test_a_graph_adds_gradients_in_place(tmp_path):
+    path = written(tmp_path, 'g.txt', GRAPH.encode())
+    profile = import_profile('kusumoto', path, LINK)
+    labels = [op.function for op in profile.operations]
+    assert labels == ['Linear', 'Tanh', 'Add', 'Add', 'Tanh', 'Linear', 'update']
+    made = [
+        sorted(profile.storages[s].nbytes for s in op.writes)
+        for op in profile.operations
+    ]
+    # Backward of Add makes both gradients, that of Tanh adds to one of them; nothing
+    # makes the gradient of the input, and that of W stays.
+    assert made == [[8192], [4096], [16], [4096, 8192], [], [1024], []]
+    assert profile.initial_bytes >= 4096 + 1024
+    last = profile.operations[5].writes[0]
+    assert profile.storages[last].freed_at < 0
+
+
 def test_a_snapshot_has_mallocs_and_frees(tmp_path):
     path = written(tmp_path, 's.pickle', FILES['snapshot'])
     profile = import_profile('snapshot', path, LINK)
@@ -249,7 +320,7 @@ def test_a_snapshot_of_our_own_comes_back(tmp_path):
     assert in_core_trace(again).peak_load_bytes == plan.predicted_peak_bytes
 
 
-@pytest.mark.parametrize('kind', ['checkmate', 'simrd', 'execution-trace'])
+@pytest.mark.parametrize('kind', ['checkmate', 'simrd', 'execution-trace', 'kusumoto'])
 def test_what_comes_out_can_be_planned(kind, tmp_path):
     profile = import_profile(kind, written(tmp_path, 'f', FILES[kind]), LINK)
     problem = make_problem(profile)
@@ -291,6 +362,17 @@ WRONG = {
             *((n, n - 1, 'x', 's', [], []) for n in range(3, 2000)),
             *CALLS[7:],
         ),
+    ],
+    'kusumoto': [
+        b'',
+        b'1',
+        b'99999999 1',
+        b'1 1\n0 4 _\nforward\n1 1\n0 _\n0\nf\n{"rank": 0}\n',
+        b'1 1\n0 4 _\nforward\n1 9999999999',
+        GRAPH.encode()[:-20],
+        GRAPH.replace('8 1024', '8 -1').encode(),
+        GRAPH.replace('"rank": 1', '"rank": 3').encode(),
+        b'\xff',
     ],
     'snapshot': [
         b'',
