@@ -88,7 +88,7 @@ def _standings(title: str, rows: Sequence[Row]) -> Table:
     lines = []
     for entrant in entrants:
         own = [row for row in rows if row['entrant'] == entrant]
-        published = [r for r in own if r['best_known'] is not None]
+        published = [r for r in own if r['known_by']]
         below = [r for r in published if _ratio(r) < 1 - LEVEL]
         level = [r for r in published if _ratio(r) <= 1 + LEVEL]
         spent = [r['cpu_seconds'] or r['wall_seconds'] or 0.0 for r in own]
@@ -124,7 +124,10 @@ def _standings(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _ratio(row: Row) -> float:
-    return row['value'] / row['best_known'] if row['fits'] else float('inf')
+    """Own value over the published one, which is infinite where nobody found any."""
+    if not row['fits']:
+        return float('inf')
+    return row['value'] / row['best_known'] if row['best_known'] is not None else 0.0
 
 
 def _family(title: str, rows: Sequence[Row], task: str) -> Table:
@@ -138,10 +141,11 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
         'limit',
         'published',
         'its bound',
+        'its s',
         'by',
         *(part for e in entrants for part in (e, 's')),
         'best trivial',
-        'our bound',
+        'our bound, for our plans',
     )
     lines = []
     for (instance, limit), own in cases.items():
@@ -152,8 +156,9 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
         cells = [
             instance.partition('/')[2],
             limit,
-            _shown(first['best_known'], show),
+            _published(first, show),
             _shown(first['bound_known'], show),
+            _shown(first['known_seconds'], '{:,.0f}'.format),
             first['known_by'] or NONE,
         ]
         for entrant in entrants:
@@ -179,6 +184,12 @@ def _value(row: Row, show: Any) -> str:
 def _spent(row: Row) -> str:
     seconds = row['cpu_seconds'] or row['wall_seconds']
     return NONE if seconds is None else f'{seconds:.1f}'
+
+
+def _published(row: Row, show: Any) -> str:
+    if row['best_known'] is None:
+        return 'none found' if row['known_by'] else NONE
+    return str(show(row['best_known']))
 
 
 def _shown(value: float | None, show: Any) -> str:

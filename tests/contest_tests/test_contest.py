@@ -44,7 +44,7 @@ def catalogue(tmp_path):
                 'name': 'ours/layout',
                 'task': 'layout',
                 'file': 'layout.csv',
-                'limits': [{'limit': '8', 'best': 8}],
+                'limits': [{'limit': '8', 'best': 8, 'by': 'somebody'}],
             },
         ],
     }
@@ -107,6 +107,27 @@ def test_the_score_is_the_best_known_over_ones_own():
     unknown = [row('a', 4.0), row('b', 5.0)]
     assert [r['score'] for r in page.scored(unknown)] == [1.0, 0.8]
     assert page.scored([row('a', None)]) == []
+
+
+def test_who_finds_what_nobody_has_published_is_below_it():
+    more = {'task': 'plan', 'trivial': False, 'cpu_seconds': 1.0, 'wall_seconds': 1.0}
+    more |= {'bound_known': 0.5, 'known_seconds': 9.0, 'bound': None, 'why': 'no'}
+    rows = [
+        row('a', 4.0, None, known_by='x', **more),
+        row('a', 2.0, 2.0, 'x/2', known_by='x', **more),
+        row('a', None, 2.0, 'x/3', known_by='x', **more),
+        row('a', 3.0, None, 'x/4', known_by='', **more),
+    ]
+    standings, family = page.tables({'rows': rows})
+    assert standings.rows == [
+        ('a', '0.7500', '3 of 4', '2 of 3', '1', '0', '1.0', '4.0')
+    ]
+    assert [line[2] for line in family.rows] == [
+        'none found',
+        '2.00000',
+        '2.00000',
+        '-',
+    ]
 
 
 def test_an_entrant_that_takes_too_long_is_ended_and_the_next_one_goes_on(tmp_path):
