@@ -48,6 +48,12 @@ Answer = dict[str, Any]
 
 
 # -- entrants -----------------------------------------------------------------
+def keep_all(problem: Problem, limit_bytes: int) -> Plan:
+    """Keeps everything until backward has read it for the last time."""
+    search = Search(problem, limit_bytes, barrier=False)
+    return search.finish('keep all', search.evaluate(search.fill(KEEP)))
+
+
 def recompute_all(problem: Problem, limit_bytes: int) -> Plan:
     """Makes everything again that can be; keeps the rest."""
     search = Search(problem, limit_bytes, barrier=False)
@@ -65,7 +71,7 @@ def no_reuse(trace: Trace) -> tuple[int, ...]:
 
 
 TRIVIAL_PLANS: dict[str, Callable[[Problem, int], Plan]] = {
-    'keep all': _by_name('in-core'),
+    'keep all': keep_all,
     'swap all': _by_name('swap-all'),
     'square root': _by_name('checkpoint-sqrt'),
     'recompute all': recompute_all,

@@ -162,7 +162,10 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
             first['known_by'] or NONE,
         ]
         for entrant in entrants:
-            cells += [_value(by[entrant], show), _spent(by[entrant])]
+            if entrant in by:
+                cells += [_value(by[entrant], show), _spent(by[entrant])]
+            else:  # results of several runs
+                cells += [NONE, NONE]
         least = min(trivial, key=lambda r: r['value'], default=None)
         cells.append(
             NONE if least is None else f'{least["entrant"]}: {show(least["value"])}'
