@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
@@ -147,6 +148,7 @@ def _check_name(name: str) -> None:
 # -- the process --------------------------------------------------------------
 def _serve(pipe: Connection) -> None:
     """Answers cells until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     read = functools.lru_cache(1)(_read)
     warm = functools.cache(_warm)
     while True:

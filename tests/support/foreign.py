@@ -107,3 +107,17 @@ def trace(*calls, version='1.1.0-chakra.0.0.4'):
             more |= {'outputs': {'values': gives, 'types': kinds[1]}}
         nodes.append({'id': number, 'name': name, **more})
     return json.dumps({'schema': version, 'nodes': nodes}).encode()
+
+
+def small_log():
+    """A log of two operations, forward and backward."""
+    made = [{'INSTRUCTION': 'CONSTANT', 'NAME': 'x'}]
+    made += [{'INSTRUCTION': 'MEMORY', 'NAME': 'x', 'MEMORY': '64'}]
+    for name, argument, result in (('f', 'x', 'y'), ('f_backward', 'y', 'g')):
+        call = {'INSTRUCTION': 'CALL', 'NAME': name, 'TIME': '1000'}
+        made += [
+            {**call, 'ARGS': [argument], 'RESULT': [result]},
+            {'INSTRUCTION': 'MEMORY', 'NAME': result, 'MEMORY': '64'},
+            {'INSTRUCTION': 'ALIAS', 'NAME': result, 'ALIAS': '-1'},
+        ]
+    return log(*made)
