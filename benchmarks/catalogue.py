@@ -182,6 +182,12 @@ BENCHMARKS = (
         ('rivals_compare.json', 'rivals_compare.md', 'rivals_compare.png'),
     ),
     Benchmark(
+        'contest',
+        'planners and layouts against the best published answers',
+        ('arena.json', 'arena.md', 'arena.html'),
+        'files of others',
+    ),
+    Benchmark(
         'rivals.published',
         'figures of eight papers beside every planner',
         ('rivals_published.json', 'rivals_published.md'),

@@ -159,7 +159,14 @@ def reading(what: str) -> Iterator[None]:
     """Turns the usual errors of unpacking into one clear error."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        TypeError,
+        ValueError,
+    ) as error:
         if isinstance(error, FormatError):
             raise
         why = f'{type(error).__name__}: {error}'

@@ -24,11 +24,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from chainer_hybridmem import version
+from chainer_hybridmem.commands.arena import ArenaCommand
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.batch import BatchCommand
 from chainer_hybridmem.commands.compare import CompareCommand
 from chainer_hybridmem.commands.doctor import DoctorCommand
 from chainer_hybridmem.commands.estimate import EstimateCommand
+from chainer_hybridmem.commands.importing import ImportCommand
 from chainer_hybridmem.commands.inference import InferenceCommand
 from chainer_hybridmem.commands.layout import LayoutCommand
 from chainer_hybridmem.commands.plan import PlanCommand
@@ -57,6 +59,8 @@ COMMANDS: tuple[type[Command], ...] = (
     CompareCommand,
     LayoutCommand,
     InferenceCommand,
+    ImportCommand,
+    ArenaCommand,
     TraceCommand,
     ShowCommand,
     ReportCommand,

@@ -1,5 +1,7 @@
 """Ctrl-C at drawn moments of every command: one line, and status 130."""
 
+import json
+import pathlib
 import random
 import signal
 import sys
@@ -7,9 +9,11 @@ import time
 import traceback
 
 import pytest
+from support import foreign
 from support.matrices import several
 
 from chainer_hybridmem import commands
+from chainer_hybridmem.contest.instances import FORMAT, VERSION
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
@@ -31,6 +35,8 @@ ARGUMENTS = {
     'report': ('p.json', '--sweep', '2', '-o', 'r.html'),
     'verify': (*TRAINING, '--planner', 'swap-all', '--iterations', '6'),
     'repair': (),
+    'import': ('simrd', 'l.log', '-o', 'q.json'),
+    'arena': ('run', '--held', 'held.json', '--instance', 'held', '-o', 'r.json'),
     'doctor': (),
 }
 
@@ -41,6 +47,12 @@ def files(profile, network):
     limit_bytes = 6 * make_problem(profile).in_core_peak_bytes // 10
     plan = make_plan(profile, limit_bytes, 'swap-all')
     library.save(plan, 'plan.json')
+    pathlib.Path('l.log').write_bytes(foreign.small_log())
+    pathlib.Path('l.csv').write_text('id,lower,upper,size\n0,0,1,4\n')
+    entry = {'name': 'x/l', 'task': 'layout', 'file': 'l.csv'}
+    held = {'format': FORMAT, 'version': VERSION}
+    held['instances'] = [{**entry, 'limits': [{'limit': '4'}]}]
+    pathlib.Path('held.json').write_text(json.dumps(held))
 
 
 def test_every_command_is_tried():

@@ -1,0 +1,69 @@
+"""``hybridmem import``: iterations that other programs have written down."""
+
+from __future__ import annotations
+
+import argparse
+
+from chainer_hybridmem.commands import arguments, base, outputs
+from chainer_hybridmem.commands.profile import values
+from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.terminal import printable
+
+LINK_BANDWIDTH = 12e9  # of PCIe 3.0 x16, bytes per second
+LATENCY_SECONDS = 1e-5
+
+
+class ImportCommand(base.Command):
+    """Makes a profile of a file that another program has written.
+
+    The file is read as data: nothing in it is executed. What is counted is what its
+    program counts, as the reference of file formats says for each kind.
+    """
+
+    name = 'import'
+    help = 'make a profile of a file of another program'
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from chainer_hybridmem.importing import KINDS
+
+        parser.add_argument(
+            'kind',
+            metavar='KIND',
+            help='; '.join(f'{name}: {kind.what}' for name, kind in KINDS.items()),
+        )
+        parser.add_argument('file', metavar='FILE', help='the file, or it with gzip')
+        times = [f'{name}: {kind.times}' for name, kind in KINDS.items() if kind.times]
+        parser.add_argument(
+            '--times',
+            metavar='FILE',
+            help=f'a file whose times count instead; {"; ".join(times)}',
+        )
+        parser.add_argument(
+            '--link',
+            type=arguments.bandwidth,
+            default=LINK_BANDWIDTH,
+            metavar='RATE',
+            help='of the path to host memory, which such files do not know; default '
+            '12GB/s',
+        )
+        parser.add_argument(
+            '-o', '--output', metavar='FILE', required=True, help='where to save it'
+        )
+        arguments.add_json(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from chainer_hybridmem.commands import figures
+        from chainer_hybridmem.importing import import_profile
+        from chainer_hybridmem.records.profile import Link
+        from chainer_hybridmem.simulation import make_problem
+
+        inputs = [path for path in (args.file, args.times) if path is not None]
+        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        link = Link(LATENCY_SECONDS, args.link, args.link)
+        profile = import_profile(args.kind, args.file, link, args.times)
+        library.save(profile, args.output)
+        summary = figures.profile_figures(make_problem(profile))
+        title = printable(f'{args.kind}: {args.file}')
+        outputs.publish(named_values(title, values(summary)), summary, args.json)
+        return 0

@@ -1,0 +1,1 @@
+"""Plans and layouts against the best that others have published."""

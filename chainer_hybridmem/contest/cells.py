@@ -1,0 +1,340 @@
+"""Runs cells: one entrant on one instance at one limit, in a process of its own.
+
+A process is warm when a cell begins: compiled functions are loaded, the instance is
+read. It is ended when a cell takes longer than allowed, and another one goes on. What
+it answers is a plan or offsets, as text; the checks of this process say whether they
+hold and what they take, whatever the entrant says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from chainer_hybridmem import timing
+from chainer_hybridmem.contest.checkmate_rules import judge_plan
+from chainer_hybridmem.contest.instances import CHECKMATE, LAYOUT, Instance, Known
+from chainer_hybridmem.errors import HybridMemoryError, OptionError, UnknownNameError
+from chainer_hybridmem.importing.checkmate import UNIT_SECONDS
+from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan, options_of
+from chainer_hybridmem.planners import names as planner_names
+from chainer_hybridmem.pools.layout import check_layout
+from chainer_hybridmem.pools.offline import exact, given, smartpool
+from chainer_hybridmem.pools.trace import Trace
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.rules import check_rules, pairs_of
+from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
+from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
+from chainer_hybridmem.units import parse_bytes
+
+LEAVES = 0.8  # of the time limit, for searches that are told how long to search
+START_SECONDS = 300.0  # to start a process, which may compile
+_WARM_NODES = 24
+
+Answer = dict[str, Any]
+
+
+# -- entrants -----------------------------------------------------------------
+def keep_all(problem: Problem, limit_bytes: int) -> Plan:
+    """Keeps everything until backward has read it for the last time."""
+    search = Search(problem, limit_bytes, barrier=False)
+    return search.finish('keep all', search.evaluate(search.fill(KEEP)))
+
+
+def recompute_all(problem: Problem, limit_bytes: int) -> Plan:
+    """Makes everything again that can be; keeps the rest."""
+    search = Search(problem, limit_bytes, barrier=False)
+    action = np.where(problem.recomputable, RECOMPUTE, KEEP).astype(np.int64)
+    return search.finish('recompute all', search.evaluate(action))
+
+
+def _by_name(planner: str) -> Callable[[Problem, int], Plan]:
+    return lambda problem, limit_bytes: make_plan(problem, limit_bytes, planner)
+
+
+def no_reuse(trace: Trace) -> tuple[int, ...]:
+    """Every buffer beside all others."""
+    return tuple(int(o) for o in np.cumsum((0, *trace.sizes))[:-1])
+
+
+TRIVIAL_PLANS: dict[str, Callable[[Problem, int], Plan]] = {
+    'keep all': keep_all,
+    'swap all': _by_name('swap-all'),
+    'square root': _by_name('checkpoint-sqrt'),
+    'recompute all': recompute_all,
+}
+TRIVIAL_LAYOUTS: dict[str, Callable[[Trace], tuple[int, ...]]] = {'no reuse': no_reuse}
+LAYOUTS: dict[str, Callable[[Trace], tuple[int, ...]]] = {
+    'smartpool': lambda trace: smartpool(trace).offsets,
+    'exact': lambda trace: exact(trace).offsets,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One entrant on one instance at one limit.
+
+    Attributes:
+        instance (Instance): The instance.
+        known (Known): The limit, and what is known for it.
+        entrant (str): A planner, a pool, or a trivial answer.
+        time_limit (float): Seconds after which it is ended.
+    """
+
+    instance: Instance
+    known: Known
+    entrant: str
+    time_limit: float
+
+
+def list_cells(
+    instances: Iterable[Instance],
+    entrants: Iterable[str],
+    time_limit: float,
+) -> list[Cell]:
+    """All cells; the trivial answers are always in.
+
+    Args:
+        instances: To be played.
+        entrants: Names of planners, of layouts, or of both.
+        time_limit: Seconds for each answer.
+
+    Raises:
+        UnknownNameError: If there is no such planner or layout.
+    """
+    names = list(dict.fromkeys(entrants))
+    for name in names:
+        _check_name(name)
+    plans = [*TRIVIAL_PLANS, *(name for name in names if _plans(name))]
+    layouts = [*TRIVIAL_LAYOUTS, *(name for name in names if name in LAYOUTS)]
+    return [
+        Cell(instance, known, entrant, time_limit)
+        for instance in instances
+        for known in instance.known
+        for entrant in (layouts if instance.task == LAYOUT else plans)
+    ]
+
+
+def _plans(name: str) -> bool:
+    """Whether there is a planner with this name."""
+    return name in planner_names()
+
+
+def _check_name(name: str) -> None:
+    if name in LAYOUTS or _plans(name):
+        return
+    known = dict.fromkeys((*planner_names(), *LAYOUTS))
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f' Did you mean {close[0]!r}?' if close else ''
+    raise UnknownNameError(
+        f'There is no planner or layout {name!r}.{hint} There are: {", ".join(known)}.'
+    )
+
+
+# -- the process --------------------------------------------------------------
+def _serve(pipe: Connection) -> None:
+    """Answers cells until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
+    read = functools.lru_cache(1)(_read)
+    warm = functools.cache(_warm)
+    while True:
+        try:
+            cell = pipe.recv()
+        except EOFError:
+            return
+        try:
+            problem = read(cell.instance)
+            if cell.instance.task != LAYOUT:
+                warm(cell.entrant)
+        except HybridMemoryError as error:
+            pipe.send({'why': str(error)})
+            continue
+        pipe.send(None)  # it begins
+        pipe.send(_answer(cell, problem))
+
+
+def _read(instance: Instance) -> Problem | Trace:
+    return instance.trace() if instance.task == LAYOUT else instance.problem()
+
+
+def _answer(cell: Cell, problem: Problem | Trace) -> Answer:
+    began, cpu = timing.now(), time.process_time()
+    try:
+        made = _make(cell, problem)
+    except HybridMemoryError as error:
+        made = {'why': str(error)}
+    except Exception as error:  # another package's, whatever it raises
+        made = {'why': f'{type(error).__name__}: {error}'}
+    return {
+        **made,
+        'wall_seconds': timing.now() - began,
+        'cpu_seconds': time.process_time() - cpu,
+    }
+
+
+def _make(cell: Cell, problem: Problem | Trace) -> Answer:
+    if isinstance(problem, Trace):
+        make = {**TRIVIAL_LAYOUTS, **LAYOUTS}[cell.entrant]
+        return {'offsets': make(problem)}
+    limit_bytes = limit_of(cell, problem)
+    if cell.entrant in TRIVIAL_PLANS:
+        plan = TRIVIAL_PLANS[cell.entrant](problem, limit_bytes)
+        return {'plan': serialise_plan(plan)}
+    options = _options(cell.entrant, cell.time_limit)
+    plan = make_plan(problem, limit_bytes, cell.entrant, **options)
+    ours = cell.entrant in PLANNERS
+    bound = plan.lower_bound_seconds if ours else None
+    return {'plan': serialise_plan(plan), 'bound': bound}
+
+
+def _options(planner: str, time_limit: float) -> dict[str, Any]:
+    """A search that would take longer than the cell is told to end before it."""
+    if 'time_budget' not in options_of(planner):
+        return {}
+    own = find_planner(planner).defaults['time_budget']
+    if own is None or own <= LEAVES * time_limit:
+        return {}
+    return {'time_budget': LEAVES * time_limit}
+
+
+def _warm(entrant: str) -> None:
+    """Has an entrant plan something small, or loading its code counts as planning."""
+    n = _WARM_NODES
+    nodes = [Node(f'/{i}', False, 1e-3, (i,), (i + 1,)) for i in range(n)]
+    nodes += [
+        Node(f'/{i}', True, 1e-3, (n - i, n + i), (n + i + 1,), n - 1 - i)
+        for i in range(n)
+    ]
+    buffers = [Buffer(2**20) for _ in range(2 * n + 1)]
+    problem = make_problem(build_profile(nodes, buffers, Link(1e-5, 1e9, 1e9), {}))
+    limit_bytes = problem.in_core_peak_bytes * 2 // 3
+    try:
+        if entrant in TRIVIAL_PLANS:
+            TRIVIAL_PLANS[entrant](problem, limit_bytes)
+        else:
+            make_plan(problem, limit_bytes, entrant, **_options(entrant, 5.0))
+    except HybridMemoryError:
+        pass  # as its cells will say
+
+
+class Runner:
+    """A process that answers one cell after the other."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context('spawn')
+        self._process: Any = None
+
+    def run(self, cell: Cell) -> Answer:
+        """What an entrant answers, or why it does not."""
+        if self._process is None:
+            self._start()
+        self._pipe.send(cell)
+        began = self._receive(START_SECONDS, 'reading the instance')
+        if began is not None:
+            return began
+        found = self._receive(cell.time_limit, 'planning')
+        return {'why': 'no answer'} if found is None else found
+
+    def _receive(self, seconds: float, what: str) -> Answer | None:
+        try:
+            if self._pipe.poll(seconds):
+                answer: Answer | None = self._pipe.recv()
+                return answer
+            why = f'{what} took more than {seconds:g} s'
+        except (EOFError, OSError):
+            why = f'its process ended while {what}'
+        self.close()
+        return {'why': why, 'wall_seconds': seconds}
+
+    def _start(self) -> None:
+        self._pipe, other = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+
+def run_cells(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
+    """Runs cells one after the other; a row of plain values for each."""
+    runner = Runner()
+    problems = functools.lru_cache(1)(_read)
+    try:
+        for cell in cells:
+            answer = runner.run(cell)
+            row = {
+                'instance': cell.instance.name,
+                'task': cell.instance.task,
+                'limit': cell.known.limit,
+                'entrant': cell.entrant,
+                'trivial': cell.entrant in {**TRIVIAL_PLANS, **TRIVIAL_LAYOUTS},
+                'best_known': cell.known.best,
+                'bound_known': cell.known.bound,
+                'known_by': cell.known.by,
+                'known_seconds': cell.known.search_seconds,
+                'bound': answer.get('bound'),
+                'wall_seconds': answer.get('wall_seconds'),
+                'cpu_seconds': answer.get('cpu_seconds'),
+            }
+            try:
+                value = _judge(cell, answer, problems)
+                yield {**row, 'fits': True, 'value': value}
+            except HybridMemoryError as error:
+                yield {**row, 'fits': False, 'value': None, 'why': str(error)}
+    finally:
+        runner.close()
+
+
+# -- the checks ---------------------------------------------------------------
+def limit_of(cell: Cell, problem: Problem) -> int:
+    """The limit of a plan in bytes."""
+    return parse_bytes(cell.known.limit, whole_bytes=problem.in_core_peak_bytes)
+
+
+def _judge(
+    cell: Cell, answer: Answer, read: Callable[[Instance], Problem | Trace]
+) -> float:
+    """Seconds of a plan, or bytes of a layout, that holds.
+
+    Raises:
+        HybridMemoryError: Why it does not.
+    """
+    if 'why' in answer:
+        raise OptionError(answer['why'])
+    problem = read(cell.instance)
+    if isinstance(problem, Trace):
+        layout = given(problem, answer['offsets'])
+        check_layout(problem, layout)
+        return float(layout.footprint_bytes)
+    return _judge_plan(cell, problem, parse_plan(answer['plan']))
+
+
+def _judge_plan(cell: Cell, problem: Problem, plan: Plan) -> float:
+    limit_bytes = limit_of(cell, problem)
+    rules = pairs_of(check_rules(cell.instance.rules))
+    plan = dataclasses.replace(plan, rules=rules)
+    check_plan(problem.profile, plan, limit_bytes)
+    seconds = simulate(with_parts(problem, plan.parts), plan).total_seconds
+    if cell.instance.kind == CHECKMATE:
+        seconds = judge_plan(problem.profile, plan, limit_bytes).units * UNIT_SECONDS
+    return seconds

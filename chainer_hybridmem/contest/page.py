@@ -1,0 +1,264 @@
+"""The page of a contest: who is how far from the best known, instance by instance."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chainer_hybridmem.units import format_seconds
+
+Row = Mapping[str, Any]
+NONE = '-'
+LEVEL = 1e-9  # of a value; what is this much better is as good
+
+HEAD = (
+    'Each entrant answers each instance at each limit, in a warm process on one core, '
+    'within {time_limit:g} s; seconds are CPU seconds. One checker judges all answers; '
+    "on Checkmate's instances they also keep Checkmate's own constraints, and the time "
+    'is its objective. The score is the best known value over the own one, 0 where '
+    'nothing fits; best known is the smaller of the published one and the best of this '
+    'page.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table with a title.
+
+    Attributes:
+        title (str): Above it.
+        header (tuple of str): Names of its columns.
+        rows (list of tuple of str): Its cells.
+        text (str): A sentence before it.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    text: str = ''
+
+
+def scored(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows with the best known of their instance, and their score."""
+    rows = list(rows)
+    best: dict[Any, float] = {}
+    for row in rows:
+        values = [row['best_known'], row['value'] if row['fits'] else None]
+        found = [v for v in (*values, best.get(_case(row))) if v is not None]
+        if found:
+            best[_case(row)] = min(found)
+    return [
+        {
+            **row,
+            'best': best.get(_case(row)),
+            'score': best[_case(row)] / row['value'] if row['fits'] else 0.0,
+        }
+        for row in rows
+        if _case(row) in best  # what nobody can do says nothing
+    ]
+
+
+def _case(row: Row) -> tuple[str, str]:
+    return row['instance'], row['limit']
+
+
+def tables(body: Mapping[str, Any]) -> list[Table]:
+    """All tables of a contest's results."""
+    rows = scored(body['rows'])
+    made = []
+    for task, title in (('plan', 'Plans'), ('layout', 'Layouts')):
+        chosen = [row for row in rows if row['task'] == task]
+        if chosen:
+            made.append(_standings(f'{title}: the entrants', chosen))
+            families = dict.fromkeys(r['instance'].partition('/')[0] for r in chosen)
+            for family in families:
+                own = [r for r in chosen if r['instance'].startswith(f'{family}/')]
+                made.append(_family(f'{title}: {family}', own, task))
+    return made
+
+
+def _standings(title: str, rows: Sequence[Row]) -> Table:
+    entrants = list(dict.fromkeys(row['entrant'] for row in rows))
+    trivial: dict[Any, float] = {}
+    for row in rows:
+        if row['trivial']:
+            trivial[_case(row)] = max(trivial.get(_case(row), 0.0), row['score'])
+    lines = []
+    for entrant in entrants:
+        own = [row for row in rows if row['entrant'] == entrant]
+        published = [r for r in own if r['known_by']]
+        below = [r for r in published if _ratio(r) < 1 - LEVEL]
+        level = [r for r in published if _ratio(r) <= 1 + LEVEL]
+        spent = [r['cpu_seconds'] or r['wall_seconds'] or 0.0 for r in own]
+        score = sum(r['score'] for r in own) / len(own)
+        behind = sum(r['score'] < trivial.get(_case(r), 0.0) - LEVEL for r in own)
+        lines.append(
+            (
+                score,
+                (
+                    entrant,
+                    f'{score:.4f}',
+                    f'{sum(r["fits"] for r in own)} of {len(own)}',
+                    f'{len(level)} of {len(published)}',
+                    str(len(below)),
+                    str(behind),
+                    f'{max(spent):.1f}',
+                    f'{sum(spent):.1f}',
+                ),
+            )
+        )
+    lines.sort(key=lambda line: -line[0])
+    header = (
+        'entrant',
+        'score',
+        'fits',
+        'at or below published',
+        'below',
+        'behind a trivial answer',
+        'longest s',
+        'all s',
+    )
+    return Table(title, header, [cells for _, cells in lines])
+
+
+def _ratio(row: Row) -> float:
+    """Own value over the published one, which is infinite where nobody found any."""
+    if not row['fits']:
+        return float('inf')
+    return row['value'] / row['best_known'] if row['best_known'] is not None else 0.0
+
+
+def _family(title: str, rows: Sequence[Row], task: str) -> Table:
+    show = '{:,.0f}'.format if task == 'layout' else _seconds
+    entrants = list(dict.fromkeys(row['entrant'] for row in rows if not row['trivial']))
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        cases.setdefault(_case(row), []).append(row)
+    header = (
+        'instance',
+        'limit',
+        'published',
+        'its bound',
+        'its s',
+        'by',
+        *(part for e in entrants for part in (e, 's')),
+        'best trivial',
+        'our bound, for our plans',
+    )
+    lines = []
+    for (instance, limit), own in cases.items():
+        by = {row['entrant']: row for row in own}
+        first = own[0]
+        trivial = [r for r in own if r['trivial'] and r['fits']]
+        bounds = [r['bound'] for r in own if r['bound']]
+        cells = [
+            instance.partition('/')[2],
+            limit,
+            _published(first, show),
+            _shown(first['bound_known'], show),
+            _shown(first['known_seconds'], '{:,.0f}'.format),
+            first['known_by'] or NONE,
+        ]
+        for entrant in entrants:
+            if entrant in by:
+                cells += [_value(by[entrant], show), _spent(by[entrant])]
+            else:  # results of several runs
+                cells += [NONE, NONE]
+        least = min(trivial, key=lambda r: r['value'], default=None)
+        cells.append(
+            NONE if least is None else f'{least["entrant"]}: {show(least["value"])}'
+        )
+        cells.append(_shown(max(bounds, default=None), show))
+        lines.append(tuple(cells))
+    return Table(title, header, lines)
+
+
+def _value(row: Row, show: Any) -> str:
+    if not row['fits']:
+        return 'none'
+    text = show(row['value'])
+    if row['best_known'] is None:
+        return str(text)
+    return f'{text} ({row["value"] / row["best_known"] - 1:+.2%})'
+
+
+def _spent(row: Row) -> str:
+    seconds = row['cpu_seconds'] or row['wall_seconds']
+    return NONE if seconds is None else f'{seconds:.1f}'
+
+
+def _published(row: Row, show: Any) -> str:
+    if row['best_known'] is None:
+        return 'none found' if row['known_by'] else NONE
+    return str(show(row['best_known']))
+
+
+def _shown(value: float | None, show: Any) -> str:
+    return NONE if value is None else str(show(value))
+
+
+def _seconds(value: float) -> str:
+    return f'{value:.5f}' if value < 10 else format_seconds(value)
+
+
+# -- forms --------------------------------------------------------------------
+def as_markdown(body: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    parts = ['# The arena', _head(body)]
+    for table in tables(body):
+        lines = [table.header, ('---',) * len(table.header), *table.rows]
+        parts += [f'## {table.title}']
+        parts.append(
+            '\n'.join('| ' + ' | '.join(map(_cell, row)) + ' |' for row in lines)
+        )
+    parts.append(_foot(body))
+    return '\n\n'.join(parts) + '\n'
+
+
+def _cell(text: str) -> str:
+    return text.replace('|', '\\|')
+
+
+def as_html(body: Mapping[str, Any]) -> str:
+    """The page as one HTML file, which loads nothing."""
+    parts = [f'<h1>The arena</h1><p>{html.escape(_head(body))}</p>']
+    for table in tables(body):
+        header = ''.join(f'<th>{html.escape(name)}</th>' for name in table.header)
+        rows = ''.join(
+            '<tr>' + ''.join(f'<td>{html.escape(cell)}</td>' for cell in row) + '</tr>'
+            for row in table.rows
+        )
+        parts.append(
+            f'<h2>{html.escape(table.title)}</h2><table><thead><tr>{header}</tr></thead>'
+            f'<tbody>{rows}</tbody></table>'
+        )
+    parts.append(f'<p>{html.escape(_foot(body))}</p>')
+    style = (
+        'body{font:15px sans-serif;margin:2em}table{border-collapse:collapse}'
+        'th,td{padding:.2em .6em;border-bottom:1px solid #ccc;text-align:right}'
+        'th:first-child,td:first-child{text-align:left}'
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<title>The arena</title><style>{style}</style></head><body>'
+        + '\n'.join(parts)
+        + '</body></html>\n'
+    )
+
+
+def _head(body: Mapping[str, Any]) -> str:
+    text = HEAD.format(time_limit=body['time_limit'])
+    if body.get('held_checksum'):
+        text += f' Instances held back have SHA-256 {body["held_checksum"]}.'
+    return text
+
+
+def _foot(body: Mapping[str, Any]) -> str:
+    about = body['environment']
+    told = ('package', 'commit', 'processor', 'cores', 'python', 'date')
+    known = ', '.join(f'{name} {about[name]}' for name in told if about.get(name))
+    return f'Made with: {body["command"]}. {known}.'

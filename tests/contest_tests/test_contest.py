@@ -1,0 +1,219 @@
+"""A contest: instances with checksums, entrants in processes, one checker, a page."""
+
+import hashlib
+import html.parser
+import json
+
+import pytest
+from support.foreign import solution
+
+from chainer_hybridmem import commands
+from chainer_hybridmem.contest import cells, instances, page
+from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
+from chainer_hybridmem.errors import FormatError, UnknownNameError
+from chainer_hybridmem.planners import registry
+
+LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'
+# Forward 0 > 1 > 2 > 3 (the loss); backward reads all.
+NET = solution(
+    [64, 64, 64, 8, 8, 64, 64, 0],
+    [10, 20, 30, 0, 5, 40, 30, 20],
+    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (2, 5), (5, 6), (1, 6), (6, 7), (0, 7)],
+    4,
+)
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    """A catalogue of one network and one layout, with their files."""
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    (tmp_path / 'layout.csv').write_text(LAYOUT)
+    body = {
+        'format': instances.FORMAT,
+        'version': instances.VERSION,
+        'instances': [
+            {
+                'name': 'ours/net',
+                'task': 'plan',
+                'kind': 'checkmate',
+                'file': 'net.pkl',
+                'rules': [['*', 'no swap']],
+                'limits': [{'limit': '70%', 'best': 0.00195, 'by': 'somebody'}],
+            },
+            {
+                'name': 'ours/layout',
+                'task': 'layout',
+                'file': 'layout.csv',
+                'limits': [{'limit': '8', 'best': 8, 'by': 'somebody'}],
+            },
+        ],
+    }
+    path = tmp_path / 'held.json'
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
+    out, md, html_page = (str(tmp_path / n) for n in ('r.json', 'arena.md', 'a.html'))
+    arguments = ['--held', str(catalogue), '--instance', 'held', '--time-limit', '50']
+    assert (
+        commands.main(
+            ['arena', 'run', *arguments, '--entrant', 'hybrid', 'exact', '-o', out]
+        )
+        == 0
+    )
+    body = json.loads((tmp_path / 'r.json').read_text())
+    rows = {(row['instance'], row['entrant']): row for row in body['rows']}
+    assert {row['instance'] for row in body['rows']} == {'held/1', 'held/2'}
+    assert {e for i, e in rows if i == 'held/1'} == {
+        *cells.TRIVIAL_PLANS,
+        'hybrid',
+        'exact',
+    }
+    best = rows['held/1', 'exact']
+    assert best['fits'] and best['value'] <= rows['held/1', 'recompute all']['value']
+    assert not rows['held/1', 'keep all']['fits']
+    assert rows['held/2', 'exact']['value'] == 8
+    assert rows['held/2', 'no reuse']['value'] == 12
+    digest = hashlib.sha256(catalogue.read_bytes()).hexdigest()
+    assert body['held_checksum'] == digest
+    for path in (md, html_page):
+        assert commands.main(['arena', 'page', out, '-o', path]) == 0
+    text = (tmp_path / 'arena.md').read_text()
+    assert digest in text and '| no reuse | 0.6667 | 1 of 1 | 0 of 1 | 0 | 0 |' in text
+    tags = []
+    parser = html.parser.HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed((tmp_path / 'a.html').read_text())
+    assert tags.count('table') == 4 and not {'script', 'img', 'link'} & set(tags)
+    assert 'net' not in text.split('##')[2]  # names are held back
+
+
+def row(entrant, value, best=None, instance='x/1', **more):
+    return {
+        'instance': instance,
+        'limit': '1',
+        'entrant': entrant,
+        'fits': value is not None,
+        'value': value,
+        'best_known': best,
+        **more,
+    }
+
+
+def test_the_score_is_the_best_known_over_ones_own():
+    rows = [row('a', 4.0, 2.0), row('b', None, 2.0), row('c', 1.0, 2.0)]
+    assert [r['score'] for r in page.scored(rows)] == [0.25, 0.0, 1.0]
+    unknown = [row('a', 4.0), row('b', 5.0)]
+    assert [r['score'] for r in page.scored(unknown)] == [1.0, 0.8]
+    assert page.scored([row('a', None)]) == []
+
+
+def test_who_finds_what_nobody_has_published_is_below_it():
+    more = {'task': 'plan', 'trivial': False, 'cpu_seconds': 1.0, 'wall_seconds': 1.0}
+    more |= {'bound_known': 0.5, 'known_seconds': 9.0, 'bound': None, 'why': 'no'}
+    rows = [
+        row('a', 4.0, None, known_by='x', **more),
+        row('a', 2.0, 2.0, 'x/2', known_by='x', **more),
+        row('a', None, 2.0, 'x/3', known_by='x', **more),
+        row('a', 3.0, None, 'x/4', known_by='', **more),
+    ]
+    standings, family = page.tables({'rows': rows})
+    assert standings.rows == [
+        ('a', '0.7500', '3 of 4', '2 of 3', '1', '0', '1.0', '4.0')
+    ]
+    assert [line[2] for line in family.rows] == [
+        'none found',
+        '2.00000',
+        '2.00000',
+        '-',
+    ]
+
+
+def test_an_entrant_that_takes_too_long_is_ended_and_the_next_one_goes_on(tmp_path):
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    path = str(tmp_path / 'net.pkl')
+    known = (Known('70%'),)
+    instance = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
+    slow = cells.Cell(instance, known[0], 'hybrid', 1e-9)
+    soon = cells.Cell(instance, known[0], 'recompute all', 60.0)
+    first, second = cells.run_cells([slow, soon])
+    assert not first['fits'] and 'took more than 1e-09 s' in first['why']
+    assert second['fits']
+
+
+def test_what_an_entrant_says_is_checked(tmp_path):
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    known = (Known('100%'), Known('70%'))
+    rules = (('*', 'no swap'),)
+    path = str(tmp_path / 'net.pkl')
+    instance = Instance('x/net', 'plan', 'checkmate', path, None, rules, known)
+    free = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
+    keeps = cells.Cell(instance, known[0], 'keep all', 60.0)
+    answer = cells._answer(keeps, instance.problem())
+    read = lambda i: i.problem()  # noqa: E731
+    assert cells._judge(keeps, answer, read) == pytest.approx(155e-5)
+    tight = cells.Cell(instance, known[1], 'keep all', 60.0)
+    with pytest.raises(Exception, match='limit|more than'):
+        cells._judge(tight, answer, read)
+    swaps = cells._answer(cells.Cell(free, known[0], 'swap all', 60.0), free.problem())
+    with pytest.raises(Exception, match='no swap'):
+        cells._judge(keeps, swaps, read)
+
+
+def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
+    def fails(problem, limit_bytes):
+        raise KeyError('oops')
+
+    monkeypatch.setitem(registry.PLANNERS, 'fails', fails)
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    known = (Known('70%'),)
+    path = str(tmp_path / 'net.pkl')
+    instance = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
+    answer = cells._answer(
+        cells.Cell(instance, known[0], 'fails', 9.0), instance.problem()
+    )
+    assert answer['why'] == "KeyError: 'oops'"
+
+
+def test_unknown_entrants_and_files_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
+        cells.list_cells([], ['hybri'], 1.0)
+    (tmp_path / 'c.json').write_text('{"format": "x"}')
+    with pytest.raises(FormatError, match="has format 'x'"):
+        load_catalogue(str(tmp_path / 'c.json'))
+
+
+def test_the_catalogue_is_whole():
+    found = load_catalogue()
+    shipped = found.instances()
+    assert {i.family for i in shipped} == {'shipped'}
+    for entry in found.entries:
+        if 'source' in entry:
+            files = found.sources[entry['source']].files
+            assert entry['file'] in files
+            assert entry.get('times', entry['file']) in files
+    limits = sum(len(e['limits']) for e in found.entries)
+    assert limits >= 45
+    checkmate = [e for e in found.entries if e.get('kind') == 'checkmate']
+    assert sum(len(e['limits']) for e in checkmate) == 27
+
+
+def test_files_count_only_with_their_checksum(tmp_path, capsys, monkeypatch):
+    source = instances.Source(
+        'x', 'https://x', 'abc', None, {'a/b.csv': hashlib.sha256(b'yes').hexdigest()}
+    )
+    entry = {'name': 'x/b', 'task': 'layout', 'source': 'x', 'file': 'a/b.csv'}
+    entry['limits'] = [{'limit': '8'}]
+    found = instances.Catalogue({'x': source}, [entry])
+    monkeypatch.setattr(instances, 'load_catalogue', lambda path=None: found)
+    (tmp_path / 'b.csv').write_bytes(b'no')
+    assert commands.main(['arena', 'fetch', str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert 'git clone https://x && git checkout abc' in told
+    assert f'a/b.csv  sha256 {source.files["a/b.csv"]}' in told
+    (tmp_path / 'b.csv').write_bytes(b'yes')
+    assert commands.main(['arena', 'fetch', str(tmp_path)]) == 0
+    assert [i.path for i in found.instances([str(tmp_path)])] == [
+        str(tmp_path / 'b.csv')
+    ]
