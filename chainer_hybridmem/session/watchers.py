@@ -202,9 +202,11 @@ class ProgramRecorder(Watcher):
         self._measures = 'memory_limit' not in options  # plain Chainer, first
         self._plain_peak_bytes = 0
         self._seen = 0  # iterations
+        self._updates: list[list[int]] = []  # of each optimizer, after each of them
 
     def _make_session(self, models: list[chainer.Link]) -> Session:
         self._seen = 0
+        self._updates = [self._count_updates()]
         if self._measures and not self._plain_peak_bytes:
             return SteppingSession.plain(models)
         options = recording_options(int(self._limit), **self._options)
@@ -227,30 +229,48 @@ class ProgramRecorder(Watcher):
         if seen == self._seen and not has_ended:
             return None
         self._seen = seen
-        optimizers = (reference() for reference in self._optimizers)
-        updated = all(one is None or one.t for one in optimizers)
+        self._updates.append(self._count_updates())
+        step = session.find_step()
+        repeats = bool(step) and self._all_update(len(step))
         if isinstance(session, RecordingSession):
-            return self._find_recorded(session, updated, has_ended)
+            return self._find_recorded(session, repeats, has_ended)
         if has_ended:
             self._refuse(
                 f'it ends after {format_count(seen, "iteration")}; let it train for '
                 f'longer'
             )
-        if (updated and session.find_step()) or seen >= self._most:
+        if repeats or seen >= self._most:
             self._plain_peak_bytes = session.statistics()['peak_bytes']
             self._beginnings.wait()  # for the session that records
         return None
+
+    def _count_updates(self) -> list[int]:
+        optimizers = (reference() for reference in self._optimizers)
+        return [0 if one is None else one.t for one in optimizers]
+
+    def _all_update(self, iterations: int) -> bool:
+        """Whether each optimizer that lives has updated in the newest iterations.
+
+        A critic that is trained several times in a row is no step.
+        """
+        if len(self._updates) <= iterations:
+            return False
+        now, before = self._updates[-1], self._updates[-1 - iterations]
+        return all(
+            t > old or reference() is None
+            for t, old, reference in zip(now, before, self._optimizers, strict=True)
+        )
 
     def _refuse(self, reason: str) -> NoReturn:
         raise SessionError(f'Nothing of the program could be recorded: {reason}.')
 
     def _find_recorded(
-        self, session: RecordingSession, updated: bool, has_ended: bool
+        self, session: RecordingSession, repeats: bool, has_ended: bool
     ) -> RecordedProgram | None:
         seen = self._seen
         step = session.find_step()
         recorded = [one for one in step if one is not None]
-        complete = updated and bool(step) and len(recorded) == len(step)
+        complete = repeats and len(recorded) == len(step)
         if not complete and not (has_ended or seen >= self._most):
             return None
         kinds = count_kinds(recorded or session.find_problems(), self._plain_peak_bytes)

@@ -15,9 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Trains as the words behind it say, far longer than is needed.
 PROGRAM = """
 import argparse
-import os
 import pathlib
-import sys
 
 import chainer
 import chainer.functions as F
@@ -25,63 +23,33 @@ import chainer.links as L
 import numpy as np
 
 parser = argparse.ArgumentParser()
-parser.add_argument('--how', default='once')
+parser.add_argument('--fails', action='store_true')
 parser.add_argument('--batchsize', type=int, default=100)
-parser.add_argument('--iterations', type=int, default=10**6)
 args = parser.parse_args()
 np.random.seed(0)
-
-
-def make():
-    layers = [L.Linear(64, 64) for _ in range(4)]
-    for layer in layers:
-        layer.W.array[...] = np.eye(64) / 2
-    return chainer.ChainList(*layers)
-
-
-def loss(model, x, times=1):
-    h = x
-    for layer in model:
-        for _ in range(times):
-            h = F.tanh(layer(h))
-    return F.average(h)
-
-
-def train(model, optimizer, times=1):
-    x = np.random.rand(args.batchsize, 64).astype(np.float32)
-    value = loss(model, x, times)
-    model.cleargrads()
-    value.backward()
-    optimizer.update()
-    print(float(value.array))
-
-
-one, two = make(), make()
-if args.how != 'never':
-    first = chainer.optimizers.Adam().setup(one)
-    second = chainer.optimizers.Adam().setup(two) if args.how == 'step' else None
-for number in range(args.iterations):
+layers = [L.Linear(64, 64) for _ in range(8)]
+for layer in layers:
+    layer.W.array[...] = np.eye(64) / 2
+model = chainer.ChainList(*layers)
+optimizer = chainer.optimizers.SGD(0.1).setup(model)
+for number in range(10**6):
     try:
-        if args.how == 'never':
-            with chainer.no_backprop_mode():
-                loss(one, np.zeros((2, 64), np.float32))
-            break
-        if args.how == 'error':
+        h = np.random.rand(args.batchsize, 64).astype(np.float32)
+        for layer in model:
+            h = F.tanh(layer(h))
+        loss = F.average(h)
+        del h
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        print(float(loss.array))
+        if args.fails:
             {}['what the program lacks']
-        if args.how == 'other':
-            train(one, first, 1 + number % 8 + number // 8)
-        elif args.how == 'step':  # as with a critic that is trained more often
-            train(one, first)
-            train(one, first)
-            train(two, second, 2)
-        else:
-            train(one, first)
     except Exception:
-        if args.how == 'error':
+        if args.fails:
             raise
     finally:
-        if args.how == 'swallows':
-            pathlib.Path('closed').write_text(str(number))
+        pathlib.Path('closed').write_text(str(number))
 """
 MORE = ('--memory-limit', '1GB', '-o', 'p.json', '--json', 'f.json')
 
@@ -96,47 +64,65 @@ def program(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_program_is_recorded_and_ended(hybridmem, program):
-    """It is asked by way of an exception that ``except Exception`` does not catch."""
-    status, out, err = hybridmem('profile', *MORE, '--', program, '--how', 'swallows')
+    """By an exception that ``except Exception`` does not catch."""
+    status, out, err = hybridmem('profile', *MORE, '--', program, '--batchsize', '50')
     assert status == 0, err
     assert 'note' not in err
-    assert out.splitlines()[0] == 'train.py --how swallows'
+    assert out.splitlines()[0] == 'train.py --batchsize 50'
     profile = library.load_profile('p.json')
-    assert len(profile.operations) == 9 + 9 + 1
-    assert profile.operations[0].specs[0] == 'float32[100,64]'
+    assert len(profile.operations) == 17 + 17 + 1
+    assert profile.operations[0].specs[0] == 'float32[50,64]'
     assert make_problem(profile).in_core_seconds > 0
     figures = json.loads(pathlib.Path('f.json').read_text())
-    assert figures['program'] == ['train.py', '--how', 'swallows']
+    assert figures['program'] == ['train.py', '--batchsize', '50']
     assert int(pathlib.Path('closed').read_text()) < 10
 
 
-def test_a_step_of_several_iterations(hybridmem, program):
-    status, _, err = hybridmem('profile', *MORE, '--', program, '--how', 'step')
-    assert status == 0, err
-    assert 'A step has 3 iterations' in err
-    assert '(it comes 1 x)' in err and 'of the others: 2 x ' in err
-    assert len(library.load_profile('p.json').operations) == 17 + 17 + 1
-
-
-def test_a_limit_in_percent_is_that_of_the_program(hybridmem, program):
-    status, _, err = hybridmem(
-        'profile', '--memory-limit', '90%', '-o', 'p.json', '--', '-m', 'train'
+def test_any_batch_size_is_estimated(hybridmem, program):
+    status, out, err = hybridmem(
+        *('estimate', '--gpu', 'v100-16gb-pcie3', '--planner', 'swap-all'),
+        *('--batch-arg=--batchsize', '--json', 'f.json'),
+        *('--', program, '--batchsize', '5000'),
     )
     assert status == 0, err
+    assert out.startswith('train.py --batchsize 5000, batch size 5000 on Tesla V100')
+    assert 'batch sizes 2 and 4' in out
+    figures = json.loads(pathlib.Path('f.json').read_text())
+    maps = 15 * 5000 * 64 * 4
+    assert maps < figures['in_core_peak_bytes'] < 2 * maps
+    assert figures['methods'][0]['images_per_second'] > 0
+
+
+def test_two_runs_are_compared(hybridmem, program):
+    status, out, err = hybridmem(
+        *('verify', '--memory-limit', '3MB', '--planner', 'swap-all'),
+        *('--', program, '--batchsize', '1000'),
+    )
+    assert status == 0, err
+    assert out.startswith('train.py --batchsize 1000: swap-all in ')
+    assert '10 iterations, ' in out and 'every bit the same' in out
 
 
 @pytest.mark.parametrize(
-    ('how', 'message'),
+    ('words', 'message'),
     [
-        ('never', 'Nothing of the program could be recorded: no optimizer of Chainer '),
-        ('other', 'be recorded in 12 iterations: a few of them have to compute the '),
-        ('error', 'train.py --how error has ended with status 1 before enough of it '),
-        ('missing.py', "There is no program 'missing.py'"),
+        (('train.py', '--fails'), 'train.py --fails has ended with status 1 before '),
+        (('missing.py',), "There is no program 'missing.py'"),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(refused, program, how, message):
-    words = (program, '--how', how) if how != 'missing.py' else (how,)
-    assert message in refused('profile', *MORE, '--iterations', '12', '--', *words)
+def test_what_cannot_be_asked_is_one_sentence(hybridmem, program, words, message):
+    status, out, err = hybridmem('profile', *MORE, '--', *words)
+    assert (status, out) == (1, '')
+    assert message in err.splitlines()[-1]
+
+
+def test_the_batch_size_needs_its_argument(refused, program):
+    gpu = ('--gpu', 'v100-16gb-pcie3')
+    assert '--batch-arg' in refused('batch', *gpu, '--', program)
+    assert '--batch-arg' in refused('estimate', *gpu, '--largest', '--', program)
+    assert '--batchsize' in refused('estimate', '--batch-arg=-b', '--', program)
+    message = refused('estimate', '--batchsize', '8', '--', program)
+    assert 'name its argument with --batch-arg' in message
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def critic(iterations=MANY):
     optimizers = [chainer.optimizers.Adam().setup(model) for model in models]
     for number in range(iterations):
         which = number % 4 == 3
-        update(models[which], optimizers[which])
+        update(models[which], optimizers[which], 400)
 
 
 def differs():
@@ -91,11 +91,11 @@ def own_session():
 
 def ask(program, make, *arguments):
     answers = []
-    setup = chainer.Optimizer.setup
+    before = chainer.Optimizer.setup, list(chainer.get_function_hooks())
     with contextlib.suppress(Stopped), make(answers.append, *arguments):
         program()
     assert active_session() is None
-    assert (chainer.Optimizer.setup, chainer.get_function_hooks()) == (setup, {})
+    assert (chainer.Optimizer.setup, list(chainer.get_function_hooks())) == before
     (answer,) = answers
     return answer
 
@@ -226,7 +226,7 @@ def test_an_estimate_is_what_a_run_needs(size):
     assert found.in_core_peak_bytes == measure(run)
     assert found.least_memory_bytes < found.in_core_peak_bytes
     assert found.in_core_seconds > 0
-    assert found.plan('90%', 'swap-all').predicted_seconds > 0
+    assert found.plan('95%', 'swap-all').predicted_seconds > 0
     assert np.array_equal(pair.models[0][0].W.array, before)
     assert 'problem' not in repr(found)
 
