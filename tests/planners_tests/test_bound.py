@@ -17,13 +17,12 @@ from support import toys
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.exact import WholeRelaxation
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile, Storage
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search import bound
 from chainer_hybridmem.search.annealing import actions_of
-from chainer_hybridmem.search.bound import lower_bound, model
+from chainer_hybridmem.search.bound import WholeRelaxation, lower_bound, model
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.lanes import time_lanes

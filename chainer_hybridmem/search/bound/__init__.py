@@ -8,5 +8,15 @@ from chainer_hybridmem.search.bound.proof import (
     warm_up,
 )
 from chainer_hybridmem.search.bound.relaxation import Relaxation
+from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
 
-__all__ = ['Bound', 'Relaxation', 'bound_of_ranks', 'lower_bound', 'tighten', 'warm_up']
+__all__ = [
+    'TRUST',
+    'Bound',
+    'Relaxation',
+    'WholeRelaxation',
+    'bound_of_ranks',
+    'lower_bound',
+    'tighten',
+    'warm_up',
+]
