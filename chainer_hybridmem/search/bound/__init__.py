@@ -8,6 +8,7 @@ from chainer_hybridmem.search.bound.proof import (
     warm_up,
 )
 from chainer_hybridmem.search.bound.relaxation import Relaxation
+from chainer_hybridmem.search.bound.schedules import bound_of_schedules
 from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     'Relaxation',
     'WholeRelaxation',
     'bound_of_ranks',
+    'bound_of_schedules',
     'lower_bound',
     'tighten',
     'warm_up',

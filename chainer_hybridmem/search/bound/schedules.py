@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.interrupts import run_aside
-from chainer_hybridmem.records.profile import AFTER_BACKWARD, Profile
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.bound.relaxation import ROUNDING
 from chainer_hybridmem.search.bound.whole import TRUST
 from chainer_hybridmem.simulation.in_core import fixed_load
@@ -72,7 +72,7 @@ class _Products(NamedTuple):
         ids (list of int): Storage of each.
         maker (list of int): The operation that makes it.
         last (list of int): The last operation that reads it when it runs first.
-        readers (list of list of int): Operations that read it.
+        readers (list of list of int): Operations that read it, ascending.
     """
 
     ids: list[int]
@@ -82,27 +82,22 @@ class _Products(NamedTuple):
 
 
 def _list_products(profile: Profile) -> _Products:
-    """Storages that one operation writes, and that do not outlive the iteration."""
-    operations = [op for op in profile.operations if op.phase not in AFTER_BACKWARD]
-    readers: dict[int, list[int]] = {}
-    writers: dict[int, list[int]] = {}
-    for op in operations:
+    """Storages that an operation makes and that do not outlive the iteration."""
+    readers: list[set[int]] = [set() for _ in profile.storages]
+    for op in profile.operations:
         for s in op.reads:
-            readers.setdefault(s, []).append(op.index)
-        for s in op.writes:
-            writers.setdefault(s, []).append(op.index)
-    ids = [
-        s
-        for s, by in writers.items()
-        if len(by) == 1
-        and profile.storages[s].producer == by[0]
-        and profile.storages[s].freed_at >= 0
-        and min(readers.get(s, [len(operations)])) > by[0]
-    ]
-    maker = [writers[s][0] for s in ids]
-    reading = [readers.get(s, []) for s in ids]
-    last = [max([v, *by]) for v, by in zip(maker, reading, strict=True)]
-    return _Products(ids, maker, last, reading)
+            readers[s].add(op.index)
+    products = _Products([], [], [], [])
+    for storage in profile.storages:
+        if storage.producer < 0 or storage.freed_at < 0:
+            continue
+        uses = readers[storage.id].union(storage.forward_uses, storage.backward_uses)
+        uses = {use for use in uses if use > storage.producer}
+        products.ids.append(storage.id)
+        products.maker.append(storage.producer)
+        products.last.append(max(uses, default=storage.producer))
+        products.readers.append(sorted(uses))
+    return products
 
 
 class _Program:
@@ -131,6 +126,7 @@ class _Program:
         self._rows: list[tuple[list[int], list[float]]] = []  # at most 0 each
         self._last_made: dict[tuple[int, int], int] = {}  # operation and stage
         self._there: dict[tuple[int, int], int] = {}  # product and stage
+        self._prices = np.zeros(len(self._seconds) - b0 + 1)  # of rows of memory
         reach = self._find_reach()
         for v in range(b0):
             if self._made_by[v]:
@@ -223,7 +219,7 @@ class _Program:
         cost = np.array(self._cost)
         result = run_aside(
             lambda: optimize.linprog(
-                cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method='highs'
+                cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method='highs-ipm'
             )
         )
         if result.status != 0:  # no schedule fits, or the solver has given up
@@ -288,7 +284,7 @@ class _Program:
                     options={'time_limit': time_budget, 'mip_rel_gap': 1e-7},
                 )
             )
-        floor = result.mip_dual_bound
+        floor: float | None = result.mip_dual_bound
         if result.status == 2 and 'nfeasible' in result.message:
             floor = most
         if floor is None or not math.isfinite(floor):
