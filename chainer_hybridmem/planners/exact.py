@@ -33,6 +33,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.bound import (
     TRUST,
     WholeRelaxation,
+    bound_of_parts,
     lower_bound,
     tighten,
 )
@@ -120,6 +121,9 @@ class _Run:
         deadline = timing.now() + self.time_budget
         if count_assignments(self.problem) <= ENUMERATED:
             self.enumerate()
+        if self.seconds > self.bound_seconds * (1 + 2 * TRUST):
+            proven = bound_of_parts(self.problem, self.limit_bytes)
+            self.bound_seconds = max(self.bound_seconds, proven)
         relaxation = WholeRelaxation(self.problem, self.limit_bytes)
         tighten(relaxation.relaxation)
         while self.seconds > self.bound_seconds:

@@ -2,6 +2,7 @@
 
 from chainer_hybridmem.search.bound.proof import (
     Bound,
+    bound_of_parts,
     bound_of_ranks,
     lower_bound,
     tighten,
@@ -16,6 +17,7 @@ __all__ = [
     'Bound',
     'Relaxation',
     'WholeRelaxation',
+    'bound_of_parts',
     'bound_of_ranks',
     'bound_of_schedules',
     'lower_bound',
