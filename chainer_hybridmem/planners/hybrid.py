@@ -6,10 +6,11 @@ A problem of a few feature maps has all its assignments simulated. Else:
    the fractions at which it is attained.
 2. Simulated annealing on simulated time (``search/local_search``): hot rounds from
    everything swapped and from the relaxation rounded, each twice, because single
-   rounds get stuck now and then. With more than ``MANY_MAPS`` feature maps, rounds one
-   after the other from the relaxation rounded, evened out over maps that are alike;
-   with more than ``SPREAD_MAPS`` the first of them change many maps at once
-   (``spread``).
+   rounds get stuck now and then. Where the relaxation swaps nothing, it is asked for
+   its best whole decisions as well, which are then nearly a plan. With more than
+   ``MANY_MAPS`` feature maps, rounds one after the other from the relaxation rounded,
+   evened out over maps that are alike; with more than ``SPREAD_MAPS`` the first of
+   them change many maps at once (``spread``).
 3. Unless the plan is already as close to the bound as ``tolerance``: the other
    planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
    ones).
@@ -46,7 +47,14 @@ from chainer_hybridmem.search.annealing import (
     Budget,
     actions_of,
 )
-from chainer_hybridmem.search.bound import Bound, lower_bound, warm_up
+from chainer_hybridmem.search.bound import (
+    TRUST,
+    Bound,
+    WholeRelaxation,
+    lower_bound,
+    tighten,
+    warm_up,
+)
 from chainer_hybridmem.search.candidates import Candidate, Search, count_assignments
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import (
@@ -60,6 +68,8 @@ from chainer_hybridmem.simulation.problem import Problem
 FEW_ASSIGNMENTS = 3**6  # that are simulated in less time than annealing takes
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
 HOT_ROUNDS = 4
+WHOLE_ROUNDS = 3  # of asking the relaxation for whole decisions
+WHOLE_NODES = 200  # of the solver's tree in each of them
 REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 PILOT_STEPS = 100  # to learn how long a step takes
@@ -128,14 +138,17 @@ def hybrid(
         'seed': seed,
     }
     if rival is not None and rival.predicted_seconds < best.seconds:
-        return dataclasses.replace(
+        plan = dataclasses.replace(
             rival,
             planner='hybrid',
             options={**options, 'found_by': rival.planner},
             planning_seconds=timing.now() - search.started,
             simulations=search.simulations + rival.simulations,
         )
-    return search.finish('hybrid', undo_useless_moves(search, best), **options)
+    else:
+        plan = search.finish('hybrid', undo_useless_moves(search, best), **options)
+    bound_seconds = min(bound.seconds, plan.predicted_seconds)
+    return dataclasses.replace(plan, lower_bound_seconds=bound_seconds)
 
 
 def _find_start(search: Search) -> Candidate:
@@ -168,9 +181,10 @@ def _many_starts(
     # Something good first: with little time, the bound alone uses it up.
     found = _hot_round(annealer, out, 0.0, seed)
     bound = lower_bound(search.problem, search.limit_bytes)
-    goal = bound.seconds * (1 + tolerance)
     starts = [out, *round_bound(search, bound)]
     best = min(found, pilot, *starts, key=lambda c: c.seconds)
+    best, bound = _ask_whole(annealer, best, bound)
+    goal = bound.seconds * (1 + tolerance)
     for number in range(1, HOT_ROUNDS):
         if best.seconds <= goal:
             break
@@ -178,6 +192,34 @@ def _many_starts(
         found = _hot_round(annealer, start, goal, seed + number)
         best = min(best, found, key=lambda c: c.seconds)
     return best, bound
+
+
+def _ask_whole(
+    annealer: Annealer, best: Candidate, bound: Bound
+) -> tuple[Candidate, Bound]:
+    """The relaxation's best whole decisions, and what they prove, if it swaps nothing.
+
+    Without copies little is left out of the relaxation: what it says is a plan, or
+    nearly one. With them, whole decisions are as far from a plan as fractions are.
+    """
+    search, floor = annealer.search, bound.seconds
+    if bound.swapped.any() or best.seconds <= floor * (1 + 2 * TRUST):
+        return best, bound
+    whole = WholeRelaxation(search.problem, search.limit_bytes)
+    tighten(whole.relaxation)
+    for _ in range(WHOLE_ROUNDS):
+        left = annealer.budget.left_seconds
+        if left <= 0:
+            break
+        answer = whole.solve(best.seconds, left, WHOLE_NODES)
+        floor = max(floor, answer.floor)
+        if answer.x is None:
+            break
+        found = search.evaluate(whole.action_at(answer.x))
+        best = min(best, found, key=lambda c: c.seconds)
+        if best.seconds <= floor * (1 + 2 * TRUST) or not whole.cut(answer.x):
+            break
+    return best, dataclasses.replace(bound, seconds=floor)
 
 
 def _one_start(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from chainer_hybridmem import timing
@@ -75,12 +77,14 @@ class Budget:
         if steps:
             self.seconds_per_step = seconds / steps
 
+    @property
+    def left_seconds(self) -> float:
+        """Until its time is over; infinite if that is not limited."""
+        return math.inf if self.deadline is None else self.deadline - timing.now()
+
     def allows(self, simulations: int) -> bool:
         """Whether there is time for so many simulations."""
-        if self.deadline is None:
-            return True
-        left = self.deadline - timing.now()
-        return simulations * self.seconds_per_step < left
+        return simulations * self.seconds_per_step < self.left_seconds
 
 
 def actions_of(plan: Plan) -> np.ndarray:

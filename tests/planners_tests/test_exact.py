@@ -18,7 +18,7 @@ from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Link, Profile
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.search.bound import lower_bound
+from chainer_hybridmem.search.bound import bound_of_parts, lower_bound
 from chainer_hybridmem.search.candidates import Search, least_memory
 from chainer_hybridmem.simulation import Problem, make_problem
 
@@ -150,7 +150,7 @@ def test_a_solver_without_an_answer_proves_nothing(
     limit = least_memory(problem)[0]
     plan = make_plan(problem, limit, 'exact')
     assert not plan.options['proved']
-    assert plan.lower_bound_seconds == lower_bound(problem, limit).seconds
+    assert plan.lower_bound_seconds == bound_of_parts(problem, limit)
 
 
 def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:

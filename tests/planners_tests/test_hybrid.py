@@ -121,6 +121,16 @@ def test_another_seed_may_plan_differently_but_as_validly() -> None:
         assert plan.predicted_peak_bytes <= limit
 
 
+@pytest.mark.parametrize('seed', [0, 3, 6])
+def test_a_plan_without_copies_is_proven_to_be_the_fastest(seed: int) -> None:
+    """Where memory is short by a quarter of what can be saved."""
+    problem = make_problem(toys.random_graph(seed, 40), rules={'*': 'no swap'})
+    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    plan = make_plan(problem, most - (most - least) // 4, 'hybrid', steps=STEPS)
+    assert plan.overhead > 0
+    assert plan.gap < 1e-5
+
+
 def test_without_steps_it_still_plans() -> None:
     problem = make_problem(toys.chain(12))
     limit = least_memory(problem)[0]

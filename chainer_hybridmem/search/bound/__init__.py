@@ -2,11 +2,25 @@
 
 from chainer_hybridmem.search.bound.proof import (
     Bound,
+    bound_of_parts,
     bound_of_ranks,
     lower_bound,
     tighten,
     warm_up,
 )
 from chainer_hybridmem.search.bound.relaxation import Relaxation
+from chainer_hybridmem.search.bound.schedules import bound_of_schedules
+from chainer_hybridmem.search.bound.whole import TRUST, WholeRelaxation
 
-__all__ = ['Bound', 'Relaxation', 'bound_of_ranks', 'lower_bound', 'tighten', 'warm_up']
+__all__ = [
+    'TRUST',
+    'Bound',
+    'Relaxation',
+    'WholeRelaxation',
+    'bound_of_parts',
+    'bound_of_ranks',
+    'bound_of_schedules',
+    'lower_bound',
+    'tighten',
+    'warm_up',
+]

@@ -11,6 +11,7 @@ import numpy as np
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.search.bound.model import Events, Model, Row, make_row
+from chainer_hybridmem.search.bound.segments import Segments, choose_divisions
 from chainer_hybridmem.simulation.problem import Problem
 
 
@@ -248,6 +249,17 @@ class Relaxation:
         self._excess = sum_excess(self.model)
         self.positions: set[int] = set()
         self.pairs: dict[tuple[str, int, int], None] = {}
+        self._segments: Segments | None = None
+
+    def divide(self, prices: np.ndarray) -> None:
+        """Adds rows about parts of backward, once; :attr:`Solution.prices` go.
+
+        Args:
+            prices: (n,) seconds per byte of each operation's memory.
+        """
+        divisions = choose_divisions(self.model, prices)
+        self.positions.update(divisions)
+        self._segments = Segments(self.model, divisions, self._excess)
 
     def program(self, extra: list[Row] | None = None) -> Program:
         """The rows there are, those of ``extra`` included, over the columns in use."""
@@ -259,12 +271,16 @@ class Relaxation:
             rows.append(make_row([remade, away], [-1, -1], -float(self._excess[k])))
             rows.append(make_row([away, at.eligible + k], [1, -1], 0))
         stops = {model.problem.arrays.first_backward, model.n}
+        if self._segments is not None:
+            stops |= self._segments.stops
         for kind, left, right in self.pairs:
             stops |= {left, right + 1} if kind == 'out' else {left + 1, right + 1}
         order = at.waited + np.array(sorted(stops), np.int64)
         for one, other in itertools.pairwise(order.tolist()):
             rows.append(make_row([one, other], [1, -1], 0))
         rows += [self._pair(*pair) for pair in self.pairs]
+        if self._segments is not None:
+            rows += self._segments.rows
         equations = [
             *self._sums.remade.between(positions, at.remade),
             *self._sums.eligible.between(positions, at.eligible),
