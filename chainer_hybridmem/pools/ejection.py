@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.pools.canonical import MOST_CONFLICTS, conflicts
 from chainer_hybridmem.pools.placement import (
     FIRST_FIT,
     NOWHERE,
@@ -21,7 +22,6 @@ BISECTIONS = 5
 # Blocks alive where the load is above these shares of the capacity are put in first.
 LEVELS = ((0.9,), (0.8, 0.95), (0.7, 0.85, 0.97))
 LARGE_SHARE = 0.002  # of the bound; larger buffers are large
-MOST_CONFLICTS = 20_000_000  # pairs of large buffers that live together
 
 
 class Ejection:
@@ -133,40 +133,6 @@ class Ejection:
         return place_in_order(
             self._blocks, Start('ejection', order, FIRST_FIT, nowhere)
         )
-
-
-@compiled()
-def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int:
-    """Which buffers live together with each: ``others[pointer[i]:pointer[i + 1]]``.
-
-    Args:
-        spans: As for :func:`.placement.place`.
-        pointer: Result, (n + 1,) int64.
-        others: Result, as many int32 as there are; too few fill the pointer alone.
-
-    Returns:
-        int: How many there are.
-    """
-    n = len(spans)
-    total = 0
-    for i in range(n):
-        pointer[i] = total
-        lower, upper = spans[i, 0], spans[i, 1]
-        lower2, upper2 = spans[i, 2], spans[i, 3]
-        for j in range(n):
-            a, b, c, d = spans[j, 0], spans[j, 1], spans[j, 2], spans[j, 3]
-            meets = (
-                (lower < b and a < upper)
-                or (lower2 < b and a < upper2)
-                or (lower < d and c < upper)
-                or (lower2 < d and c < upper2)
-            )
-            if meets and i != j:
-                if total < len(others):
-                    others[total] = j
-                total += 1
-    pointer[n] = total
-    return total
 
 
 @compiled()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import io
 
+import numpy as np
+
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.pools.layout import Layout
 from chainer_hybridmem.pools.trace import MOST_BYTES, Trace, from_lifetimes
@@ -63,6 +65,9 @@ def _read_rows(text: str) -> tuple[list[str], list[tuple[str, list[int]]]]:
 def dumps(trace: Trace, layout: Layout | None = None) -> str:
     """Writes a trace, and with a layout its offsets."""
     lower, upper = trace.lifetimes()
+    if trace.times:
+        times = np.array([*trace.times[:1], *trace.times, *trace.times[-1:]])
+        lower, upper = times[lower], times[upper]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator='\n')
     writer.writerow([*COLUMNS, OFFSET] if layout else COLUMNS)

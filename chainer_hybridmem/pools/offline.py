@@ -19,12 +19,15 @@ Note: [very many buffers]
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.pools import placement
+from chainer_hybridmem.pools import canonical, placement
+from chainer_hybridmem.pools.canonical import Canonical
 from chainer_hybridmem.pools.ejection import Ejection
 from chainer_hybridmem.pools.layout import Layout
 from chainer_hybridmem.pools.placement import (
@@ -45,8 +48,11 @@ from chainer_hybridmem.search.deadline import Deadline
 # Pairs of buffers that the parts of the search look at: about a second's work in all,
 # and the same layout on every machine.
 PAIRS = 120_000_000
-QUICK_STARTS = 4  # ways to place before anything is ejected
-EJECTING_SHARE, BISECTING_SHARE = 0.25, 0.2  # of the pairs
+QUICK_STARTS = 4  # ways to place before the search
+SEARCH_TIMES = 4  # as many pairs for the search at the bound,
+FEW_BLOCKS = 500  # of so many; fewer times as many of more blocks
+BISECTIONS, BISECTING_SHARE = 4, 0.2  # above it: how many, and of the pairs for each
+EJECTING_SHARE = 0.2  # of the pairs
 HOPELESS_PART = 8  # of the pairs, where no layout can be small enough
 IMPROVED = 2  # of the ways to place, the best ones
 MOST_ROUNDS = 5000  # for each; small problems are settled long before
@@ -54,6 +60,7 @@ MOST_ROUNDS = 5000  # for each; small problems are settled long before
 MOST_BLOCKS = 5000
 MOST_LARGE = 1000  # of more, that are searched for
 MOST_SETTLED = 10_000  # of these and of those that live long; more lie on top
+MOST_PLACED = 25_000  # up to so many, all are placed one after the other, too
 BRIEF_PART = 64  # of the iteration that something short-lived lasts at most
 
 
@@ -103,64 +110,115 @@ def exact(
     if 0 < enough_bytes < blocks.bound_bytes:
         pairs //= HOPELESS_PART
     if len(blocks.size) <= MOST_BLOCKS:
-        offset, name = _found(blocks, pairs, deadline, enough_bytes)
+        found = _found(blocks, pairs, deadline, enough_bytes)
     else:
-        offset, name = _filled(blocks, pairs, deadline)
-    return make_layout(trace, blocks, offset, alignment, name)
+        found = _filled(blocks, pairs, deadline)
+    layout = make_layout(trace, blocks, found.offset, alignment, found.name)
+    bound_bytes = blocks.base_bytes + found.bound_bytes
+    return dataclasses.replace(layout, bound_bytes=bound_bytes)
+
+
+class Answer(NamedTuple):
+    """The best layout so far, without the base, and what is proven."""
+
+    nbytes: int
+    offset: np.ndarray  # (n,) int64
+    name: str
+    bound_bytes: int
+
+    def or_better(self, nbytes: int, offset: np.ndarray, name: str) -> Answer:
+        """This one, or another layout if that is smaller."""
+        if nbytes >= self.nbytes:
+            return self
+        return Answer(nbytes, offset, name, self.bound_bytes)
 
 
 def _found(
     blocks: Blocks, pairs: int, deadline: Deadline, enough_bytes: int = 0
-) -> tuple[np.ndarray, str]:
-    """Offsets and the way to them: see :func:`exact`."""
-    n, capacity = len(blocks.size), blocks.capacity
-    enough = max(capacity, enough_bytes - blocks.base_bytes)
+) -> Answer:
+    """See :func:`exact`."""
+    enough = max(blocks.capacity, enough_bytes - blocks.base_bytes)
     starts = list_starts(blocks)
     found: list[Found] = []
     for start in itertools.islice(starts, QUICK_STARTS):
         found.append(place_in_order(blocks, start))
         if found[-1].nbytes <= enough or deadline.is_over:
             break
-    if found[-1].nbytes <= enough:
-        return found[-1].offset, found[-1].start.name
-    ejection = Ejection(blocks, deadline)
-    ejected = ejection.fit(capacity, int(pairs * EJECTING_SHARE), enough)
-    if ejected is not None:
-        found.append(ejected)
-        if ejected.nbytes <= enough:
-            return ejected.offset, 'ejection'
-    for start in starts if ejected is None else ():
+    best = min(found, key=lambda one: one.nbytes)
+    answer = Answer(best.nbytes, best.offset, best.start.name, blocks.capacity)
+    answer = _search(blocks, answer, pairs, enough, deadline)
+    if answer.nbytes <= max(enough, answer.bound_bytes):
+        return answer
+    for start in starts:
         if deadline.is_over:
-            break
+            return answer
         found.append(place_in_order(blocks, start))
-        if found[-1].nbytes <= enough:
-            return found[-1].offset, start.name
-    most = min(one.nbytes for one in found)
-    found += ejection.bisect(most, int(pairs * BISECTING_SHARE))
     found.sort(key=lambda one: one.nbytes)  # stable
-    best, name = found[0], found[0].start.name
-    rounds = min(MOST_ROUNDS, pairs // max(1, n * n) // IMPROVED)
-    for seed, one in enumerate(found[:IMPROVED]):
-        if best.nbytes <= enough or deadline.is_over:
+    rounds = min(MOST_ROUNDS, pairs // max(1, len(blocks.size) ** 2) // IMPROVED)
+    for seed, (nbytes, offset, start) in enumerate(found[:IMPROVED]):
+        answer = answer.or_better(nbytes, offset, start.name)
+        if answer.nbytes <= enough or deadline.is_over:
             break
-        start, offset = one.start, np.zeros(n, np.int64)
+        offset = np.zeros_like(offset)
         nbytes = placement.improve(
             start.order.copy(),
             blocks.size,
             blocks.spans,
             start.fit,
             start.above,
-            capacity,
+            blocks.capacity,
             rounds,
             seed,
             offset,
         )
-        if nbytes < best.nbytes:
-            best, name = Found(nbytes, offset, start), f'{start.name}, improved'
-    return best.offset, name
+        answer = answer.or_better(nbytes, offset, f'{start.name}, improved')
+    return answer
 
 
-def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> tuple[np.ndarray, str]:
+def _search(
+    blocks: Blocks, answer: Answer, pairs: int, enough: int, deadline: Deadline
+) -> Answer:
+    """Halves, again and again, what is open between the bound and the best layout."""
+    if answer.nbytes <= enough or deadline.is_over:
+        return answer
+    search = Canonical(blocks, deadline)
+    unit = int(np.gcd.reduce(blocks.size))
+    scarce = min(SEARCH_TIMES, max(1, SEARCH_TIMES * FEW_BLOCKS // len(blocks.size)))
+    target, left, low, given_up = enough, pairs * scarce, blocks.capacity, 0
+    while search.possible and target < answer.nbytes and given_up < BISECTIONS:
+        status, offset = search.fit(target, left)
+        if status == canonical.FITS:
+            nbytes = int((offset + blocks.size).max())
+            answer = answer.or_better(nbytes, offset, 'canonical')
+        elif status == canonical.CANNOT:
+            low = target // unit * unit + unit
+            answer = answer._replace(bound_bytes=max(low, answer.bound_bytes))
+        else:
+            low, left = target + unit, int(pairs * BISECTING_SHARE)
+            if not given_up:
+                answer = _eject(blocks, answer, pairs, enough, deadline)
+            given_up += 1
+        target = max(enough, (low + answer.nbytes - unit) // 2 // unit * unit)
+        if deadline.is_over or answer.nbytes <= enough:
+            break
+    return answer
+
+
+def _eject(
+    blocks: Blocks, answer: Answer, pairs: int, enough: int, deadline: Deadline
+) -> Answer:
+    """By ejection, at the bound and then above it."""
+    ejection = Ejection(blocks, deadline)
+    found = [ejection.fit(enough, int(pairs * EJECTING_SHARE), enough)]
+    if found[0] is None:
+        found += ejection.bisect(answer.nbytes, int(pairs * EJECTING_SHARE))
+    for one in found:
+        if one is not None:
+            answer = answer.or_better(one.nbytes, one.offset, 'ejection')
+    return answer
+
+
+def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> Answer:
     """Offsets of very many blocks; see Note: [very many buffers]."""
     size, spans, lengths = blocks.size, blocks.spans, blocks.lengths()
     by_size = np.argsort(-size, kind='stable')
@@ -168,13 +226,14 @@ def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> tuple[np.ndarray,
     lasting = lengths > blocks.end // BRIEF_PART
     lasting |= spans[:, 3] > spans[:, 2]
     core = take_part(blocks, np.sort(large))
-    offset, name = _found(core, pairs, deadline)
-    large = np.sort(large)[np.argsort(offset, kind='stable')]
+    core_answer = _found(core, pairs, deadline)
+    large = np.sort(large)[np.argsort(core_answer.offset, kind='stable')]
     settled = np.concatenate([large, others[lasting[others]]])[:MOST_SETTLED]
     placed = take_part(blocks, settled)
     order = np.arange(len(settled))
     nowhere = np.zeros(len(settled), bool)
-    found = place_in_order(placed, Start(name, order, FIRST_FIT, nowhere))
+    start = Start('by offset', order, FIRST_FIT, nowhere)
+    found = place_in_order(placed, start)
     result = np.zeros(len(size), np.int64)
     result[settled] = found.offset
     brief = others[~lasting[others]]
@@ -185,7 +244,17 @@ def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> tuple[np.ndarray,
     stacked = others[lasting[others]][len(settled) - len(large) :]
     top = (result + size).max() if len(size) else 0
     result[stacked] = top + np.cumsum(size[stacked]) - size[stacked]
-    return result, f'{name}, filled'
+    filled = Answer(
+        int((result + size).max()),
+        result,
+        f'{core_answer.name}, filled',
+        max(blocks.capacity, core_answer.bound_bytes),
+    )
+    start = next(list_starts(blocks))
+    if len(size) > MOST_PLACED or filled.nbytes <= blocks.capacity:
+        return filled
+    nbytes, offset, _ = place_in_order(blocks, start)
+    return filled.or_better(nbytes, offset, start.name)
 
 
 def list_visits(spans: np.ndarray, chosen: np.ndarray) -> np.ndarray:

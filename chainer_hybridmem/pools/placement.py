@@ -311,6 +311,7 @@ class Blocks:
     base: tuple[tuple[int, int], ...]  # (buffer, offset) there
     bound_bytes: int
     alignment: int
+    times: np.ndarray  # (end + 1,) int64, of each moment
 
     def loads(self) -> np.ndarray:
         first = loads(self.size, self.spans[:, 0], self.spans[:, 1], self.end)
@@ -323,6 +324,12 @@ class Blocks:
         spans = self.spans
         lengths: np.ndarray = spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]
         return lengths
+
+    def durations(self) -> np.ndarray:
+        """Time that each block is alive."""
+        times = self.times[self.spans]
+        durations: np.ndarray = times[:, 1] - times[:, 0] + times[:, 3] - times[:, 2]
+        return durations
 
     def highest_loads(self) -> np.ndarray:
         """Highest load while each block is alive."""
@@ -379,9 +386,25 @@ def make_blocks(trace: Trace, alignment: int) -> Blocks:
         base=tuple(base),
         bound_bytes=0,
         alignment=alignment,
+        times=_times(trace),
     )
     bound = height + int(blocks.loads().max())
     return dataclasses.replace(blocks, bound_bytes=bound)
+
+
+def _times(trace: Trace) -> np.ndarray:
+    """The time at which each moment begins, and the end of the last one.
+
+    If nothing is known of it, frees and the mallocs that follow are at one time, as
+    long after those before as these are before the next.
+    """
+    times = np.array(trace.times, np.int64)
+    if not trace.times:
+        frees = np.array(trace.events, np.int64) < 0
+        times = np.cumsum(frees & ~np.append(frees[:1], frees[:-1]))
+    if not len(times):
+        return np.zeros(2, np.int64)
+    return np.concatenate([times[:1], times, times[-1:]])
 
 
 def _find_carried(

@@ -46,6 +46,8 @@ class Trace:
             iteration and is buffer ``taken`` of the next one.
         operation_starts (tuple of int): First event of each operation; empty if
             unknown. What a plan frees before an operation belongs to the one before.
+        times (tuple of int): When each event is, on any axis; empty if unknown. A
+            search looks at the longest lives first.
     """
 
     sizes: tuple[int, ...]
@@ -53,6 +55,7 @@ class Trace:
     names: tuple[str, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
     operation_starts: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -198,7 +201,10 @@ def from_lifetimes(
     order += [(stop, 0, -(i + 1)) for i, stop in enumerate(upper)]
     order.sort()
     trace = Trace(
-        tuple(int(s) for s in sizes), tuple(e for _, _, e in order), tuple(names)
+        tuple(int(s) for s in sizes),
+        tuple(e for _, _, e in order),
+        tuple(names),
+        times=tuple(int(time) for time, _, _ in order),
     )
     check_trace(trace)
     return trace

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem.pools import ejection
+from chainer_hybridmem.pools import canonical, ejection
 
 
 def eject(size, spans, capacity, order=None, work=100_000, seed=0):
     n = len(size)
     pointer = np.zeros(n + 1, np.int64)
     others = np.zeros(
-        ejection.conflicts(spans, pointer, np.zeros(0, np.int32)), np.int32
+        canonical.conflicts(spans, pointer, np.zeros(0, np.int32)), np.int32
     )
-    ejection.conflicts(spans, pointer, others)
+    canonical.conflicts(spans, pointer, others)
     order = np.arange(n) if order is None else order
     offset, failures = np.zeros(n, np.int64), np.ones(n, np.int64)
     fits = ejection.eject(
