@@ -113,7 +113,8 @@ def build(dist: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
         check_names('wheel', names)
     tops = {name.partition('/')[0] for name in names}
     version = wheel.name.split('-')[1]
-    expected = {'chainer_hybridmem', f'chainer_hybridmem-{version}.dist-info'}
+    package = 'chainer_hybridmem'
+    expected = {package, f'{package}.pth', f'{package}-{version}.dist-info'}
     if tops != expected:
         raise SystemExit(f'The wheel has {sorted(tops)} instead of {sorted(expected)}.')
     entries = re.findall(r'^## (\S+)', (ROOT / 'CHANGELOG.md').read_text(), re.M)
