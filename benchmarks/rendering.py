@@ -197,7 +197,8 @@ def _pages() -> Iterator[tuple[pathlib.Path, Callable[[], str]]]:
     yield PAGE, render
     yield GALLERY, render_gallery
     yield CHOICE, render_choice
-    yield PACKAGES, render_packages
+    if (RESULTS / 'packages.json').exists():  # it needs a package index
+        yield PACKAGES, render_packages
     for name in tables.PAGES:
         yield TABLES / f'{name}.md', functools.partial(render_tables, name)
 

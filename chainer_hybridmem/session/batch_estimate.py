@@ -84,6 +84,7 @@ def estimate(
 
     The model, its optimizer's states and NumPy's generator are put back.
 
+    >>> step = lambda size: optimizer.update(model, x[:size], t[:size])
     >>> found = hybridmem.estimate(step, 640, model, gpu='v100-16gb-pcie3')
     >>> found.in_core_peak_bytes, found.plan('16GB').overhead
 
