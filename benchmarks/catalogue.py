@@ -99,6 +99,12 @@ BENCHMARKS = (
     ),
     Benchmark('arena', 'the arena on a CPU: footprint, speed', ('host_arena.json',)),
     Benchmark(
+        'layouts',
+        "layouts of MiniMalloc's and MindSpore's instances, beside MiniMalloc",
+        ('layouts.json',),
+        'their files',
+    ),
+    Benchmark(
         'multiloading',
         "a forward pass without backward, beside Caffe's multiloading",
         ('multiloading.json', 'multiloading.md'),

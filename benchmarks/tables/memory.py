@@ -74,6 +74,30 @@ def pools(body: Body) -> str:
     return table(head, lines)
 
 
+def layouts(body: Body) -> str:
+    """Returns footprints of public instances over the bound, and seconds."""
+    head = ['instance', 'buffers', 'capacity', 'smartpool', 'exact', 'proven optimal']
+    head += ['CPU seconds', 'of MiniMalloc']
+    return table(
+        head,
+        [
+            [
+                row['instance'],
+                row['buffers'],
+                row['capacity_bytes']
+                and f'{row["capacity_bytes"] / row["bound_bytes"]:.4f}',
+                f'{row["smartpool_bytes"] / row["bound_bytes"]:.4f}',
+                f'{row["footprint_bytes"] / row["bound_bytes"]:.4f}',
+                yes(row['optimal']),
+                f'{row["cpu_seconds"]:.2f}',
+                row['minimalloc_cpu_seconds']
+                and f'{row["minimalloc_cpu_seconds"]:.2f}',
+            ]
+            for row in body['instances']
+        ],
+    )
+
+
 def fitted(body: Body) -> str:
     """Returns what it costs that the layout fits, and not the load alone."""
     head = ['network', 'planner', 'over in-core, load fits', 'layout fits', 'plans']
@@ -340,6 +364,14 @@ SECTIONS = (
         iterations on a modelled V100 with 16 GB, in-core, as planned and with relaxed
         positions. All pools: [pools.md](../benchmarks/results/pools.md).""",
         pools,
+    ),
+    Section(
+        ('layouts',),
+        'Layouts of public instances',
+        """Footprint over the bound. A to K: MiniMalloc's, where a layout inside the
+        capacity is enough, as it is for its own program (last column, run in turns
+        with ours). `somas_`: MindSpore's, as small as can be found.""",
+        layouts,
     ),
     Section(
         ('pools',),

@@ -20,7 +20,7 @@ class Layout:
         offsets (tuple of int): First byte of each buffer.
         footprint_bytes (int): End of the highest buffer.
         bound_bytes (int): No layout is smaller: the peak load, every size rounded
-            up to the alignment.
+            up to the alignment, or more, where a search has proven that.
         peak_load_bytes (int): Highest load of the trace, nothing rounded.
         alignment (int): Every offset is a multiple of it.
         found_by (str): The order and fit, or the search, that found it.

@@ -6,8 +6,10 @@ its whole lifetime; the pool grows where there is none. One buffer may share mem
 any number of others.
 
 :func:`exact` goes on where that leaves something: no layout is smaller than the peak
-load, so one that reaches it is optimal, proven by its own size. It places in
-several orders and then improves the best ones (:mod:`.placement`).
+load, so one that reaches it is optimal, proven by its own size. It places in several
+orders (:mod:`.placement`) and searches all layouts that a capacity has room for, which
+may also prove that there is none (:mod:`.canonical`). Where neither comes to an end,
+blocks that are in the way of others look for other places (:mod:`.ejection`).
 
 Note: [very many buffers]
     Placing one buffer after the other looks at all pairs of them: a second for 25,000,
@@ -20,26 +22,25 @@ Note: [very many buffers]
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from chainer_hybridmem.pools import canonical, placement
-from chainer_hybridmem.pools.canonical import Canonical
+from chainer_hybridmem.pools.canonical import ENDLESS, Canonical
 from chainer_hybridmem.pools.ejection import Ejection
 from chainer_hybridmem.pools.layout import Layout
 from chainer_hybridmem.pools.placement import (
     BEST_FIT,
     FIRST_FIT,
     Blocks,
-    Found,
     Start,
     list_starts,
     make_blocks,
     make_layout,
     place_in_order,
+    smartpool_start,
     take_part,
 )
 from chainer_hybridmem.pools.trace import Trace
@@ -48,14 +49,12 @@ from chainer_hybridmem.search.deadline import Deadline
 # Pairs of buffers that the parts of the search look at: about a second's work in all,
 # and the same layout on every machine.
 PAIRS = 120_000_000
-QUICK_STARTS = 4  # ways to place before the search
+QUICK_STARTS = 6  # ways to place before the search, SmartPool's among them
 SEARCH_TIMES = 4  # as many pairs for the search at the bound,
-FEW_BLOCKS = 500  # of so many; fewer times as many of more blocks
-BISECTIONS, BISECTING_SHARE = 4, 0.2  # above it: how many, and of the pairs for each
+FEW_BLOCKS = 500  # of up to so many; fewer times as many of more blocks
+BISECTIONS, BISECTING_SHARE = 4, 0.4  # above it: how many, and of the pairs for each
 EJECTING_SHARE = 0.2  # of the pairs
 HOPELESS_PART = 8  # of the pairs, where no layout can be small enough
-IMPROVED = 2  # of the ways to place, the best ones
-MOST_ROUNDS = 5000  # for each; small problems are settled long before
 # See Note: [very many buffers].
 MOST_BLOCKS = 5000
 MOST_LARGE = 1000  # of more, that are searched for
@@ -76,13 +75,9 @@ def smartpool(trace: Trace, alignment: int = 1, first_fit: bool = False) -> Layo
         OptionError: If the alignment is not a power of two.
     """
     blocks = make_blocks(trace, alignment)
-    name, fit = ('smartpool', BEST_FIT)
-    if first_fit:
-        name, fit = ('smartpool-first-fit', FIRST_FIT)
-    order = np.argsort(-blocks.size, kind='stable')
-    nowhere = np.zeros(len(order), bool)
-    found = place_in_order(blocks, Start(name, order, fit, nowhere))
-    return make_layout(trace, blocks, found.offset, alignment, name)
+    start = smartpool_start(blocks, FIRST_FIT if first_fit else BEST_FIT)
+    found = place_in_order(blocks, start)
+    return make_layout(trace, blocks, found.offset, alignment, start.name)
 
 
 def exact(
@@ -138,40 +133,17 @@ def _found(
 ) -> Answer:
     """See :func:`exact`."""
     enough = max(blocks.capacity, enough_bytes - blocks.base_bytes)
+    answer = Answer(ENDLESS, blocks.size, '', blocks.capacity)
     starts = list_starts(blocks)
-    found: list[Found] = []
-    for start in itertools.islice(starts, QUICK_STARTS):
-        found.append(place_in_order(blocks, start))
-        if found[-1].nbytes <= enough or deadline.is_over:
-            break
-    best = min(found, key=lambda one: one.nbytes)
-    answer = Answer(best.nbytes, best.offset, best.start.name, blocks.capacity)
-    answer = _search(blocks, answer, pairs, enough, deadline)
-    if answer.nbytes <= max(enough, answer.bound_bytes):
-        return answer
-    for start in starts:
-        if deadline.is_over:
-            return answer
-        found.append(place_in_order(blocks, start))
-    found.sort(key=lambda one: one.nbytes)  # stable
-    rounds = min(MOST_ROUNDS, pairs // max(1, len(blocks.size) ** 2) // IMPROVED)
-    for seed, (nbytes, offset, start) in enumerate(found[:IMPROVED]):
+    for number, start in enumerate(starts, 1):
+        nbytes, offset, _ = place_in_order(blocks, start)
         answer = answer.or_better(nbytes, offset, start.name)
-        if answer.nbytes <= enough or deadline.is_over:
+        if number == QUICK_STARTS:
+            answer = _search(blocks, answer, pairs, enough, deadline)
+        if answer.nbytes <= max(enough, answer.bound_bytes):
             break
-        offset = np.zeros_like(offset)
-        nbytes = placement.improve(
-            start.order.copy(),
-            blocks.size,
-            blocks.spans,
-            start.fit,
-            start.above,
-            blocks.capacity,
-            rounds,
-            seed,
-            offset,
-        )
-        answer = answer.or_better(nbytes, offset, f'{start.name}, improved')
+        if number >= QUICK_STARTS and deadline.is_over:
+            break
     return answer
 
 
@@ -182,25 +154,29 @@ def _search(
     if answer.nbytes <= enough or deadline.is_over:
         return answer
     search = Canonical(blocks, deadline)
+    if not search.possible:
+        return _eject(blocks, answer, pairs, enough, deadline)
     unit = int(np.gcd.reduce(blocks.size))
-    scarce = min(SEARCH_TIMES, max(1, SEARCH_TIMES * FEW_BLOCKS // len(blocks.size)))
-    target, left, low, given_up = enough, pairs * scarce, blocks.capacity, 0
-    while search.possible and target < answer.nbytes and given_up < BISECTIONS:
+    times = SEARCH_TIMES * min(1, max(1 / 8, FEW_BLOCKS / len(blocks.size)))
+    low = target = enough
+    left, given_up = int(pairs * times), 0
+    while low < answer.nbytes and not deadline.is_over:
         status, offset = search.fit(target, left)
         if status == canonical.FITS:
             nbytes = int((offset + blocks.size).max())
             answer = answer.or_better(nbytes, offset, 'canonical')
-        elif status == canonical.CANNOT:
-            low = target // unit * unit + unit
-            answer = answer._replace(bound_bytes=max(low, answer.bound_bytes))
         else:
-            low, left = target + unit, int(pairs * BISECTING_SHARE)
+            low = target // unit * unit + unit
+        if status == canonical.CANNOT:
+            answer = answer._replace(bound_bytes=max(low, answer.bound_bytes))
+        if status == canonical.OPEN:
+            left = int(pairs * BISECTING_SHARE)
             if not given_up:
                 answer = _eject(blocks, answer, pairs, enough, deadline)
             given_up += 1
-        target = max(enough, (low + answer.nbytes - unit) // 2 // unit * unit)
-        if deadline.is_over or answer.nbytes <= enough:
-            break
+            if given_up == BISECTIONS:
+                break
+        target = max(low, (low + answer.nbytes - unit) // 2 // unit * unit)
     return answer
 
 
@@ -250,11 +226,12 @@ def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> Answer:
         f'{core_answer.name}, filled',
         max(blocks.capacity, core_answer.bound_bytes),
     )
-    start = next(list_starts(blocks))
-    if len(size) > MOST_PLACED or filled.nbytes <= blocks.capacity:
-        return filled
-    nbytes, offset, _ = place_in_order(blocks, start)
-    return filled.or_better(nbytes, offset, start.name)
+    for fit in (BEST_FIT, FIRST_FIT):
+        if len(size) <= MOST_PLACED and filled.nbytes > filled.bound_bytes:
+            start = smartpool_start(blocks, fit)
+            nbytes, offset, _ = place_in_order(blocks, start)
+            filled = filled.or_better(nbytes, offset, start.name)
+    return filled
 
 
 def list_visits(spans: np.ndarray, chosen: np.ndarray) -> np.ndarray:

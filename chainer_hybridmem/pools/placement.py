@@ -1,9 +1,8 @@
-"""Compiled: places buffers one after the other, and improves the order.
+"""Compiled: places buffers one after the other, in some order.
 
 A buffer has up to two intervals of moments, the second one (from the start of the
 iteration) if it is carried over from the iteration before. Offsets are chosen
 greedily, in a hole that is free over the whole lifetime, else on top of what is placed.
-So a layout is an order of the buffers, and better layouts are found among orders.
 """
 
 from __future__ import annotations
@@ -161,83 +160,6 @@ def _insert(
     return count + 1
 
 
-@compiled()
-def improve(
-    order: np.ndarray,
-    size: np.ndarray,
-    spans: np.ndarray,
-    fit: int,
-    above: np.ndarray,
-    capacity: int,
-    rounds: int,
-    seed: int,
-    best_offset: np.ndarray,
-) -> int:
-    """Moves buffers that stick out of the capacity towards the front of the order.
-
-    Squeaky-wheel optimisation (Joslin, Clements, 1999): what has been placed badly
-    is placed earlier next time. Each round moves either all buffers that stick out, or
-    one of them, by a random distance, and now and then changes something else; an
-    order is kept if it is not worse.
-
-    Args:
-        order: Where to start; the best order in the end.
-        rounds: Orders to try.
-        seed: Of the random numbers.
-        best_offset: Result, (n,) int64.
-
-    The others are those of :func:`place`.
-
-    Returns:
-        int: Footprint of the best layout in bytes.
-    """
-    np.random.seed(seed)
-    n = len(order)
-    offset, placed, moved = np.zeros_like(order), order.copy(), order.copy()
-    footprint = place(order, size, spans, fit, above, capacity, best_offset, placed)
-    excess = _excess(size, best_offset, capacity)
-    for _ in range(rounds):
-        if footprint <= capacity:
-            break
-        out = 0
-        for position in range(n):
-            i = order[position]
-            if best_offset[i] + size[i] > capacity:
-                moved[out] = position
-                out += 1
-        if np.random.random() < 0.5:
-            moved[0] = moved[np.random.randint(out)]
-            out = 1
-        candidate = order.copy()
-        if np.random.random() < 0.25:
-            a, b = np.random.randint(n), np.random.randint(n)
-            candidate[a], candidate[b] = candidate[b], candidate[a]
-        share = np.random.random()
-        for k in range(out):  # ascending: those behind stay where they are
-            position = moved[k]
-            to = np.int64(position * share)
-            i = candidate[position]
-            for q in range(position, to, -1):
-                candidate[q] = candidate[q - 1]
-            candidate[to] = i
-        result = place(candidate, size, spans, fit, above, capacity, offset, placed)
-        spilled = _excess(size, offset, capacity)
-        if result < footprint or (result == footprint and spilled <= excess):
-            footprint, excess = result, spilled
-            order[:] = candidate
-            best_offset[:] = offset
-    return footprint
-
-
-@compiled(inline=True, counted=False)
-def _excess(size: np.ndarray, offset: np.ndarray, capacity: int) -> float:
-    """Bytes that stick out of the capacity, summed over all buffers."""
-    total = 0.0
-    for i in range(len(size)):
-        total += max(0, min(offset[i] + size[i] - capacity, size[i]))
-    return total
-
-
 # -- orders -------------------------------------------------------------------
 class Start(NamedTuple):
     """One way to place."""
@@ -273,8 +195,15 @@ def place_in_order(blocks: Blocks, start: Start) -> Found:
     return Found(nbytes, offset, start)
 
 
+def smartpool_start(blocks: Blocks, fit: int) -> Start:
+    """SmartPool's way to place."""
+    name = 'smartpool' if fit == BEST_FIT else 'smartpool-first-fit'
+    order = np.argsort(-blocks.size, kind='stable')
+    return Start(name, order, fit, np.zeros(len(order), bool))
+
+
 def list_starts(blocks: Blocks) -> Iterator[Start]:
-    """Ways to place that are worth a try, SmartPool's first.
+    """Ways to place that are worth a try, SmartPool's among the first six.
 
     In the last ones, what lives shorter than the mean goes to the top of the pool.
     """
@@ -292,6 +221,7 @@ def _orders(blocks: Blocks, length: np.ndarray) -> Iterator[tuple[str, np.ndarra
     highest = blocks.highest_loads()
     yield 'size', np.lexsort((start, -length, -size))
     yield 'load and size', np.lexsort((start, -length, -size, -highest))
+    yield 'smartpool', smartpool_start(blocks, BEST_FIT).order
     yield 'lifetime', np.lexsort((start, -size, -length))
     yield 'area', np.lexsort((start, -(size * length.astype(float))))
     yield 'load and lifetime', np.lexsort((start, -size, -length, -highest))

@@ -34,7 +34,7 @@ def test_the_example_of_minimalloc():
 @given(problems.lifetimes(10))
 def test_what_is_written_is_read_again(trace):
     again, _ = minimalloc.loads(minimalloc.dumps(trace))
-    assert again.sizes == trace.sizes
+    assert again.sizes == trace.sizes and again.times == trace.times
     assert again.peak_load_bytes == trace.peak_load_bytes
     assert exact(again).footprint_bytes == exact(trace).footprint_bytes
 

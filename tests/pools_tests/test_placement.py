@@ -1,4 +1,4 @@
-"""What ejection says fits, lies without overlap; and it finds what only just fits."""
+"""What a search says fits, lies without overlap; and it finds what only just fits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.pools import canonical, ejection
+from chainer_hybridmem.pools.placement import Blocks
+from chainer_hybridmem.search.deadline import Deadline
+
+TIMES = np.arange(62)
 
 
 def eject(size, spans, capacity, order=None, work=100_000, seed=0):
@@ -57,6 +61,31 @@ def test_a_rectangle_without_a_hole_is_put_together_again(seed):
     assert not any(eject(size, spans, 999, seed=s)[0] for s in range(3))
 
 
+def search(size, spans, capacity, pairs=1_000_000):
+    blocks = Blocks(
+        size, spans, 60, tuple((i,) for i in range(len(size))), 0, (), 0, 1, TIMES
+    )
+    return canonical.Canonical(blocks, Deadline()).fit(capacity, pairs)
+
+
+@pytest.mark.parametrize('seed', range(8))
+@pytest.mark.parametrize('carried', [False, True])
+def test_a_full_rectangle_fits_and_nothing_less(seed, carried, monkeypatch):
+    monkeypatch.setattr(canonical, 'ROOM', 1 + seed % 2 * 7)  # parts, or hardly any
+    monkeypatch.setattr(canonical, 'PAIRS_AT_ONCE', 200)
+    size, spans = cut(np.random.default_rng(seed), 40, 1000, 14)
+    if carried:  # the iteration begins in the middle of it
+        a, b = spans[:, 0] + 15, spans[:, 1] + 15
+        later, both = a >= 40, (a < 40) & (b > 40)
+        spans[:, 0], spans[:, 1] = a - 40 * later, np.minimum(b - 40 * later, 40)
+        spans[both, 3] = b[both] - 40
+    status, offset = search(size, spans, 1000, 10_000_000)
+    assert status == canonical.FITS
+    check_apart(size, spans, offset, 1000)
+    assert search(size, spans, 999, 10_000_000)[0] == canonical.CANNOT
+    assert search(size, spans, 1000, 14 * 3)[0] == canonical.OPEN
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**31), st.integers(1, 40), st.floats(0.9, 1.5))
 def test_what_fits_does_not_overlap(seed, pieces, share):
@@ -67,8 +96,16 @@ def test_what_fits_does_not_overlap(seed, pieces, share):
     capacity = int(3000 * share)
     fits, offset, failures = eject(size, spans, capacity, rng.permutation(pieces))
     assert np.all(failures >= 1)
-    if not fits:
-        return
+    status, other = search(size, spans, capacity)
+    if status == canonical.FITS:
+        check_apart(size, spans, other, capacity)
+    if fits:
+        assert status != canonical.CANNOT
+        check_apart(size, spans, offset, capacity)
+
+
+def check_apart(size, spans, offset, capacity):
+    pieces = len(size)
     assert np.all(offset >= 0) and np.all(offset + size <= capacity)
     for i in range(pieces):
         for j in range(i):

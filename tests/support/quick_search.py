@@ -20,7 +20,8 @@ EFFORTS = (
     (annealing, 'STEPS_TIMES_OPERATIONS', 2_000_000),
     (ejection, 'MOST_ATTEMPTS', 6),
     (ejection, 'BISECTIONS', 1),
-    (offline, 'MOST_ROUNDS', 300),
+    (offline, 'SEARCH_TIMES', 0.5),
+    (offline, 'BISECTING_SHARE', 0.02),
 )
 
 
