@@ -272,13 +272,18 @@ def add_copies(group: Any) -> None:
     )
 
 
-def add_sample_batches(group: Any, in_parts: bool = False) -> None:
+def add_sample_batches(
+    group: Any,
+    in_parts: bool = False,
+    default: tuple[int, int] | None = SAMPLE_BATCHSIZES,
+) -> None:
     """Adds the option that names the batch sizes to record.
 
     Args:
         group: Group of the parser's arguments.
         in_parts: Whether there are other batch sizes for networks whose functions may
-            run in parts; the option is None then, if it is not given.
+            run in parts.
+        default: If it is not given; None where the command finds out.
     """
     usual = '{} and {}'.format(*SAMPLE_BATCHSIZES)
     if in_parts:
@@ -287,7 +292,7 @@ def add_sample_batches(group: Any, in_parts: bool = False) -> None:
         '--sample-batches',
         type=positive,
         nargs=2,
-        default=None if in_parts else SAMPLE_BATCHSIZES,
+        default=default,
         metavar='B',
         help=f'batch sizes to record; default {usual}',
     )

@@ -80,7 +80,8 @@ def add_model(parser: argparse.ArgumentParser, in_parts: bool = False) -> None:
         '--record-on',
         'default cpu; without --gpu auto: cuda where there is a GPU',
     )
-    arguments.add_sample_batches(group, in_parts)
+    arguments.add_sample_batches(group, in_parts, default=None)
+    parser.set_defaults(in_parts=in_parts)
     group.add_argument(
         '--samples',
         metavar='FILE',
@@ -155,12 +156,10 @@ def obtain(
         outputs.check_output(args.samples)
     read = [path for path in (args.samples,) if path is not None]
     outputs.check_outputs(args.output, args.json, inputs=read)
+    here, note = model is None, None
     batchsizes = args.sample_batches
     if batchsizes is None:
-        batchsizes = arguments.SAMPLE_BATCHSIZES
-        if model is None and args.splitting:
-            batchsizes = arguments.PART_SAMPLE_BATCHSIZES
-    here, note = model is None, None
+        batchsizes = _choose_batchsizes(args, program, here)
     if program is None:
         sampled = samples.obtain(
             args.arch,
@@ -187,6 +186,19 @@ def obtain(
     ranks = args.shared_by
     step = step.changed(lambda one: dataclasses.replace(one, ranks=ranks))
     return Sampled(named, step, note)
+
+
+def _choose_batchsizes(
+    args: argparse.Namespace, program: Program | None, here: bool
+) -> tuple[int, int]:
+    """Batch sizes to record, where none are named."""
+    batchsizes = arguments.SAMPLE_BATCHSIZES
+    if here and args.in_parts and args.splitting:
+        batchsizes = arguments.PART_SAMPLE_BATCHSIZES
+    own = None if program is None else program.batchsize
+    if here and own is not None and own // 4 > batchsizes[0]:
+        return own // 4, own // 2  # times of tiny ones tell little of larger ones
+    return batchsizes
 
 
 def device_bytes(estimator: Estimator) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, run
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.session import starting
 from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -390,6 +391,7 @@ def run_watched(folder: str) -> int:
     is_module = words[0] == MODULE
     program, *args = words[is_module:]
     start = run.prepare(program, args, is_module)
+    os.environ.setdefault(starting.VARIABLE, starting.REPAIR_ONLY)  # for its children
     watchers: list[Watcher] = []
     try:
         with contextlib.ExitStack() as stack:

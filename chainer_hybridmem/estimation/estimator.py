@@ -26,7 +26,6 @@ from chainer_hybridmem.estimation.device_models import CONVOLUTIONS, DeviceModel
 from chainer_hybridmem.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
 
 KIND = 'estimate'
 MOST_PICTURES = 2**24
@@ -304,6 +303,8 @@ class StepEstimator:
         """
         if len(self.estimators) == 1:
             return self.estimators[0]
+        from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
+
         return max(
             self.estimators,
             key=lambda one: in_core_peak_bytes(one.profile(batchsize)),

@@ -26,7 +26,8 @@ def without_times(profile: Profile) -> Profile:
 
 def record(timed: bool, parts: bool) -> tuple[Profile, int]:
     trained = Trained()
-    ((profile, _),) = record_step(trained.step, trained.model, 4, parts, timed)
+    (kind,) = record_step(trained.step, trained.model, 4, parts, timed)
+    profile = kind.profile
     return profile, len(trained.sizes)
 
 
