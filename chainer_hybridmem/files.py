@@ -28,6 +28,15 @@ _CHUNK_BYTES = 2**20
 _HEAD_BYTES = 200
 _FORMAT = re.compile(rb'\s*\{\s*"format": "([\w/-]+)"')
 LARGEST_SIZE = 2**53  # bytes; sums of many stay inside 64 bits
+UNPACKING_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+"""What contents of another form than expected raise."""
 WRITERS = {
     'chainer_hybridmem/profile': '`hybridmem profile -o`',
     'chainer_hybridmem/plan': '`hybridmem plan -o`',
@@ -159,14 +168,7 @@ def reading(what: str) -> Iterator[None]:
     """Turns the usual errors of unpacking into one clear error."""
     try:
         yield
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except UNPACKING_ERRORS as error:
         if isinstance(error, FormatError):
             raise
         why = f'{type(error).__name__}: {error}'

@@ -89,15 +89,7 @@ def read_pickle(data: bytes, admitted: Mapping[str, Call]) -> Any:
         value = _Machine(admitted).run(data)
     except FormatError:
         raise
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        TypeError,
-        ValueError,
-        struct.error,
-    ) as error:
+    except (*files.UNPACKING_ERRORS, struct.error) as error:
         what = f'{error}' if isinstance(error, ValueError) else type(error).__name__
         raise FormatError(f'This is no pickle that can be read: {what}.') from error
     _check_depth(value)

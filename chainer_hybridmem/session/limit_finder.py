@@ -142,6 +142,9 @@ class LimitFinder:
     def _take_peak(self, session: Session) -> None:
         self.in_core_bytes = session.statistics()['peak_bytes']
         self.in_core_seconds = session.last_iteration()['seconds']
+        self._take_share()
+
+    def _take_share(self) -> None:
         self.limit_bytes = parse_bytes(
             str(self._asked), 'memory_limit', whole_bytes=self.in_core_bytes
         )
@@ -150,9 +153,7 @@ class LimitFinder:
         self.in_core_bytes = plain_bytes or problem.in_core_peak_bytes
         self.in_core_seconds = problem.in_core.seconds
         if self._share:
-            self.limit_bytes = parse_bytes(
-                str(self._asked), 'memory_limit', whole_bytes=self.in_core_bytes
-            )
+            self._take_share()
         elif self._asked == AUTO:
             self.limit_bytes = find_least_limit(problem, self._options)
         if self._profile is not None:

@@ -1,6 +1,6 @@
 """What the processes of ``hybridmem run`` begin and end with, its own and children.
 
-Every Python process of a run imports this file, and nothing else for nothing.
+Every Python process of a run imports this file: what it needs later, it imports then.
 
 Children find what they need in the variable ``HYBRIDMEM_RUN``. A file in site-packages
 (``chainer_hybridmem.pth``) imports this module where it is set: ``1`` has Chainer
@@ -26,10 +26,10 @@ import importlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import compat
 
 if TYPE_CHECKING:
@@ -197,13 +197,13 @@ class Process:
         """See [children]."""
         if self._name is None:
             return 1
-        count, since = 0, time.monotonic()
+        count, since = 0, timing.now()
         last = since
-        while time.monotonic() < min(last + QUIET_SECONDS, since + MOST_SECONDS):
+        while timing.now() < min(last + QUIET_SECONDS, since + MOST_SECONDS):
             found = len(self._find_siblings())
             if found > count:
-                count, last = found, time.monotonic()
-            time.sleep(QUIET_SECONDS / 10)
+                count, last = found, timing.now()
+            timing.sleep(QUIET_SECONDS / 10)
         return max(1, count)
 
     def _find_siblings(self) -> list[str]:

@@ -113,8 +113,10 @@ class IterationOrder:
         newest: what comes once in a while is not expected in the place of the usual.
         """
         length = self._length
-        if not length or self.repeats:
-            return self._newest[-length] if length else None
+        if not length:
+            return None
+        if self.repeats:
+            return self._newest[-length]
         followed = [
             self._newest[-n]
             for n in range(length, len(self._newest) + 1)
