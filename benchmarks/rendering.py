@@ -95,6 +95,8 @@ def render_tables(page: str) -> str:
 
 def _address(title: str) -> str:
     """Returns where a table is in full, from ``docs``."""
+    if title in tables.ELSEWHERE:
+        return tables.ELSEWHERE[title]
     for name, (_, sections) in tables.PAGES.items():
         if title in {section.title for section in sections}:
             return f'../benchmarks/results/{name}.md#{anchor(title)}'

@@ -29,4 +29,7 @@ PAGES: dict[str, tuple[str, tuple[Section, ...]]] = {
     'tables_costs': ('What single parts cost', costs.SECTIONS),
 }
 
-__all__ = ['PAGES', 'SUMMARIES', 'Section', 'Summary']
+# Tables on pages that something else writes, with their address from ``docs``.
+ELSEWHERE = {'Every instance of the arena': '../benchmarks/results/arena.md'}
+
+__all__ = ['ELSEWHERE', 'PAGES', 'SUMMARIES', 'Section', 'Summary']

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from benchmarks.tables import checks, memory, planning, training
+from benchmarks.tables import checks, contest, memory, planning, training
 from benchmarks.tables.choice import SHOWN
 from benchmarks.tables.form import (
     Body,
@@ -332,6 +332,13 @@ def ranks_says(body: Body) -> str:
 
 
 SUMMARIES = (
+    Summary(
+        ('arena', 'layouts'),
+        'Is it better than what others have published?',
+        contest.says,
+        lambda arena, layouts: contest.by_network(arena),
+        ('Every instance of the arena', 'Layouts of public instances'),
+    ),
     Summary(
         ('host_methods',),
         'Does it train in half the memory, and how much slower?',

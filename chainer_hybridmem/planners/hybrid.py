@@ -2,21 +2,24 @@
 
 A problem of a few feature maps has all its assignments simulated. Else:
 
-1. The relaxation of ``search/bound`` gives the proven bound and, per feature map,
+1. Where memory is short, the largest maps leave. If that is as fast as training
+   without a limit, it is the plan; it is also taken in the end if no other one is
+   faster and fewer maps leave.
+2. The relaxation of ``search/bound`` gives the proven bound and, per feature map,
    the fractions at which it is attained.
-2. Simulated annealing on simulated time (``search/local_search``): hot rounds from
+3. Simulated annealing on simulated time (``search/local_search``): hot rounds from
    everything swapped and from the relaxation rounded, each twice, because single
    rounds get stuck now and then. Where the relaxation swaps nothing, it is asked for
    its best whole decisions as well, which are then nearly a plan. With more than
    ``MANY_MAPS`` feature maps, rounds one after the other from the relaxation rounded,
    evened out over maps that are alike; with more than ``SPREAD_MAPS`` the first of
    them change many maps at once (``spread``).
-3. Unless the plan is already as close to the bound as ``tolerance``: the other
+4. Unless the plan is already as close to the bound as ``tolerance``: the other
    planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
    ones).
-4. Warm rounds from the best so far, until the steps or the time are used up or
+5. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
-5. What leaves without making the plan faster stays (``undo_useless_moves``).
+6. What leaves without making the plan faster stays (``undo_useless_moves``).
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
@@ -58,8 +61,10 @@ from chainer_hybridmem.search.bound import (
 from chainer_hybridmem.search.candidates import Candidate, Search, count_assignments
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import (
+    count_moves,
     even_out,
     find_start,
+    move_large_maps,
     round_bound,
     undo_useless_moves,
 )
@@ -117,7 +122,11 @@ def hybrid(
     _warm_up(search, few)
     budget = Budget(search, 0 if few else steps, time_budget)
     annealer = Annealer(search, budget)
-    if few:
+    large = move_large_maps(search)
+    if large.seconds <= problem.in_core_seconds * (1 + tolerance):
+        best = large
+        bound = lower_bound(search.problem, search.limit_bytes)
+    elif few:
         best = search.find_fastest()
         bound = lower_bound(search.problem, search.limit_bytes)
     else:
@@ -146,6 +155,8 @@ def hybrid(
             simulations=search.simulations + rival.simulations,
         )
     else:
+        if large.seconds <= best.seconds and count_moves(large) < count_moves(best):
+            best = large
         plan = search.finish('hybrid', undo_useless_moves(search, best), **options)
     bound_seconds = min(bound.seconds, plan.predicted_seconds)
     return dataclasses.replace(plan, lower_bound_seconds=bound_seconds)

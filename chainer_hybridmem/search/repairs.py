@@ -57,7 +57,10 @@ def give_up_recomputes(search: Search, action: np.ndarray) -> tuple[Candidate, i
 
 
 def free_memory(
-    search: Search, action: np.ndarray, bound: Bound | None = None
+    search: Search,
+    action: np.ndarray,
+    bound: Bound | None = None,
+    most_steps: int | None = None,
 ) -> Candidate:
     """Frees memory at the worst operation until the actions fit or nothing is left.
 
@@ -65,6 +68,7 @@ def free_memory(
         search: Judges the actions.
         action: (M,) KEEP, SWAP or RECOMPUTE.
         bound: Tells which maps should leave; None: large ones first.
+        most_steps: Maps after which it gives up; None: any number.
     """
     problem, a = search.problem, search.problem.arrays
     n_maps = len(action)
@@ -75,7 +79,9 @@ def free_memory(
     current = search.evaluate(action)
     may_leave = a.allowed[:, SWAP] | a.allowed[:, RECOMPUTE]
     may_swap = a.allowed[:, SWAP].copy()
-    while not current.fits:
+    for step in itertools.count():
+        if current.fits or step == most_steps:
+            break
         action, k = current.action.copy(), current.worst
         kept = (action == KEEP) & may_leave
         there = kept & (producer < k) & (a.release_from <= k)
@@ -144,6 +150,21 @@ def even_out(problem: Problem, bound: Bound) -> Bound:
 
 # -- what leaves for nothing --------------------------------------------------
 MOST_WORK = 20_000_000  # operations simulated
+
+
+def move_large_maps(search: Search) -> Candidate:
+    """Few maps leave, the largest ones where memory is short; may not fit.
+
+    Every map that leaves costs the interpreter as much, whatever its size: in a program
+    of small functions more than what is copied.
+    """
+    most_steps = MOST_WORK // len(search.problem.arrays.seconds)
+    return free_memory(search, search.fill(KEEP), most_steps=most_steps)
+
+
+def count_moves(candidate: Candidate) -> int:
+    """How many maps leave."""
+    return int(np.count_nonzero(candidate.action != KEEP))
 
 
 def undo_useless_moves(search: Search, best: Candidate) -> Candidate:

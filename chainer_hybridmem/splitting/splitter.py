@@ -59,8 +59,9 @@ os.register_at_fork(after_in_child=_leave_threads)
 
 
 def _sum(gradients: list[Any]) -> Any:
-    several = len(gradients) > 1
-    splitter: Splitter | None = getattr(_local, 'splitter', None) if several else None
+    if len(gradients) < 2:  # most
+        return gradients[0] if gradients else None
+    splitter: Splitter | None = getattr(_local, 'splitter', None)
     if splitter is None:
         return sums_of_gradients.chainers(gradients)
     return splitter.add_up(gradients)
@@ -90,6 +91,8 @@ class Splitter:
     Attributes:
         awaited (int): Identity of the function whose forward comes next; 0 if it has
             no rule.
+        place (tuple of int): Operation under way, and how many of its functions with a
+            rule have begun.
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
     """
@@ -101,7 +104,7 @@ class Splitter:
         self._splitting = splitting
         self._tell = tell
         self._known: dict[Place, Way] = {}
-        self._place = -1, 0
+        self.place = -1, 0
         self._awaited_place = -1, 0, ''
         self._find_label: Callable[[], str] = lambda: 'A function'
         self.awaited = 0
@@ -168,10 +171,6 @@ class Splitter:
         """Says what tells the label of the operation under way."""
         self._find_label = find_label
 
-    def start_operation(self, k: int) -> None:
-        """Functions to come belong to operation ``k``."""
-        self._place = k, 0
-
     def prepare(self, function: Any) -> None:
         """To be called right before a function's forward.
 
@@ -180,7 +179,9 @@ class Splitter:
         """
         if self._splitting and type(function) in rules.KINDS:
             self.awaited = id(function)  # no reference: its graph may die
-            self._awaited_place = self._next_place(type(function).__name__)
+            k, index = self.place
+            self.place = k, index + 1
+            self._awaited_place = k, index, type(function).__name__
 
     def run_awaited(
         self, function: Any, inputs: tuple[Array, ...], plain: Forward
@@ -237,11 +238,6 @@ class Splitter:
             del self._resting[next(iter(self._resting))]
         self._resting[_alike(function, inputs, place)] = _Rest(way)
 
-    def _next_place(self, name: str) -> Place:
-        k, index = self._place
-        self._place = k, index + 1
-        return k, index, name
-
     def __enter__(self) -> Splitter:
         """Takes over this thread's functions and sums until :meth:`__exit__`."""
         if self._splitting:
@@ -273,7 +269,9 @@ class Splitter:
         """
         if chainer.config.enable_backprop:  # the graph keeps them
             return sums_of_gradients.chainers(gradients)
-        place = self._next_place(SUM)
+        k, index = self.place
+        self.place = k, index + 1
+        place = k, index, SUM
         if place in self._known and add_in_place(gradients):
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]

@@ -208,7 +208,7 @@ def narrow(monkeypatch, most):
 
 def apply(splitter, k, x):
     function = sigmoid.Sigmoid()
-    splitter.start_operation(k)
+    splitter.place = k, 0
     splitter.prepare(function)
     return function.forward((x,))[0], function
 

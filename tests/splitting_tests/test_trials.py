@@ -59,7 +59,7 @@ def splitter(device, recording):
 
 def run(splitter, k, function, *inputs):
     """The function's outputs."""
-    splitter.start_operation(k)
+    splitter.place = k, 0
     splitter.prepare(function)
     return function.forward(inputs)
 
@@ -110,7 +110,7 @@ def test_nothing_is_left_of_trials(splitter):
         mean, var = np.zeros(8), np.ones(8)
         function = batch_normalization.BatchNormalization(mean=mean, var=var)
         function._input_layouts = (None,) * 3
-        splitter.start_operation(0)
+        splitter.place = 0, 0
         splitter.prepare(function)
         (y,) = function.forward((x, gamma, beta))
         results.append((y, mean, var, function.mean, function.inv_std))
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_left_out(splitter, device, recording):
     rest = np.zeros((LIMIT - device.memory.used_bytes) // 8 - 45_000)
     x = np.random.rand(16, 1000)
     function = sigmoid.Sigmoid()
-    splitter.start_operation(0)
+    splitter.place = 0, 0
     splitter.prepare(function)
     (y,) = function.forward((x,))
     splits = recording.spans[-1][2]

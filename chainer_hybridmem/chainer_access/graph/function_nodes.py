@@ -42,13 +42,15 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return type(target(function)).__name__
+    return type(vars(function).get('_function') or function).__name__
 
 
-def given_arrays(function: Any) -> list[str]:
-    """Names of the arrays that a function has before its forward, such as a mask."""
-    kinds, own = _array_types(), vars(target(function))
-    return [name for name, value in own.items() if isinstance(value, kinds)]
+def name_and_arrays(function: Any) -> tuple[str, ...]:
+    """Name of the class, and of arrays that it has before its forward, as a mask."""
+    own = vars(function).get('_function') or function
+    kinds = _array_types()
+    given = [name for name, value in vars(own).items() if isinstance(value, kinds)]
+    return type(own).__name__, *given
 
 
 @functools.cache

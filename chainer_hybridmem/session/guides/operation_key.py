@@ -20,11 +20,8 @@ def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
     Returns:
         tuple: Its class, shape and type of each input, names of arrays it is given.
     """
-    return (
-        graph.function_name(function),
-        *[(x.shape, x.dtype.char) for x in in_data],
-        *graph.given_arrays(function),
-    )
+    name, *given = graph.name_and_arrays(function)
+    return name, *[(x.shape, x.dtype.char) for x in in_data], *given
 
 
 def make_backward_key(forward: int, function: Any) -> OperationKey:

@@ -327,7 +327,7 @@ class Loop(chainer.FunctionHook):
             self._complete_last(iteration, iteration.last)
         self._executor.after_backward(iteration.position - 1, function)
         if not iteration.end_backward():
-            self._splitter.start_operation(-1)
+            self._splitter.place = -1, 0
         if self._instruments.active:
             self._instruments.leave(starts_operation=False)
 
@@ -336,7 +336,7 @@ class Loop(chainer.FunctionHook):
         """What is allocated from here on belongs to operation k."""
         if not iteration.following.fits(k, key):
             self._redirect(iteration, k)
-        self._splitter.start_operation(k)
+        self._splitter.place = k, 0
         self._instruments.start_operation(k)
 
     def _complete_last(
@@ -377,7 +377,7 @@ class Loop(chainer.FunctionHook):
         self._ledger.note(k, function)
         if self._rules.active:
             self._rules.note(function, self._find_label(), k)
-        self._splitter.start_operation(k)
+        self._splitter.place = k, 0
         if self._replays.active:
             self._replays.prepare(function, in_data, self._splitter)
         else:
@@ -392,7 +392,7 @@ class Loop(chainer.FunctionHook):
         if self._replays.watching:
             self._replays.start_backward()
         self._ledger.start_backward(function)
-        self._splitter.start_operation(k)
+        self._splitter.place = k, 0
         if iteration.wary:
             executor = self._executor
             if not executor.functions.is_known(function):
@@ -411,7 +411,7 @@ class Loop(chainer.FunctionHook):
         if iteration.wary and self._executor.functions.is_known(function):
             self._executor.after_backward(iteration.position - 1, function)
         if not depth:
-            self._splitter.start_operation(-1)
+            self._splitter.place = -1, 0
 
     def _name_quiet_operation(self, iteration: Iteration) -> None:
         """Names the operation under way, as is done for others where they begin."""
@@ -718,7 +718,7 @@ class Loop(chainer.FunctionHook):
             self._name_quiet_operation(iteration)
             iteration.stop_quiet()
             self._executor.know_older(self._ledger.older)
-            self._splitter.start_operation(iteration.position - 1)
+            self._splitter.place = iteration.position - 1, 0
         noted = self._executor.know_all()
         if noted is not None and iteration.awaits_nothing:
             k, function = noted

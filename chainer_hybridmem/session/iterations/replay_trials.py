@@ -308,7 +308,7 @@ class ReplayTrials:
         """What functions that behave alike have in common, and the bytes it reads."""
         permanent, nbytes = self._executor.maps.permanent, 0
         find_allocation = self._device.arrays.allocation_id
-        key: list[Hashable] = [kind, *graph.given_arrays(function)]
+        key: list[Hashable] = [kind, *graph.name_and_arrays(function)]
         for x in in_data:
             if find_allocation(x) in permanent:
                 key.append((x.dtype.char, x.shape))

@@ -1,0 +1,132 @@
+"""Planners and layouts against the best that others have published."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from benchmarks.tables.form import Body, table
+
+LEVEL = 1e-9  # of a value; what is this much larger is as good
+FAMILY = 'checkmate/'
+NAMES = {
+    'unet': 'U-Net',
+    'vgg16': 'VGG-16',
+    'mobilenet-v2': 'MobileNet-v2',
+    'resnet50': 'ResNet-50',
+    'googlenet': 'GoogLeNet',
+}
+
+
+def _rows(body: Body) -> list[Body]:
+    """Those of the default planner on Checkmate's instances."""
+    return [
+        row
+        for row in body['rows']
+        if row['entrant'] == 'hybrid' and row['instance'].startswith(FAMILY)
+    ]
+
+
+def _count(rows: Sequence[Body], most: float) -> int:
+    """How many plans take at most so many times the published one."""
+    return sum(
+        row['fits'] and (row['best_known'] is None or _ratio(row) <= most)
+        for row in rows
+    )
+
+
+def _ratio(row: Body) -> float:
+    return float(row['value'] / row['best_known'])
+
+
+def _hours(values: Sequence[float]) -> str:
+    low, high = (_duration(value) for value in (min(values), max(values)))
+    return low if low == high else f'{low} to {high}'
+
+
+def _duration(seconds: float) -> str:
+    return f'{seconds / 3600:.0f} h' if seconds >= 3600 else f'{seconds:,.0f} s'
+
+
+def by_network(body: Body) -> str:
+    """Returns how many plans are as good as the published ones, and seconds.
+
+    Args:
+        body: Content of ``arena.json``.
+    """
+    head = ['network', 'limits', 'as good', 'better', 'by up to', 'worse by up to']
+    head += ['seconds', 'Gurobi']
+    lines = []
+    groups = itertools.groupby(_rows(body), key=lambda row: row['instance'])
+    for _, group in groups:
+        rows = list(group)
+        shares = [_ratio(row) - 1 for row in rows if row['fits'] and row['best_known']]
+        spent = [row['cpu_seconds'] for row in rows]
+        known = [row['known_seconds'] for row in rows if row['known_seconds']]
+        lines.append(
+            [
+                _name(rows[0]),
+                len(rows),
+                _count(rows, 1 + LEVEL),
+                _count(rows, 1 - LEVEL),
+                _share(-min(shares)),
+                _share(max(shares)),
+                f'{max(spent):.1f}',
+                _hours(known),
+            ]
+        )
+    return table(head, lines)
+
+
+def least_limits(body: Body) -> str:
+    """Returns the plan for the least limit of each network beside the published one.
+
+    Args:
+        body: Content of ``arena.json``.
+    """
+    head = ['network, limit', 'published', 'its bound', '`hybrid`', 'seconds']
+    groups = itertools.groupby(_rows(body), key=lambda row: row['instance'])
+    return table(head, [_beside(next(group)) for _, group in groups])
+
+
+def _beside(row: Body) -> list[str]:
+    published = row['best_known']
+    return [
+        f'{_name(row)}, {row["limit"]}',
+        'none found' if published is None else f'{published:.4f} s',
+        f'{row["bound_known"]:.4f} s',
+        f'{row["value"]:.4f} s',
+        f'{row["cpu_seconds"]:.1f}',
+    ]
+
+
+def _name(row: Body) -> str:
+    name = row['instance'].removeprefix(FAMILY).rpartition('-b')[0]
+    return NAMES.get(name, name)
+
+
+def _share(value: float) -> str:
+    return f'{value:.2%}' if value > LEVEL else ''
+
+
+def says(body: Body, layouts: Body) -> str:
+    """Returns what was played against whom, and how it ended.
+
+    Args:
+        body: Content of ``arena.json``.
+        layouts: Content of ``layouts.json``.
+    """
+    rows = _rows(body)
+    spent = max(row['cpu_seconds'] for row in rows)
+    public = [row for row in layouts['instances'] if row['minimalloc_cpu_seconds']]
+    fit = sum(row['footprint_bytes'] <= row['capacity_bytes'] for row in public)
+    most = max(row['cpu_seconds'] / row['minimalloc_cpu_seconds'] for row in public)
+    return (
+        "Checkmate's five networks as MONeT published them, without swaps; the "
+        "published plans are Gurobi's, after up to a day on twelve threads. `hybrid` "
+        f'at its defaults is as good or better on {_count(rows, 1 + LEVEL)} of '
+        f'{len(rows)} limits and better on {_count(rows, 1 - LEVEL)}, in at most '
+        f"{spent:.1f} s on one core; Checkmate's own constraints hold for each plan. "
+        f'Of the {len(public)} memory layouts that MiniMalloc has published, `exact` '
+        f'finds {fit}, in at most {most:.2f} of its time.'
+    )
