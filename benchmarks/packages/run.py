@@ -10,12 +10,15 @@ of which each update counts with its least seconds. So what is compiled once in 
 environment does not count. What is not installed, or ends with an error, is a row with
 the error.
 
-    python -m benchmarks run packages.run FOLDER [names...] [--rounds 3]
+    python -m benchmarks run packages.run FOLDER [names...] [--rounds 3] [--job BEGIN]
+
+Rows of an earlier run stay until others take their places.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -180,6 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', help='gets an environment for each package')
     parser.add_argument('names', nargs='*', metavar='name', help='of packages')
     parser.add_argument('--rounds', type=int, default=3, help='of each run of a job')
+    parser.add_argument('--job', default='', help='how the jobs begin that are to run')
 
 
 def main(options: argparse.Namespace) -> int:
@@ -188,16 +192,25 @@ def main(options: argparse.Namespace) -> int:
     if unknown:
         raise SystemExit(f'no package {unknown[0]!r}; known are {", ".join(known)}')
     rows = Rows('packages')
+    with contextlib.suppress(FileNotFoundError):  # in the first run
+        rows.keep_earlier()
     for name in options.names or known:
         package = known[name]
         try:
             python = prepare(package, pathlib.Path(options.folder).resolve())
         except subprocess.CalledProcessError as error:
             told = (error.stderr or str(error)).strip().splitlines()[-1]
-            rows.add({'package': name, 'version': package.version, 'error': told})
+            row = {
+                'package': name,
+                'version': package.version,
+                'job': '',
+                'error': told,
+            }
+            rows.put(row, 'package', 'job')
             continue
         for job in package.jobs:
-            row = try_job(python, package, job, options.rounds)
-            print(row, flush=True)
-            rows.add(row)
+            if job.startswith(options.job):
+                row = try_job(python, package, job, options.rounds)
+                print(row, flush=True)
+                rows.put(row, 'package', 'job')
     return 0

@@ -58,8 +58,9 @@ def note_models() -> None:
     digest, permanent = hashlib.sha256(), {}
     for optimizer in optimizers:
         for name, parameter in sorted(optimizer.target.namedparams()):
-            digest.update(name.encode())
-            digest.update(parameter.array.tobytes())
+            if parameter.array is not None:  # a forward has given it a size
+                digest.update(name.encode())
+                digest.update(parameter.array.tobytes())
         for _, array in permanent_arrays(optimizer.target):
             permanent[id(array)] = array.nbytes
     seen['digest'] = digest.hexdigest()
