@@ -35,9 +35,9 @@ def page(body: Body) -> list[str]:
         *HEAD,
         _summary(rows, best),
         '## What is allowed',
-        'The fastest planner of each kind, over the limits that it fits. *Over '
-        '`hybrid`* is its predicted time over that of `hybrid` at the same limits, '
-        'minus 1: geometric mean, and the worst.',
+        'The two fastest planners of each kind, over the limits that they fit. *Over '
+        '`hybrid`* is predicted time over that of `hybrid` at the same limits, minus 1: '
+        'geometric mean, and the worst.',
         _kinds(rows, best),
         '## How much memory there is',
         'Predicted time over in-core time, minus 1: geometric mean over the profiles '
@@ -93,7 +93,7 @@ def _kinds(rows: list[Body], best: dict[tuple[str, int], Body]) -> str:
         found = [p for p in planners if allows(by_planner[p]) and p != 'in-core']
         lines += [
             [kind if i == 0 else '', *_beside(by_planner[p], best, len(best))]
-            for i, p in enumerate(sorted(found, key=lambda p: _rank(by_planner[p]))[:3])
+            for i, p in enumerate(sorted(found, key=lambda p: _rank(by_planner[p]))[:2])
         ]
     head = ['allowed', 'planner', 'fits', 'over `hybrid`', 'worst', 'longest planning']
     return table(head, lines)
