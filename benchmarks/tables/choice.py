@@ -36,8 +36,8 @@ def page(body: Body) -> list[str]:
         _summary(rows, best),
         '## What is allowed',
         'The two fastest planners of each kind, over the limits that they fit. *Over '
-        '`hybrid`* is predicted time over that of `hybrid` at the same limits, minus 1: '
-        'geometric mean, and the worst.',
+        '`hybrid`* is predicted time over that of `hybrid` at the same limits, minus '
+        '1: geometric mean, and the worst.',
         _kinds(rows, best),
         '## How much memory there is',
         'Predicted time over in-core time, minus 1: geometric mean over the profiles '
