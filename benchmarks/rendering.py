@@ -47,8 +47,7 @@ HEAD = """What has been measured and predicted, and what does it say? *Measured*
     are shared: compare figures within one table, and prefer ratios to seconds. The last
     line below a table leads to all of its rows, with machine, versions and commit."""
 REST = """Each page begins with a list of its tables;
-    [benchmarks/README.md](../benchmarks/README.md) has the scripts that measure, each
-    with its table."""
+    [benchmarks](../benchmarks/README.md) says how to measure them again."""
 TABLES_HEAD = """Every row, with machine, versions and commit. [Results](results.md)
     says what matters of it; the [glossary](README.md#words) explains the words."""
 

@@ -103,17 +103,16 @@ def _options() -> Iterator[str]:
     yield WRITTEN
     yield _wrapped(
         'Sizes are bytes, or text such as `16GiB` or `16G` (16 · 2^30) and `16GB` '
-        '(16 · 10^9). A percentage is refused: before a session has trained, there is '
-        'nothing that it could be a share of. Bandwidths are bytes per second, or text '
-        'such as `100MB/s`. An option that cannot be used raises `OptionError` before '
-        'anything is trained.'
+        '(16 · 10^9), no percentage. Bandwidths are bytes per second, or text such as '
+        '`100MB/s`. A default that is not named is None, or False for a switch. An '
+        'option that cannot be used raises `OptionError` before anything is trained.'
     )
     yield '## Options of a session'
     described = _arguments(inspect.getdoc(Options) or '')
     for field in dataclasses.fields(Options):
         if field.name in described and field.name != 'planner_options':
             yield f'### `{field.name}`'
-            yield _wrapped(f'{_default(field)} {_linked(described[field.name])}')
+            yield _wrapped(f'{_default(field)}{_linked(described[field.name])}')
     yield '## Options of the planners'
     yield _wrapped(
         'They are further keyword arguments of `optimize`, `HybridMemory` and '
@@ -124,13 +123,18 @@ def _options() -> Iterator[str]:
     told = described['planner_options'].partition('others are taken for those. ')[2]
     yield _wrapped(f'In a session: {_linked(told)}')
     lines = ['| planner | options and defaults |', '| --- | --- |']
+    names = collections.defaultdict(list)
     for name in planners.PLANNERS:
         listed = ', '.join(
             f'`{parameter.name}={parameter.default!r}`'
             for parameter in _planner_options(name)
         )
-        lines.append(f'| `{name}` | {listed or "none"} |')
+        names[listed].append(f'`{name}`')
+    lines += [
+        f'| {", ".join(same)} | {listed} |' for listed, same in names.items() if listed
+    ]
     yield '\n'.join(lines)
+    yield 'The others have none.'
 
 
 def _planner_options(name: str) -> list[inspect.Parameter]:
@@ -140,8 +144,10 @@ def _planner_options(name: str) -> list[inspect.Parameter]:
 
 def _default(field: Any) -> str:
     if field.default is dataclasses.MISSING:
-        return '*Required.*'
-    return f'*Default: `{field.default!r}`.*'
+        return '*Required.* '
+    if field.default in (None, False):
+        return ''
+    return f'*Default: `{field.default!r}`.* '
 
 
 def _arguments(documentation: str) -> dict[str, str]:
@@ -179,10 +185,9 @@ def _commands() -> Iterator[str]:
         'in-core peak.'
     )
     yield _wrapped(
-        'Exit status: 0 done; 1 it cannot be done, and one line says why, or it is '
-        'done and the answer is no (nothing fits in `estimate`, `batch` or `compare`, '
-        'bits differ in `verify`, something does not work in `doctor`); 2 the command '
-        'line cannot be understood; 130 interrupted; 141 nobody reads the output.'
+        'Exit status: 0 done; 1 it cannot be done, and one line says why, or the '
+        'answer is no; 2 the command line cannot be understood; 130 interrupted; 141 '
+        'nobody reads the output.'
     )
     subs = _subparsers(parser)
     shared = _shared_flags(subs.values())
@@ -210,18 +215,20 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def _shared_flags(parsers: Iterable[argparse.ArgumentParser]) -> list[str]:
-    """Returns the flags that mean the same in several commands.
+    """Returns the flags and arguments that mean the same in several commands.
 
-    A flag that means something else in others is one only if it does so in most.
+    Of several meanings of one name, that of more than half of its commands counts, or
+    of more than two.
     """
     flags = [flag for parser in parsers for flag in _flags(parser)]
-    meanings = collections.defaultdict(set)
+    meanings: dict[str, collections.Counter[str]] = {}
     for name, line in flags:
-        meanings[name].add(line)
+        meanings.setdefault(name, collections.Counter())[line] += 1
     return [
         line
-        for (name, line), times in collections.Counter(flags).items()
-        if name.startswith('-') and times > (1 if len(meanings[name]) == 1 else 2)
+        for found in meanings.values()
+        for line, times in found.most_common(1)
+        if times > 2 or 1 < times > found.total() / 2
     ]
 
 

@@ -14,14 +14,12 @@ QUICK_SECONDS = 0.02
 SHOWN = ('hybrid', 'pooch', 'capuchin', 'superneurons', 'swap-opt', 'checkpoint-dp')
 HEAD = (
     '# Which planner when',
-    'Which planner is fastest for my network and my limit? The short answer is the '
-    'default, `hybrid`. This page shows when another one is as good, and what a '
-    'restriction costs.',
+    'Which planner is fastest for my network and my limit? The default, `hybrid`. '
+    'This page shows when another one is as good, and what a restriction costs.',
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
-    'The figures are those of [every planner on every shipped profile]'
+    'The simulator predicts the times, for [every planner on every shipped profile]'
     '(../../benchmarks/results/tables_planning.md#every-planner-on-every-shipped-profile'
-    '). Times are predicted by the simulator. [Choosing a limit and a planner]'
-    '(choosing.md) says how to make this comparison for your own network.',
+    ') ([for your own network](choosing.md#what-a-limit-costs)).',
 )
 
 
@@ -37,9 +35,9 @@ def page(body: Body) -> list[str]:
         *HEAD,
         _summary(rows, best),
         '## What is allowed',
-        'The fastest planner of each kind, over the limits that it fits. *Over '
-        '`hybrid`* is its predicted time over that of `hybrid` at the same limits, '
-        'minus 1: geometric mean, and the worst.',
+        'The two fastest planners of each kind, over the limits that they fit. *Over '
+        '`hybrid`* is predicted time over that of `hybrid` at the same limits, minus '
+        '1: geometric mean, and the worst.',
         _kinds(rows, best),
         '## How much memory there is',
         'Predicted time over in-core time, minus 1: geometric mean over the profiles '
@@ -49,7 +47,7 @@ def page(body: Body) -> list[str]:
         'Near the in-core peak nearly every planner is free, because copies hide '
         'behind computing. Near the least memory the kinds part: swapping alone waits '
         'for the link, recomputing alone does not fit everywhere.',
-        'How it is for each of the networks: [table](../../benchmarks/results/'
+        '[For each network](../../benchmarks/results/'
         'tables_planning.md#plans-of-each-shipped-profile).',
     ]
 
@@ -73,10 +71,9 @@ def _summary(rows: list[Body], best: dict[tuple[str, int], Body]) -> str:
     long = max(row['planning_seconds'] for row in best.values())
     return (
         f'At {wins} of {len(fastest)} limits none of the {planners} planners compared '
-        f'is faster than `hybrid`, which planned for {short_seconds(long)} at most on '
-        f'the machine of the comparison. Planner `exact` is not among them: it begins '
-        f'with the plan of `hybrid`, searches for as long as it is allowed, and is '
-        f'faster where it finds something.'
+        f'is faster than `hybrid`, which planned for {short_seconds(long)} at most. '
+        f'`exact` is not among them: it searches on from the plan of `hybrid` for as '
+        f'long as it is allowed.'
     )
 
 
@@ -96,7 +93,7 @@ def _kinds(rows: list[Body], best: dict[tuple[str, int], Body]) -> str:
         found = [p for p in planners if allows(by_planner[p]) and p != 'in-core']
         lines += [
             [kind if i == 0 else '', *_beside(by_planner[p], best, len(best))]
-            for i, p in enumerate(sorted(found, key=lambda p: _rank(by_planner[p]))[:3])
+            for i, p in enumerate(sorted(found, key=lambda p: _rank(by_planner[p]))[:2])
         ]
     head = ['allowed', 'planner', 'fits', 'over `hybrid`', 'worst', 'longest planning']
     return table(head, lines)

@@ -309,8 +309,7 @@ def add_time_budget(parser: argparse.ArgumentParser) -> None:
         '--time-budget',
         type=above_zero,
         metavar='SECONDS',
-        help='take the best plan found in this time, for planners that search on; '
-        'default: as many steps as the planner takes',
+        help='for planners that search on: take the best plan found in this time',
     )
 
 
@@ -331,9 +330,8 @@ def add_host_limit(parser: Any) -> None:
         '--host-limit',
         type=host_size,
         metavar='SIZE',
-        help='most RAM for host copies of what is swapped, such as 8GiB; the rest goes '
-        'to the disk where there is one (--swap-dir of hybridmem profile), else no '
-        'more is swapped; default: no limit',
+        help='most RAM for what is swapped, such as 8GiB; the rest goes to the disk '
+        'of --swap-dir (of hybridmem profile), or is not swapped; default: no limit',
     )
 
 
@@ -344,9 +342,9 @@ def add_splitting(parser: Any) -> None:
         type=splitting,
         default='exact',
         metavar='{exact,true,false}',
-        help='which functions run in parts where they do not fit as a whole, as far as '
-        'the profile tells: those that keep every bit (exact, the default), also those '
-        'equal up to rounding (true), or none (false)',
+        help='which functions run in parts where they do not fit as a whole: those '
+        'that keep every bit (exact, the default), also those equal up to rounding '
+        '(true), or none (false)',
     )
 
 
@@ -372,7 +370,7 @@ def add_sharing(parser: Any) -> None:
         type=ranks,
         metavar='N',
         help='plan for N equal processes that copy over the same link at the same '
-        'time; default: as many as the profile says',
+        'time; default: as the profile says',
     )
 
 

@@ -80,7 +80,7 @@ class Check:
 class DoctorCommand(base.Command):
     """Shows what is installed and tries what should work.
 
-    The exit status is 1 if something that should work does not.
+    Exit status 1 if something does not.
     """
 
     name = 'doctor'

@@ -21,8 +21,8 @@ class TraceCommand(base.Command):
 
     With --measured the file has two processes, predicted and measured. Open it at
     https://ui.perfetto.dev or chrome://tracing; open a snapshot at
-    https://pytorch.org/memory_viz. A measured timeline is written by
-    session.trace_iteration() and hybridmem.save(session.timeline, FILE).
+    https://pytorch.org/memory_viz. session.trace_iteration() and
+    hybridmem.save(session.timeline, FILE) write a measured timeline.
     """
 
     name = 'trace'

@@ -28,8 +28,7 @@ class VerifyCommand(base.Command):
     not fit, with a second planner. Losses, gradients, parameters, optimizer states,
     persistent arrays and the random state are compared after every iteration;
     what backward reads is checked, too. A program behind -- is run twice as it is, with
-    the seeds it sets; what it trains is compared. Exit status 1 if anything differs. A
-    limit in percent is a share of the in-core peak, which is then recorded first.
+    the seeds it sets. Exit status 1 if anything differs.
     """
 
     name = 'verify'
