@@ -27,7 +27,7 @@ FORMAT = 'chainer_hybridmem/contest'
 VERSION = 1
 LINK = Link(1e-5, 12e9, 12e9)  # PCIe 3.0 x16, where a file knows none
 OWN = 'profile'
-CHECKMATE = 'checkmate'
+CHECKMATE, MONET = 'checkmate', 'monet'
 PLAN, LAYOUT = 'plan', 'layout'
 HELD = 'held'
 

@@ -17,6 +17,7 @@ from chainer_hybridmem.importing import (
     checkmate,
     execution_traces,
     kusumoto,
+    monet,
     simrd,
     snapshots,
 )
@@ -52,6 +53,10 @@ KINDS: dict[str, Kind] = {
         "solutions of Checkmate and MONeT, as in MONeT's schedule zoo",
         _checkmate,
         'cost_*.pkl of the zoo',
+    ),
+    'monet': Kind(
+        "MONeT's solutions of mode inplace_normal, counted as MONeT counts",
+        lambda data, _, link: monet.graph_profile(monet.read_graph(data), link),
     ),
     'simrd': Kind(
         "logs of DTR's simulator",

@@ -195,8 +195,9 @@ def test_the_catalogue_is_whole():
             assert entry.get('times', entry['file']) in files
     limits = sum(len(e['limits']) for e in found.entries)
     assert limits >= 45
-    checkmate = [e for e in found.entries if e.get('kind') == 'checkmate']
-    assert sum(len(e['limits']) for e in checkmate) == 27
+    for kind in ('checkmate', 'monet'):
+        own = [e for e in found.entries if e.get('kind') == kind]
+        assert sum(len(e['limits']) for e in own) == 27
 
 
 def test_files_count_only_with_their_checksum(tmp_path, capsys, monkeypatch):

@@ -163,6 +163,7 @@ Linear
 """
 FILES = {
     'checkmate': CHAIN,
+    'monet': CHAIN,
     'simrd': LOG.replace(b'"v2"', b'"b"'),
     'execution-trace': TRACE,
     'kusumoto': GRAPH.encode(),
@@ -320,7 +321,9 @@ def test_a_snapshot_of_our_own_comes_back(tmp_path):
     assert in_core_trace(again).peak_load_bytes == plan.predicted_peak_bytes
 
 
-@pytest.mark.parametrize('kind', ['checkmate', 'simrd', 'execution-trace', 'kusumoto'])
+@pytest.mark.parametrize(
+    'kind', ['checkmate', 'monet', 'simrd', 'execution-trace', 'kusumoto']
+)
 def test_what_comes_out_can_be_planned(kind, tmp_path):
     profile = import_profile(kind, written(tmp_path, 'f', FILES[kind]), LINK)
     problem = make_problem(profile)
@@ -331,6 +334,16 @@ def test_what_comes_out_can_be_planned(kind, tmp_path):
 
 WRONG = {
     'checkmate': [b'', b'text', pickle.dumps([]), pickle.dumps({'a': 1}), CHAIN[:-40]],
+    'monet': [
+        b'',
+        pickle.dumps([]),
+        CHAIN[:-40],
+        solution([1, 1], [1, 1], [(1, 0)], 1),
+        solution([-1, 1], [1, 1], [(0, 1)], 1),
+        solution([1, 1], [1, 1], [(0, 1)], 3),
+        solution([1, 1], [1, 1], [(0, 1)], 1, fixed_kib=-1),
+        solution([1, 1], [1, 1], [(0, 1)], 1, select_conv_algo=True),
+    ],
     'simrd': [
         b'',
         b'{',
@@ -416,6 +429,12 @@ def test_the_command_saves_a_profile(tmp_path, capsys):
     assert library.load_profile(out).initial_bytes == 100 * 1024
     with pytest.raises(UnknownNameError, match="Did you mean 'checkmate'"):
         import_profile('checkmat', path, LINK)
+
+
+def test_a_mode_in_which_kernels_are_chosen_is_refused(tmp_path):
+    chosen = solution([1, 1], [1, 1], [(0, 1)], 1, select_conv_algo=True)
+    with pytest.raises(FormatError, match='net_1_mode, in which kernels are chosen'):
+        import_profile('monet', written(tmp_path, 's.pkl', chosen), LINK)
 
 
 def test_what_is_packed_is_bounded_and_checked(tmp_path, monkeypatch):
