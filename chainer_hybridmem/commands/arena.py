@@ -22,7 +22,7 @@ from chainer_hybridmem.terminal import printable
 FORMAT = 'chainer_hybridmem/arena'
 VERSION = 1
 TIME_LIMIT = 60.0
-ENTRANTS = ('hybrid', 'exact', 'smartpool')
+ENTRANTS = ('hybrid', 'exact', 'smartpool', 'bound')
 RUN, FETCH, PAGE = 'run', 'fetch', 'page'
 
 
@@ -49,7 +49,8 @@ class ArenaCommand(base.Command):
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='planners, also of other packages, and offline layouts; default '
+            help='planners, also of other packages, offline layouts, and bound, which '
+            "no schedule of Checkmate's form is below, on its instances; default "
             f'{", ".join(ENTRANTS)}; the trivial answers are always in',
         )
         parser.add_argument(

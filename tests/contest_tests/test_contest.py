@@ -58,7 +58,17 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
     arguments = ['--held', str(catalogue), '--instance', 'held', '--time-limit', '50']
     assert (
         commands.main(
-            ['arena', 'run', *arguments, '--entrant', 'hybrid', 'exact', '-o', out]
+            [
+                'arena',
+                'run',
+                *arguments,
+                '--entrant',
+                'hybrid',
+                'exact',
+                'bound',
+                '-o',
+                out,
+            ]
         )
         == 0
     )
@@ -69,8 +79,11 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
         *cells.TRIVIAL_PLANS,
         'hybrid',
         'exact',
+        'bound',
     }
     best = rows['held/1', 'exact']
+    bound = rows['held/1', 'bound']
+    assert 0 < bound['bound'] <= best['value'] and not bound['fits']
     assert best['fits'] and best['value'] <= rows['held/1', 'recompute all']['value']
     assert not rows['held/1', 'keep all']['fits']
     assert rows['held/2', 'exact']['value'] == 8
@@ -80,6 +93,7 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
     for path in (md, html_page):
         assert commands.main(['arena', 'page', out, '-o', path]) == 0
     text = (tmp_path / 'arena.md').read_text()
+    assert 'our bound, for every schedule' in text and '| proven: ours |' in text
     assert digest in text and '| no reuse | 0.6667 | 1 of 1 | 0 of 1 | 0 | 0 |' in text
     tags = []
     parser = html.parser.HTMLParser()
@@ -130,6 +144,39 @@ def test_who_finds_what_nobody_has_published_is_below_it():
     ]
 
 
+def test_the_best_known_has_its_finders_and_what_is_proven():
+    more = {'task': 'plan', 'trivial': False, 'cpu_seconds': 1.0, 'wall_seconds': 1.0}
+    more |= {'known_seconds': 9.0, 'known_by': 'x'}
+    least = {**more, 'bound_known': 0.99998, 'bound': 0.5}  # two units below
+    bound = {**more, 'task': 'bound', 'bound_known': None}
+    rows = [
+        row('a', 1.0, 1.1, '1/1', **least),
+        row('b', 1.0, 1.1, '1/1', **least),
+        row('bound', None, 1.1, '1/1', **bound, bound=0.9999901),
+        row('a', 2.0, 1.0, '1/2', **least),
+        row('bound', None, 1.0, '1/2', **bound, bound=0.99),
+        row('a', 1.0, 1.0, '1/3', **{**least, 'bound_known': 0.999991}),
+    ]
+    _, family = page.tables({'rows': rows})
+    found = [line[family.header.index('best known') :] for line in family.rows]
+    assert found == [
+        ('1.00000', 'a, b', '0.99999', '1.0', 'proven: ours'),
+        ('1.00000', 'published', '0.99000', '1.0', '0.00% above a bound'),
+        ('1.00000', 'published, a', '-', '-', 'proven: published'),
+    ]
+
+
+def test_a_first_bound_counts_if_a_better_one_comes_too_late(tmp_path, monkeypatch):
+    runner = cells.Runner()
+    monkeypatch.setattr(runner, '_process', object())
+    monkeypatch.setattr(runner, '_pipe', type('', (), {'send': print}), raising=False)
+    for last, bound in (({'why': 'late'}, 1.0), ({'bound': 2.0}, 2.0)):
+        answers = iter([None, {'bound': 1.0, cells.MORE: True}, last])
+        monkeypatch.setattr(runner, '_receive', lambda *_: next(answers))  # noqa: B023
+        cell = cells.Cell(None, None, cells.BOUND, 1.0)
+        assert runner.run(cell) == {'bound': bound}
+
+
 def test_an_entrant_that_takes_too_long_is_ended_and_the_next_one_goes_on(tmp_path):
     (tmp_path / 'net.pkl').write_bytes(NET)
     path = str(tmp_path / 'net.pkl')
@@ -150,13 +197,15 @@ def test_what_an_entrant_says_is_checked(tmp_path):
     instance = Instance('x/net', 'plan', 'checkmate', path, None, rules, known)
     free = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
     keeps = cells.Cell(instance, known[0], 'keep all', 60.0)
-    answer = cells._answer(keeps, instance.problem())
+    answer = next(cells._answers(keeps, instance.problem()))
     read = lambda i: i.problem()  # noqa: E731
     assert cells._judge(keeps, answer, read) == pytest.approx(155e-5)
     tight = cells.Cell(instance, known[1], 'keep all', 60.0)
     with pytest.raises(Exception, match='limit|more than'):
         cells._judge(tight, answer, read)
-    swaps = cells._answer(cells.Cell(free, known[0], 'swap all', 60.0), free.problem())
+    swaps = next(
+        cells._answers(cells.Cell(free, known[0], 'swap all', 60.0), free.problem())
+    )
     with pytest.raises(Exception, match='no swap'):
         cells._judge(keeps, swaps, read)
 
@@ -170,9 +219,8 @@ def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
     known = (Known('70%'),)
     path = str(tmp_path / 'net.pkl')
     instance = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
-    answer = cells._answer(
-        cells.Cell(instance, known[0], 'fails', 9.0), instance.problem()
-    )
+    failing = cells.Cell(instance, known[0], 'fails', 9.0)
+    answer = next(cells._answers(failing, instance.problem()))
     assert answer['why'] == "KeyError: 'oops'"
 
 
