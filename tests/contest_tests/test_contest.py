@@ -1,5 +1,6 @@
 """A contest: instances with checksums, entrants in processes, one checker, a page."""
 
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -10,7 +11,7 @@ from support.foreign import solution
 from chainer_hybridmem import commands
 from chainer_hybridmem.contest import cells, instances, page
 from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
-from chainer_hybridmem.errors import FormatError, UnknownNameError
+from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import registry
 
 LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'
@@ -222,6 +223,18 @@ def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
     failing = cells.Cell(instance, known[0], 'fails', 9.0)
     answer = next(cells._answers(failing, instance.problem()))
     assert answer['why'] == "KeyError: 'oops'"
+
+
+def test_other_limits_can_be_played():
+    known = (Known('5GiB', 1.0), Known('60%'))
+    plans = Instance('x/net', 'plan', 'checkmate', 'f', None, (), known)
+    asked = ['5 GiB', '4GiB', '60%', '60%']
+    found = instances.at_limits(plans, asked).known
+    assert found == (known[0], Known('4GiB'), known[1])
+    layout = dataclasses.replace(plans, task='layout')
+    assert instances.at_limits(layout, asked) == layout
+    with pytest.raises(OptionError):
+        instances.at_limits(plans, ['much'])
 
 
 def test_unknown_entrants_and_files_are_refused(tmp_path):
