@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -319,11 +319,18 @@ class Runner:
             self._process = None
 
 
-def run_cells(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
-    """Runs cells one after the other; a row of plain values for each."""
+def run_cells(
+    cells: Iterable[Cell], best_known: Mapping[tuple[str, str], float] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Runs cells one after the other; a row of plain values for each.
+
+    Args:
+        cells: To be run.
+        best_known: Values of earlier runs, by instance and limit.
+    """
     runner = Runner()
     problems = functools.lru_cache(1)(_read)
-    best: dict[tuple[str, str], float] = {}
+    best = dict(best_known or {})
     try:
         for cell in cells:
             case = cell.instance.name, cell.known.limit
