@@ -12,7 +12,7 @@ from chainer_hybridmem.units import format_seconds
 Row = Mapping[str, Any]
 NONE = '-'
 LEVEL = 1e-9  # of a value; what is this much better is as good
-PROVEN = 1e-6  # of a bound, which its solver's tolerances lower
+PROVEN = 1e-5  # of a bound, which is lowered by its solver's tolerances
 UNIT = 1e-5  # seconds; of Checkmate's and MONeT's objectives
 
 HEAD = (
@@ -21,7 +21,8 @@ HEAD = (
     "on Checkmate's instances they also keep Checkmate's own constraints, and the time "
     "is its objective; so on MONeT's. The score is the best known value over the own "
     'one, 0 where nothing fits; best known is the smaller of the published one and the '
-    'best of this page. It is proven where a bound reaches it: the published one, or '
+    'best of this page. It is proven where a bound reaches it, to 0.001 % or to less '
+    "than a unit of a solver's objective: the published one, or "
     'ours for every schedule of the form that the family has, or for all plans of this '
     'package.'
 )

@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
     'execution-trace': Kind(
         "PyTorch's execution traces",
         execution_traces.read_trace,
-        'a Kineto trace of the same run',
+        'a Kineto trace of the same program',
     ),
     'kusumoto': Kind(
         'graphs of Kusumoto et al.',

@@ -282,7 +282,36 @@ def test_kernels_have_their_times(tmp_path):
     profile = import_profile('execution-trace', path, LINK, str(kineto))
     assert profile.operations[0].device_seconds == pytest.approx(42e-6)
     kineto.write_text(json.dumps({'traceEvents': events[2:]}))
-    with pytest.raises(FormatError, match='no "Record function id"'):
+    seconds = import_profile('execution-trace', path, LINK, str(kineto))
+    assert seconds.operations[0].device_seconds == 0
+
+
+def kineto_without_numbers(*names):
+    """Calls one after the other, each with a kernel that takes as long as its place."""
+    events = []
+    for place, name in enumerate(names):
+        start = 100 * place
+        events += [
+            {'cat': 'cpu_op', 'name': name, 'ts': start, 'dur': 90},
+            {'cat': 'cuda_runtime', 'name': 'launch', 'ts': start + 80, 'dur': 5},
+            {'cat': 'kernel', 'name': 'k', 'ts': start + 500, 'dur': place + 1},
+        ]
+        for event in events[-3:]:
+            event |= {'tid': 7, 'args': {'External id': 5, 'correlation': place}}
+    return json.dumps({'traceEvents': events})
+
+
+def test_calls_are_found_by_their_order_in_the_last_iteration(tmp_path):
+    names = [c[2] for c in CALLS if not c[2].startswith('root')]
+    path = written(tmp_path, 't.json', TRACE)
+    kineto = tmp_path / 'k.json'
+    kineto.write_text(kineto_without_numbers(*names, 'x', *names, *names[:3]))
+    profile = import_profile('execution-trace', path, LINK, str(kineto))
+    shift = len(names) + 2  # of the last whole iteration
+    first = sum(shift + names.index(name) for name in names[:4])
+    assert profile.operations[0].device_seconds == pytest.approx(1e-6 * first)
+    kineto.write_text(kineto_without_numbers(*names[:2], 'x', *names[2:]))
+    with pytest.raises(FormatError, match='is of another program'):
         import_profile('execution-trace', path, LINK, str(kineto))
 
 
