@@ -36,7 +36,7 @@ from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
 from chainer_hybridmem.records.profile import Link, Profile
 
 FIRST, AGAIN, IN_PLACE = range(3)
-_KINDS = ('workspace', 'recompute_workspace', 'inplace_workspace')
+_KINDS = ('workspace_', 'recompute_workspace_', 'inplace_workspace_')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,12 @@ def read_graph(data: bytes) -> MonetGraph:
             held_kib=_rounded(node['local_memory'] / KIB for node in nodes),
             units=tuple(
                 _rounded(
-                    UNITS_PER_MILLISECOND * node[f'{kind}_compute'][0] for node in nodes
+                    UNITS_PER_MILLISECOND * node[f'{kind}compute'][0] for node in nodes
                 )
                 for kind in _KINDS
             ),
             workspace_kib=tuple(
-                _rounded(KIB * node[f'{kind}_mem'][0] for node in nodes)
+                _rounded(KIB * node[f'{kind}mem'][0] for node in nodes)
                 for kind in _KINDS
             ),
             over={int(v): int(u) for v, u in info['inplace_list'].items()},
