@@ -262,6 +262,8 @@ def _warm(entrant: str) -> None:
     try:
         if entrant in TRIVIAL_PLANS:
             TRIVIAL_PLANS[entrant](problem, limit_bytes)
+        elif entrant == BOUND:
+            bound_of_schedules(problem, limit_bytes)
         else:
             make_plan(problem, limit_bytes, entrant, **_options(entrant, 5.0))
     except HybridMemoryError:
