@@ -32,7 +32,7 @@ from chainer_hybridmem.contest.instances import (
 )
 from chainer_hybridmem.errors import HybridMemoryError, OptionError, UnknownNameError
 from chainer_hybridmem.importing import monet
-from chainer_hybridmem.importing.checkmate import UNIT_SECONDS
+from chainer_hybridmem.importing.checkmate import KIB, UNIT_SECONDS
 from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
 from chainer_hybridmem.importing.reading import read_data
 from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan, options_of
@@ -46,7 +46,12 @@ from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.rules import check_rules, pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import bound_of_schedules
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
 from chainer_hybridmem.units import parse_bytes
@@ -55,6 +60,7 @@ LEAVES = 0.8  # of the time limit, for searches that are told how long to search
 START_SECONDS = 300.0  # to start a process, which may compile
 _WARM_NODES = 24
 
+SHARES = (1, 15 / 16, 7 / 8, 3 / 4, 1 / 2, 0)  # of the way from the least limit
 MORE = 'more'  # in an answer that a better one may follow
 
 Answer = dict[str, Any]
@@ -214,15 +220,40 @@ def _made(cell: Cell, problem: Problem | Trace) -> Iterator[Answer]:
     elif cell.entrant == BOUND:
         yield from _bounds(cell, problem)
     elif cell.entrant in TRIVIAL_PLANS:
-        plan = TRIVIAL_PLANS[cell.entrant](problem, limit_of(cell, problem))
+        plan = _plan_in_form(cell, problem, TRIVIAL_PLANS[cell.entrant])
         yield {'plan': serialise_plan(plan)}
     else:
         options = _options(cell.entrant, cell.time_limit)
-        plan = make_plan(problem, limit_of(cell, problem), cell.entrant, **options)
+        make = functools.partial(make_plan, planner=cell.entrant, **options)
+        plan = _plan_in_form(cell, problem, make)
         # In MONeT's form a run in place takes less time than in the profile.
         ours = cell.entrant in PLANNERS and cell.instance.kind != MONET
         bound = plan.lower_bound_seconds if ours else None
         yield {'plan': serialise_plan(plan), 'bound': bound}
+
+
+def _plan_in_form(
+    cell: Cell, problem: Problem, make: Callable[[Problem, int], Plan]
+) -> Plan:
+    """A plan; on MONeT's instances for less and less, until it fits in their form.
+
+    There a map that a stage has read last still counts in the next one, unless that
+    stage has made it, which a planner does not know.
+
+    Raises:
+        HybridMemoryError: If there is none.
+    """
+    limit_bytes = limit_of(cell, problem)
+    if cell.instance.kind != MONET:
+        return make(problem, limit_bytes)
+    graph = _monet_graph(cell.instance.path)
+    least = min(least_memory(problem)[0], limit_bytes)
+    for share in SHARES:
+        plan = make(problem, least + int(share * (limit_bytes - least)))
+        schedule = monet_rules.as_schedule(graph, problem.profile, plan)
+        if monet_rules.judge(graph, schedule).peak_kib * KIB <= limit_bytes:
+            break
+    return plan
 
 
 def _bounds(cell: Cell, problem: Problem) -> Iterator[Answer]:

@@ -17,6 +17,8 @@ IP      (stages, loss + 1) whether it writes over what it reads
 
 from __future__ import annotations
 
+import math
+
 from chainer_hybridmem.contest.checkmate_rules import Verdict, schedule_of
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.importing.checkmate import KIB
@@ -88,7 +90,9 @@ def as_schedule(graph: MonetGraph, profile: Profile, plan: Plan) -> Schedule:
     return Schedule(runs, kept, [bytes(row) for row in in_place])
 
 
-def judge(graph: MonetGraph, schedule: Schedule, budget_kib: int) -> Verdict:
+def judge(
+    graph: MonetGraph, schedule: Schedule, budget_kib: float = math.inf
+) -> Verdict:
     """Checks a schedule against all constraints.
 
     Raises:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chainer_hybridmem import files
@@ -36,6 +36,7 @@ from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
 from chainer_hybridmem.records.profile import Link, Profile
 
 FIRST, AGAIN, IN_PLACE = range(3)
+MOST_MORE = 1.25  # times what any operation needs, that a stage may begin with
 _KINDS = ('workspace_', 'recompute_workspace_', 'inplace_workspace_')
 
 
@@ -175,26 +176,41 @@ def list_begins(graph: MonetGraph) -> list[tuple[int, ...]]:
 
     That is what the operation before it has read, unless made for it, and what it
     reads itself: in MONeT's form nothing is given up between the two, and runs of
-    forward come after it. Empty where that says nothing, and where it asks for more
-    than any operation does: there the former must be made for it.
+    forward come after it. Empty where that says nothing, and where it asks for so much
+    more than operations do (:data:`MOST_MORE`) that the former had better be made for
+    its reader. Plans may then break MONeT's constraints, which the judge sees.
     """
-    kib, loss = graph.kib, graph.loss
-    reads = [[u for u in sources if u <= loss] for sources in graph.reads]
-    needs = [
-        graph.held_kib[i]
-        + graph.fixed_kib[i]
-        + kib[i]
-        + graph.workspace_kib[FIRST][i]
-        + sum(kib[u] for u in reads[i])
-        for i in range(loss + 1, len(kib))
-    ]
-    result: list[tuple[int, ...]] = [()] * len(kib)
-    for i in range(loss + 2, len(kib)):
-        there = tuple(dict.fromkeys((*reads[i - 1], *reads[i])))
-        need = graph.held_kib[i] + graph.fixed_kib[i - 1] + sum(kib[u] for u in there)
-        if reads[i - 1] and need <= max(needs):
+    loss = graph.loss
+    own = [[u for u in sources if u <= loss] for sources in graph.reads]
+    result: list[tuple[int, ...]] = [()] * len(graph.kib)
+    most = max(
+        (_need(graph, i, own[i]) for i in range(loss + 1, len(graph.kib))), default=0
+    )
+    for i in range(loss + 2, len(graph.kib)):
+        there = tuple(dict.fromkeys((*own[i - 1], *own[i])))
+        if own[i - 1] and _need(graph, i, there) <= MOST_MORE * most:
             result[i] = there
     return result
+
+
+def _need(graph: MonetGraph, i: int, there: Sequence[int]) -> int:
+    """KiB at the highest moment of a stage, with products of forward that are there.
+
+    That is while its operation runs, or before, while the last thing that it reads is
+    made again.
+    """
+    kib, last = graph.kib, i - 1
+    held = graph.held_kib[i] + sum(kib[u] for u in there)
+    again = max(
+        (
+            sum(kib[u] for u in graph.reads[v])
+            for v in graph.reads[i]
+            if v <= graph.loss
+        ),
+        default=0,
+    )
+    runs = graph.fixed_kib[i] + kib[i] + graph.workspace_kib[FIRST][i]
+    return held + max(runs, graph.fixed_kib[last] + again)
 
 
 def operations_of(graph: MonetGraph) -> list[int]:

@@ -9,11 +9,13 @@ import pytest
 from support.foreign import solution
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.contest import cells, instances, page
+from chainer_hybridmem.contest import cells, instances, monet_rules, page
 from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
 from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import registry
+from chainer_hybridmem.search.candidates import least_memory
 
+RULES = (('*', 'no swap'),)
 LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'
 # Forward 0 > 1 > 2 > 3 (the loss); backward reads all.
 NET = solution(
@@ -209,6 +211,31 @@ def test_what_an_entrant_says_is_checked(tmp_path):
     )
     with pytest.raises(Exception, match='no swap'):
         cells._judge(keeps, swaps, read)
+
+
+def test_in_monets_form_less_is_asked_for_until_it_fits(tmp_path, monkeypatch):
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    known = Known('100%')
+    path = str(tmp_path / 'net.pkl')
+    instance = Instance('x/net', 'plan', 'monet', path, None, RULES, (known,))
+    cell = cells.Cell(instance, known, 'hybrid', 60.0)
+    problem = instance.problem()
+    (answer,) = cells._answers(cell, problem)
+    assert answer['bound'] is None
+    seconds = cells._judge(cell, answer, lambda i: problem)
+    assert 155e-5 <= seconds < 400e-5
+    peaks, asked = iter([10**9, 10**9, 0]), []
+    verdict = lambda *_: monet_rules.Verdict(0, next(peaks))  # noqa: E731
+    monkeypatch.setattr(monet_rules, 'judge', verdict)
+
+    def make(problem, limit_bytes):
+        asked.append(limit_bytes)
+        return cells.make_plan(problem, limit_bytes)
+
+    plan = cells._plan_in_form(cell, problem, make)
+    assert asked[0] == cells.limit_of(cell, problem)
+    assert len(asked) == 3 and asked == sorted(asked, reverse=True)
+    assert plan.memory_limit_bytes == asked[2] >= least_memory(problem)[0]
 
 
 def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
