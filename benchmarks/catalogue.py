@@ -194,6 +194,11 @@ BENCHMARKS = (
         'files of others',
     ),
     Benchmark(
+        'drawn_cells',
+        'drawn cells of the arena: limits, trivial answers, bounds, monotony, reuse',
+        ('drawn_cells.json',),
+    ),
+    Benchmark(
         'rivals.published',
         'figures of eight papers beside every planner',
         ('rivals_published.json', 'rivals_published.md'),

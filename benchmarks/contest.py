@@ -54,7 +54,8 @@ def play(options: argparse.Namespace) -> None:
     results = saving.Rows(NAME, command=COMMAND, time_limit=options.time_limit)
     with contextlib.suppress(FileNotFoundError):  # in the first run
         results.keep_earlier()
+    best = {(r['instance'], r['limit']): r['best'] for r in page.scored(results.rows)}
     with Progress(len(listed), sys.stderr) as progress:
-        for cell, row in zip(listed, cells.run_cells(listed), strict=True):
+        for cell, row in zip(listed, cells.run_cells(listed, best), strict=True):
             progress.step(f'{cell.entrant}, {cell.instance.name}, {cell.known.limit}')
             results.put(row, 'instance', 'limit', 'entrant')

@@ -66,6 +66,7 @@ PACKAGES = (
         'waifu2x',
         '2024.0.1',
         ('upscaling.py VGG7 40', 'upscaling.py UpResNet10 30'),
+        needs=('pillow',),
         alone=True,
     ),
     Package(

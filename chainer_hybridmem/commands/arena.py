@@ -22,7 +22,7 @@ from chainer_hybridmem.terminal import printable
 FORMAT = 'chainer_hybridmem/arena'
 VERSION = 1
 TIME_LIMIT = 60.0
-ENTRANTS = ('hybrid', 'exact', 'smartpool')
+ENTRANTS = ('hybrid', 'exact', 'smartpool', 'bound')
 RUN, FETCH, PAGE = 'run', 'fetch', 'page'
 
 
@@ -49,7 +49,8 @@ class ArenaCommand(base.Command):
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='planners, also of other packages, and offline layouts; default '
+            help='planners, also of other packages, offline layouts, and bound, which '
+            "no schedule of Checkmate's form is below, on its instances; default "
             f'{", ".join(ENTRANTS)}; the trivial answers are always in',
         )
         parser.add_argument(
@@ -58,6 +59,13 @@ class ArenaCommand(base.Command):
             action='extend',
             metavar='NAME',
             help='only instances whose names begin so, such as checkmate/unet',
+        )
+        parser.add_argument(
+            '--limit',
+            nargs='+',
+            action='extend',
+            metavar='LIMIT',
+            help='of plans, such as 60%%, instead of the limits of the catalogue',
         )
         parser.add_argument(
             '--time-limit',
@@ -94,6 +102,8 @@ def _run(args: argparse.Namespace) -> int:
         found += instances.load_catalogue(args.held).instances(args.paths)
     if args.instance:
         found = [i for i in found if i.name.startswith(tuple(args.instance))]
+    if args.limit:
+        found = [instances.at_limits(i, args.limit) for i in found]
     listed = cells.list_cells(found, entrants, args.time_limit)
     if not listed:
         raise OptionError(
@@ -128,7 +138,7 @@ def _run(args: argparse.Namespace) -> int:
 def _told(args: argparse.Namespace) -> list[str]:
     """The command that makes the same again, wherever the folders lie."""
     words = ['arena', RUN, *(os.path.basename(os.path.normpath(p)) for p in args.paths)]
-    for flag in ('entrant', 'instance'):
+    for flag in ('entrant', 'instance', 'limit'):
         if getattr(args, flag):
             words += [f'--{flag}', *getattr(args, flag)]
     return [*words, '--time-limit', f'{args.time_limit:g}']

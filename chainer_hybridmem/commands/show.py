@@ -1,4 +1,4 @@
-"""``hybridmem show``: a planned iteration as a picture."""
+"""``hybridmem show``: a planned iteration as a picture, or as a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from chainer_hybridmem.commands import arguments, base, outputs, planned_iterati
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bound, format_seconds
 
+TABLE = '.txt'
+
 
 class ShowCommand(base.Command):
-    """Draws memory load over lanes of compute and copies."""
+    """Draws memory load over lanes of compute and copies.
+
+    A file that ends in .txt gets a table instead: a line for each feature map, with the
+    layer, the operation that makes it, and the action.
+    """
 
     name = 'show'
     help = 'draw a planned iteration'
@@ -19,17 +25,26 @@ class ShowCommand(base.Command):
         arguments.add_planned(parser)
         arguments.add_measured(parser)
         parser.add_argument(
-            '-o', '--output', metavar='FILE', required=True, help='picture to write'
+            '-o',
+            '--output',
+            metavar='FILE',
+            required=True,
+            help='picture to write, or a table that ends in .txt',
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        from chainer_hybridmem.records import library
         from chainer_hybridmem.reporting.picture import draw
+        from chainer_hybridmem.reporting.rows import as_table
 
         outputs.check_outputs(
             args.output, inputs=planned_iteration.planned_inputs(args)
         )
         profile, plan, timeline, measured = planned_iteration.load_iteration(args)
-        draw(timeline, plan, args.output, profile, measured)
+        if args.output.lower().endswith(TABLE):
+            library.write_text(args.output, as_table(profile, plan))
+        else:
+            draw(timeline, plan, args.output, profile, measured)
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         seconds = format_seconds(timeline.total_seconds)
         line = f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}'

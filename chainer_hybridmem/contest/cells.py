@@ -11,24 +11,33 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.contest.checkmate_rules import judge_plan
-from chainer_hybridmem.contest.instances import CHECKMATE, LAYOUT, Instance, Known
+from chainer_hybridmem.contest import checkmate_rules, monet_rules
+from chainer_hybridmem.contest.instances import (
+    CHECKMATE,
+    LAYOUT,
+    MONET,
+    Instance,
+    Known,
+)
 from chainer_hybridmem.errors import HybridMemoryError, OptionError, UnknownNameError
-from chainer_hybridmem.importing.checkmate import UNIT_SECONDS
+from chainer_hybridmem.importing import monet
+from chainer_hybridmem.importing.checkmate import KIB, UNIT_SECONDS
 from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.importing.reading import read_data
 from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan, options_of
 from chainer_hybridmem.planners import names as planner_names
-from chainer_hybridmem.pools.layout import check_layout
+from chainer_hybridmem.pools.layout import Layout, check_layout
 from chainer_hybridmem.pools.offline import exact, given, smartpool
 from chainer_hybridmem.pools.trace import Trace
 from chainer_hybridmem.records.plan import Plan
@@ -36,7 +45,13 @@ from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.records.rules import check_rules, pairs_of
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
+from chainer_hybridmem.search.bound import bound_of_schedules
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
 from chainer_hybridmem.units import parse_bytes
@@ -44,6 +59,9 @@ from chainer_hybridmem.units import parse_bytes
 LEAVES = 0.8  # of the time limit, for searches that are told how long to search
 START_SECONDS = 300.0  # to start a process, which may compile
 _WARM_NODES = 24
+
+SHARES = (1, 15 / 16, 7 / 8, 3 / 4, 1 / 2, 0)  # of the way from the least limit
+MORE = 'more'  # in an answer that a better one may follow
 
 Answer = dict[str, Any]
 
@@ -66,9 +84,9 @@ def _by_name(planner: str) -> Callable[[Problem, int], Plan]:
     return lambda problem, limit_bytes: make_plan(problem, limit_bytes, planner)
 
 
-def no_reuse(trace: Trace) -> tuple[int, ...]:
+def no_reuse(trace: Trace) -> Layout:
     """Every buffer beside all others."""
-    return tuple(int(o) for o in np.cumsum((0, *trace.sizes))[:-1])
+    return given(trace, [int(o) for o in np.cumsum((0, *trace.sizes))[:-1]])
 
 
 TRIVIAL_PLANS: dict[str, Callable[[Problem, int], Plan]] = {
@@ -77,11 +95,9 @@ TRIVIAL_PLANS: dict[str, Callable[[Problem, int], Plan]] = {
     'square root': _by_name('checkpoint-sqrt'),
     'recompute all': recompute_all,
 }
-TRIVIAL_LAYOUTS: dict[str, Callable[[Trace], tuple[int, ...]]] = {'no reuse': no_reuse}
-LAYOUTS: dict[str, Callable[[Trace], tuple[int, ...]]] = {
-    'smartpool': lambda trace: smartpool(trace).offsets,
-    'exact': lambda trace: exact(trace).offsets,
-}
+TRIVIAL_LAYOUTS: dict[str, Callable[[Trace], Layout]] = {'no reuse': no_reuse}
+LAYOUTS: dict[str, Callable[[Trace], Layout]] = {'smartpool': smartpool, 'exact': exact}
+BOUND = 'bound'  # of every schedule of Checkmate's form, on its instances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +107,16 @@ class Cell:
     Attributes:
         instance (Instance): The instance.
         known (Known): The limit, and what is known for it.
-        entrant (str): A planner, a pool, or a trivial answer.
+        entrant (str): A planner, a pool, a trivial answer, or a bound.
         time_limit (float): Seconds after which it is ended.
+        best (float): The best value known when it begins; a bound needs it.
     """
 
     instance: Instance
     known: Known
     entrant: str
     time_limit: float
+    best: float = math.inf
 
 
 def list_cells(
@@ -110,7 +128,7 @@ def list_cells(
 
     Args:
         instances: To be played.
-        entrants: Names of planners, of layouts, or of both.
+        entrants: Names of planners and layouts, and ``'bound'``.
         time_limit: Seconds for each answer.
 
     Raises:
@@ -121,11 +139,13 @@ def list_cells(
         _check_name(name)
     plans = [*TRIVIAL_PLANS, *(name for name in names if _plans(name))]
     layouts = [*TRIVIAL_LAYOUTS, *(name for name in names if name in LAYOUTS)]
+    bounds = [name for name in names if name == BOUND]
+    by_kind = {LAYOUT: layouts, CHECKMATE: [*plans, *bounds]}  # bounds come last
     return [
         Cell(instance, known, entrant, time_limit)
         for instance in instances
         for known in instance.known
-        for entrant in (layouts if instance.task == LAYOUT else plans)
+        for entrant in by_kind.get(instance.task, by_kind.get(instance.kind, plans))
     ]
 
 
@@ -135,9 +155,9 @@ def _plans(name: str) -> bool:
 
 
 def _check_name(name: str) -> None:
-    if name in LAYOUTS or _plans(name):
+    if name in LAYOUTS or name == BOUND or _plans(name):
         return
-    known = dict.fromkeys((*planner_names(), *LAYOUTS))
+    known = dict.fromkeys((*planner_names(), *LAYOUTS, BOUND))
     close = difflib.get_close_matches(name, known, 1)
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise UnknownNameError(
@@ -164,41 +184,89 @@ def _serve(pipe: Connection) -> None:
             pipe.send({'why': str(error)})
             continue
         pipe.send(None)  # it begins
-        pipe.send(_answer(cell, problem))
+        for answer in _answers(cell, problem):
+            pipe.send(answer)
 
 
 def _read(instance: Instance) -> Problem | Trace:
     return instance.trace() if instance.task == LAYOUT else instance.problem()
 
 
-def _answer(cell: Cell, problem: Problem | Trace) -> Answer:
+def _answers(cell: Cell, problem: Problem | Trace) -> Iterator[Answer]:
+    """One answer, or a first one and a better one."""
     began, cpu = timing.now(), time.process_time()
-    try:
-        made = _make(cell, problem)
-    except HybridMemoryError as error:
-        made = {'why': str(error)}
-    except Exception as error:  # another package's, whatever it raises
-        made = {'why': f'{type(error).__name__}: {error}'}
-    return {
-        **made,
-        'wall_seconds': timing.now() - began,
-        'cpu_seconds': time.process_time() - cpu,
-    }
+    made = _made(cell, problem)
+    while True:
+        try:
+            answer = next(made, None)
+        except HybridMemoryError as error:
+            answer = {'why': str(error)}
+        except Exception as error:  # another package's, whatever it raises
+            answer = {'why': f'{type(error).__name__}: {error}'}
+        if answer is None:
+            return
+        yield {
+            **answer,
+            'wall_seconds': timing.now() - began,
+            'cpu_seconds': time.process_time() - cpu,
+        }
 
 
-def _make(cell: Cell, problem: Problem | Trace) -> Answer:
+def _made(cell: Cell, problem: Problem | Trace) -> Iterator[Answer]:
     if isinstance(problem, Trace):
-        make = {**TRIVIAL_LAYOUTS, **LAYOUTS}[cell.entrant]
-        return {'offsets': make(problem)}
+        layout = {**TRIVIAL_LAYOUTS, **LAYOUTS}[cell.entrant](problem)
+        proven = layout.bound_bytes if cell.entrant in LAYOUTS else None
+        yield {'offsets': layout.offsets, 'bound': proven}
+    elif cell.entrant == BOUND:
+        yield from _bounds(cell, problem)
+    elif cell.entrant in TRIVIAL_PLANS:
+        plan = _plan_in_form(cell, problem, TRIVIAL_PLANS[cell.entrant])
+        yield {'plan': serialise_plan(plan)}
+    else:
+        options = _options(cell.entrant, cell.time_limit)
+        make = functools.partial(make_plan, planner=cell.entrant, **options)
+        plan = _plan_in_form(cell, problem, make)
+        # In MONeT's form a run in place takes less time than in the profile.
+        ours = cell.entrant in PLANNERS and cell.instance.kind != MONET
+        bound = plan.lower_bound_seconds if ours else None
+        yield {'plan': serialise_plan(plan), 'bound': bound}
+
+
+def _plan_in_form(
+    cell: Cell, problem: Problem, make: Callable[[Problem, int], Plan]
+) -> Plan:
+    """A plan; on MONeT's instances for less and less, until it fits in their form.
+
+    There a map that a stage has read last still counts in the next one, unless that
+    stage has made it, which a planner does not know.
+
+    Raises:
+        HybridMemoryError: If there is none.
+    """
     limit_bytes = limit_of(cell, problem)
-    if cell.entrant in TRIVIAL_PLANS:
-        plan = TRIVIAL_PLANS[cell.entrant](problem, limit_bytes)
-        return {'plan': serialise_plan(plan)}
-    options = _options(cell.entrant, cell.time_limit)
-    plan = make_plan(problem, limit_bytes, cell.entrant, **options)
-    ours = cell.entrant in PLANNERS
-    bound = plan.lower_bound_seconds if ours else None
-    return {'plan': serialise_plan(plan), 'bound': bound}
+    if cell.instance.kind != MONET:
+        return make(problem, limit_bytes)
+    graph = _monet_graph(cell.instance.path)
+    least = min(least_memory(problem)[0], limit_bytes)
+    for share in SHARES:
+        plan = make(problem, least + int(share * (limit_bytes - least)))
+        schedule = monet_rules.as_schedule(graph, problem.profile, plan)
+        if monet_rules.judge(graph, schedule).peak_kib * KIB <= limit_bytes:
+            break
+    return plan
+
+
+def _bounds(cell: Cell, problem: Problem) -> Iterator[Answer]:
+    """With fractions, then with whole operations in what is left of the time."""
+    limit_bytes, began = limit_of(cell, problem), timing.now()
+    bound = bound_of_schedules(problem, limit_bytes)
+    yield {'bound': bound, MORE: True}
+    left = LEAVES * cell.time_limit - 2 * (timing.now() - began)
+    if left > 0:
+        best = cell.best * (1 + 1e-9)
+        whole = bound_of_schedules(problem, limit_bytes, best, left)
+        bound = min(max(bound, whole), cell.best)
+    yield {'bound': bound}
 
 
 def _options(planner: str, time_limit: float) -> dict[str, Any]:
@@ -225,6 +293,8 @@ def _warm(entrant: str) -> None:
     try:
         if entrant in TRIVIAL_PLANS:
             TRIVIAL_PLANS[entrant](problem, limit_bytes)
+        elif entrant == BOUND:
+            bound_of_schedules(problem, limit_bytes)
         else:
             make_plan(problem, limit_bytes, entrant, **_options(entrant, 5.0))
     except HybridMemoryError:
@@ -246,7 +316,14 @@ class Runner:
         began = self._receive(START_SECONDS, 'reading the instance')
         if began is not None:
             return began
+        began_at = timing.now()
         found = self._receive(cell.time_limit, 'planning')
+        while found is not None and found.pop(MORE, False):
+            left = max(cell.time_limit - (timing.now() - began_at), 0.0)
+            better = self._receive(left, 'planning')
+            if better is None or 'why' in better:
+                break
+            found = better
         return {'why': 'no answer'} if found is None else found
 
     def _receive(self, seconds: float, what: str) -> Answer | None:
@@ -275,16 +352,28 @@ class Runner:
             self._process = None
 
 
-def run_cells(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
-    """Runs cells one after the other; a row of plain values for each."""
+def run_cells(
+    cells: Iterable[Cell], best_known: Mapping[tuple[str, str], float] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Runs cells one after the other; a row of plain values for each.
+
+    Args:
+        cells: To be run.
+        best_known: Values of earlier runs, by instance and limit.
+    """
     runner = Runner()
     problems = functools.lru_cache(1)(_read)
+    best = dict(best_known or {})
     try:
         for cell in cells:
-            answer = runner.run(cell)
+            case = cell.instance.name, cell.known.limit
+            published = math.inf if cell.known.best is None else cell.known.best
+            answer = runner.run(
+                dataclasses.replace(cell, best=min(best.get(case, math.inf), published))
+            )
             row = {
                 'instance': cell.instance.name,
-                'task': cell.instance.task,
+                'task': BOUND if cell.entrant == BOUND else cell.instance.task,
                 'limit': cell.known.limit,
                 'entrant': cell.entrant,
                 'trivial': cell.entrant in {**TRIVIAL_PLANS, **TRIVIAL_LAYOUTS},
@@ -296,8 +385,12 @@ def run_cells(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 'wall_seconds': answer.get('wall_seconds'),
                 'cpu_seconds': answer.get('cpu_seconds'),
             }
+            if cell.entrant == BOUND:
+                yield {**row, 'fits': False, 'value': None, 'why': answer.get('why')}
+                continue
             try:
                 value = _judge(cell, answer, problems)
+                best[case] = min(best.get(case, math.inf), value)
                 yield {**row, 'fits': True, 'value': value}
             except HybridMemoryError as error:
                 yield {**row, 'fits': False, 'value': None, 'why': str(error)}
@@ -335,6 +428,18 @@ def _judge_plan(cell: Cell, problem: Problem, plan: Plan) -> float:
     plan = dataclasses.replace(plan, rules=rules)
     check_plan(problem.profile, plan, limit_bytes)
     seconds = simulate(with_parts(problem, plan.parts), plan).total_seconds
+    profile = problem.profile
     if cell.instance.kind == CHECKMATE:
-        seconds = judge_plan(problem.profile, plan, limit_bytes).units * UNIT_SECONDS
-    return seconds
+        verdict = checkmate_rules.judge_plan(profile, plan, limit_bytes)
+    elif cell.instance.kind == MONET:
+        graph = _monet_graph(cell.instance.path)
+        verdict = monet_rules.judge_plan(graph, profile, plan, limit_bytes)
+    else:
+        return seconds
+    return verdict.units * UNIT_SECONDS
+
+
+@functools.lru_cache(1)
+def _monet_graph(path: str) -> monet.MonetGraph:
+    """What a profile of MONeT's leaves out: what runs in place, and how fast."""
+    return monet.read_graph(read_data(path))

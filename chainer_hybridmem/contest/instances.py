@@ -22,14 +22,16 @@ from chainer_hybridmem.pools.trace import Trace
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.simulation.problem import Problem, make_problem
+from chainer_hybridmem.units import parse_bytes
 
 FORMAT = 'chainer_hybridmem/contest'
 VERSION = 1
 LINK = Link(1e-5, 12e9, 12e9)  # PCIe 3.0 x16, where a file knows none
 OWN = 'profile'
-CHECKMATE = 'checkmate'
+CHECKMATE, MONET = 'checkmate', 'monet'
 PLAN, LAYOUT = 'plan', 'layout'
 HELD = 'held'
+WHOLE = 2**60  # that shares are of, where two limits are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +176,23 @@ def _instance(
         times=times,
         rules=tuple((pattern, says) for pattern, says in entry.get('rules', ())),
         known=tuple(Known(**known) for known in entry['limits']),
+    )
+
+
+def at_limits(instance: Instance, limits: Sequence[str]) -> Instance:
+    """An instance at other limits; what is known at one of them stays known.
+
+    A layout has none but its capacity, and stays as it is.
+
+    Raises:
+        OptionError: If one is not a size or a share.
+    """
+    if instance.task == LAYOUT:
+        return instance
+    known = {parse_bytes(k.limit, whole_bytes=WHOLE): k for k in instance.known}
+    asked = {parse_bytes(limit, whole_bytes=WHOLE): Known(limit) for limit in limits}
+    return dataclasses.replace(
+        instance, known=tuple(known.get(size, new) for size, new in asked.items())
     )
 
 

@@ -12,14 +12,19 @@ from chainer_hybridmem.units import format_seconds
 Row = Mapping[str, Any]
 NONE = '-'
 LEVEL = 1e-9  # of a value; what is this much better is as good
+PROVEN = 1e-5  # of a bound, which is lowered by its solver's tolerances
+UNIT = 1e-5  # seconds; of Checkmate's and MONeT's objectives
 
 HEAD = (
     'Each entrant answers each instance at each limit, in a warm process on one core, '
     'within {time_limit:g} s; seconds are CPU seconds. One checker judges all answers; '
     "on Checkmate's instances they also keep Checkmate's own constraints, and the time "
-    'is its objective. The score is the best known value over the own one, 0 where '
-    'nothing fits; best known is the smaller of the published one and the best of this '
-    'page.'
+    "is its objective; so on MONeT's. The score is the best known value over the own "
+    'one, 0 where nothing fits; best known is the smaller of the published one and the '
+    'best of this page. It is proven where a bound reaches it, to 0.001 % or to less '
+    "than a unit of a solver's objective: the published one, or "
+    'ours for every schedule of the form that the family has, or for all plans of this '
+    'package.'
 )
 
 
@@ -73,6 +78,8 @@ def tables(body: Mapping[str, Any]) -> list[Table]:
         if chosen:
             made.append(_standings(f'{title}: the entrants', chosen))
             families = dict.fromkeys(r['instance'].partition('/')[0] for r in chosen)
+            if task == 'plan':
+                chosen += [row for row in rows if _bounds(row)]
             for family in families:
                 own = [r for r in chosen if r['instance'].startswith(f'{family}/')]
                 made.append(_family(f'{title}: {family}', own, task))
@@ -132,10 +139,14 @@ def _ratio(row: Row) -> float:
 
 def _family(title: str, rows: Sequence[Row], task: str) -> Table:
     show = '{:,.0f}'.format if task == 'layout' else _seconds
-    entrants = list(dict.fromkeys(row['entrant'] for row in rows if not row['trivial']))
+    entrants = list(
+        dict.fromkeys(r['entrant'] for r in rows if not r['trivial'] and not _bounds(r))
+    )
     cases: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         cases.setdefault(_case(row), []).append(row)
+    any_schedule = any(map(_bounds, rows))
+    whose = 'every schedule' if any_schedule else 'our plans'
     header = (
         'instance',
         'limit',
@@ -145,14 +156,20 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
         'by',
         *(part for e in entrants for part in (e, 's')),
         'best trivial',
-        'our bound, for our plans',
+        'best known',
+        'found by',
+        'our bound' if task == 'layout' else f'our bound, for {whose}',
+        *(('its s',) if any_schedule else ()),
+        'best known is',
     )
     lines = []
     for (instance, limit), own in cases.items():
         by = {row['entrant']: row for row in own}
         first = own[0]
         trivial = [r for r in own if r['trivial'] and r['fits']]
-        bounds = [r['bound'] for r in own if r['bound']]
+        least = min(trivial, key=lambda r: r['value'], default=None)
+        proofs = [r for r in own if _bounds(r) or not any_schedule]
+        bound = max((r['bound'] for r in proofs if r['bound']), default=None)
         cells = [
             instance.partition('/')[2],
             limit,
@@ -166,13 +183,48 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
                 cells += [_value(by[entrant], show), _spent(by[entrant])]
             else:  # results of several runs
                 cells += [NONE, NONE]
-        least = min(trivial, key=lambda r: r['value'], default=None)
         cells.append(
             NONE if least is None else f'{least["entrant"]}: {show(least["value"])}'
         )
-        cells.append(_shown(max(bounds, default=None), show))
+        cells += [_shown(first['best'], show), _finders(own), _shown(bound, show)]
+        if any_schedule:
+            cells.append(next((_spent(r) for r in own if _bounds(r)), NONE))
+        cells.append(_proof(first, bound, task))
         lines.append(tuple(cells))
     return Table(title, header, lines)
+
+
+def _bounds(row: Row) -> bool:
+    """Whether it is a bound, and no answer."""
+    return bool(row['task'] == 'bound')
+
+
+def _finders(rows: Sequence[Row]) -> str:
+    """Who has found the best known: the published one, or entrants, or all."""
+    best = rows[0]['best']
+    found = ['published'] if rows[0]['best_known'] == best else []
+    found += [
+        row['entrant']
+        for row in rows
+        if row['fits'] and row['value'] <= best * (1 + LEVEL)
+    ]
+    return ', '.join(dict.fromkeys(found)) or NONE
+
+
+def _proof(row: Row, ours: float | None, task: str) -> str:
+    """Whether the best known is proven to be that, and by whom; else how far it is.
+
+    Published solvers count in whole units, so what is less than one below is proven.
+    """
+    step = UNIT if task == 'plan' and row['known_by'] else 0.0
+    found = []
+    for name, bound in (('ours', ours), ('published', row['bound_known'])):
+        if bound and row['best'] - bound < max(step * (1 - LEVEL), PROVEN * bound):
+            found.append(name)
+    if found:
+        return f'proven: {", ".join(found)}'
+    bound = max((b for b in (ours, row['bound_known']) if b), default=None)
+    return NONE if bound is None else f'{row["best"] / bound - 1:.2%} above a bound'
 
 
 def _value(row: Row, show: Any) -> str:

@@ -17,6 +17,7 @@ from chainer_hybridmem.importing import (
     checkmate,
     execution_traces,
     kusumoto,
+    monet,
     simrd,
     snapshots,
 )
@@ -53,6 +54,10 @@ KINDS: dict[str, Kind] = {
         _checkmate,
         'cost_*.pkl of the zoo',
     ),
+    'monet': Kind(
+        "MONeT's solutions of mode inplace_normal, counted as MONeT counts",
+        lambda data, _, link: monet.graph_profile(monet.read_graph(data), link),
+    ),
     'simrd': Kind(
         "logs of DTR's simulator",
         lambda data, _, link: simrd.read_log(data, link),
@@ -60,7 +65,7 @@ KINDS: dict[str, Kind] = {
     'execution-trace': Kind(
         "PyTorch's execution traces",
         execution_traces.read_trace,
-        'a Kineto trace of the same run',
+        'a Kineto trace of the same program',
     ),
     'kusumoto': Kind(
         'graphs of Kusumoto et al.',

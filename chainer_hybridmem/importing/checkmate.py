@@ -33,7 +33,7 @@ from chainer_hybridmem.records.profile import Link, Profile
 
 UNIT_SECONDS = 1e-5
 KIB = 1024
-_UNITS_PER_MILLISECOND = 100
+UNITS_PER_MILLISECOND = 100
 _PREFIX = 'aten::'
 
 
@@ -94,18 +94,16 @@ def read_solution(data: bytes, times: bytes | None = None) -> TrainingGraph:
     Raises:
         FormatError: If one of them is no such file.
     """
-    parts = read_pickle(data, _ADMITTED)
+    parts = read_parts(data)
     with files.reading('solution'):
-        if not (isinstance(parts, list) and parts and isinstance(parts[0], Thing)):
-            raise FormatError('The pickle is no solution of Checkmate or MONeT.')
         info = parts[0].state
         nodes = [info['nodes'][i] for i in range(len(info['nodes']))]
         costs = _own_times(nodes) if times is None else _read_times(times, len(nodes))
         graph = TrainingGraph(
             kib=tuple(round(int(node.state['mem']) / KIB) for node in nodes),
-            units=tuple(round(_UNITS_PER_MILLISECOND * cost) for cost in costs),
-            reads=_reads(info['edge_list'], len(nodes)),
-            labels=tuple(_label(i, node) for i, node in enumerate(nodes)),
+            units=tuple(round(UNITS_PER_MILLISECOND * cost) for cost in costs),
+            reads=reads_of(info['edge_list'], len(nodes)),
+            labels=labels_of([node.state for node in nodes]),
             forward=tuple(
                 int(node.state['fwd_id']) if 'fwd_id' in node.state else -1
                 for node in nodes
@@ -116,13 +114,25 @@ def read_solution(data: bytes, times: bytes | None = None) -> TrainingGraph:
     return graph
 
 
+def read_parts(data: bytes) -> list[Thing]:
+    """What a solution file holds: the graph, and a schedule.
+
+    Raises:
+        FormatError: If it is no such file.
+    """
+    parts = read_pickle(data, _ADMITTED)
+    if not (isinstance(parts, list) and parts and isinstance(parts[0], Thing)):
+        raise FormatError('The pickle is no solution of Checkmate or MONeT.')
+    return parts
+
+
 def read_published(data: bytes) -> Published | None:
     """The schedule of a solution file of Checkmate's; None in one of MONeT's.
 
     Raises:
         FormatError: If it is no such file.
     """
-    parts = read_pickle(data, _ADMITTED)
+    parts = read_parts(data)
     with files.reading('solution'):
         found = parts[1].state
         if 'fwd_init' not in found or 'f' not in found:
@@ -148,7 +158,8 @@ def _read_times(data: bytes, n_nodes: int) -> list[float]:
         return [float(table[i][0]) for i in range(n_nodes)]
 
 
-def _reads(edges: Any, n_nodes: int) -> tuple[tuple[int, ...], ...]:
+def reads_of(edges: Any, n_nodes: int) -> tuple[tuple[int, ...], ...]:
+    """Operations that each one reads, by the first of several ways to run it."""
     found: list[dict[int, None]] = [{} for _ in range(n_nodes)]
     for source, reader, way in edges:
         if way == 0:
@@ -156,11 +167,11 @@ def _reads(edges: Any, n_nodes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sources) for sources in found)
 
 
-def _label(index: int, node: Thing) -> str:
+def labels_of(nodes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """``/12/batch_norm``; of backward as the forward operation with what it gives."""
-    forward = node.state.get('fwd_id', index)
-    name = str(node.state['op']).removeprefix(_PREFIX).strip('_')
-    return f'/{int(forward)}/{name}'
+    names = [str(node['op']).removeprefix(_PREFIX).strip('_') for node in nodes]
+    places = [int(node.get('fwd_id', i)) for i, node in enumerate(nodes)]
+    return tuple(f'/{i}/{name}' for i, name in zip(places, names, strict=True))
 
 
 def _check(graph: TrainingGraph) -> None:
@@ -227,15 +238,15 @@ class _Array(Thing):
         self.parts = state
 
     def rows(self) -> list[bytes]:
-        """Which numbers of each row are not zero, if it is a matrix of whole ones."""
+        """Which numbers are ones, row by row, of a matrix of zeros and ones."""
         _, (height, width), kind, columns_first, data = self.parts
-        if kind.code != 'q' or columns_first or len(data) != 8 * height * width:
-            raise ValueError('a schedule is no matrix of whole numbers')
-        numbers = struct.unpack(f'<{height * width}q', data)
-        return [
-            bytes(int(n != 0) for n in numbers[t * width : (t + 1) * width])
-            for t in range(height)
-        ]
+        if kind.code not in 'qd' or len(data) != 8 * height * width:
+            raise ValueError('a schedule is no matrix of zeros and ones')
+        numbers = struct.unpack(f'<{height * width}{kind.code}', data)
+        ones = bytes(abs(n) > 0.5 for n in numbers)
+        if columns_first:
+            return [ones[t::height] for t in range(height)]
+        return [ones[t * width : (t + 1) * width] for t in range(height)]
 
 
 _CODES = {'i8': 'q', 'f8': 'd', 'f4': 'f'}

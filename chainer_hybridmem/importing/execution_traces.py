@@ -13,9 +13,10 @@ storage. What is counted:
   made the storage is not repeated. Counters and statistics that an operation changes,
   and that nothing in the iteration makes, do not keep it from being repeated.
 
-A trace has no times. With a Kineto trace of the same run whose events have a ``Record
-function id``, those of the kernels count; else every operation takes its bytes over
-1 TB/s, which says something about memory only.
+A trace has no times. With a Kineto trace of the same program, those of the kernels
+count: calls are found by their ``Record function id``, or in older traces by their
+order, in the last iteration that has the same ones. Else every operation takes its
+bytes over 1 TB/s, which says something about memory only.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _OPTIMIZER = 'Optimizer.'
 _DEVICES = ('cuda', 'hip', 'xpu')
 _DEEPEST = 1000
 _MICROSECOND = 1e-6
+_OPERATION, _LAUNCH = 'cpu_op', 'cuda_runtime'  # kinds of Kineto's events
+_LAST = 1 << 60
 
 Tensor = tuple[int, int, bool]
 """Number of the storage, its last byte as this tensor has it, whether on a GPU."""
@@ -52,6 +55,7 @@ class _Call:
 
     Attributes:
         started (int): Its place in the order in which calls began.
+        thread (int): The thread it ran on.
     """
 
     number: int
@@ -59,6 +63,7 @@ class _Call:
     name: str
     schema: str
     parent: int
+    thread: int
     reads: list[Tensor]
     gives: list[Tensor]
     inner: list[_Call] = dataclasses.field(default_factory=list)
@@ -82,7 +87,10 @@ def read_trace(data: bytes, times: bytes | None, link: Link) -> Profile:
         raise FormatError(f'The trace has more than {MOST_NODES} nodes.')
     with files.reading('trace'):
         calls = [_call(node) for node in body['nodes']]
-        seconds = None if times is None else _kernel_seconds(parse_json(times))
+        if times is not None:
+            seconds = _kernel_seconds(parse_json(times), calls)
+        else:
+            seconds = None
         maker = _Maker(seconds, any(t[2] for c in calls for t in c.gives))
         forward, backward, update = _last_iteration(_outermost(calls))
         for call in forward:
@@ -108,6 +116,7 @@ def _call(node: dict[str, Any]) -> _Call:
         name=str(node['name']),
         schema=str(more.get('op_schema', node.get('op_schema', ''))),
         parent=int(node.get('ctrl_deps', node.get('parent', 0))),
+        thread=int(more.get('tid', node.get('tid', 0))),
         reads=list(_tensors(reads, kinds[0])),
         gives=list(_tensors(gives, kinds[1])),
     )
@@ -175,11 +184,11 @@ def _last_iteration(
     return whole[_FORWARD], whole[_BACKWARD], whole[_UPDATE]
 
 
-def _kernel_seconds(body: Any) -> dict[int, float]:
-    """Seconds of the kernels that each call starts, by its number in the recorder.
+def _kernel_seconds(body: Any, calls: list[_Call]) -> dict[int, float]:
+    """Seconds of the kernels that each call starts, by its place in the order.
 
     Raises:
-        FormatError: If the trace does not say which call is which.
+        FormatError: If it cannot be said which call is which.
     """
     with files.reading('Kineto trace'):
         events = [e for e in body['traceEvents'] if isinstance(e.get('args'), dict)]
@@ -188,18 +197,70 @@ def _kernel_seconds(body: Any) -> dict[int, float]:
             for e in events
             if 'Record function id' in e['args'] and 'External id' in e['args']
         }
+        found, key = recorded, 'External id'
         if not recorded:
-            raise FormatError(
-                'The Kineto trace has no "Record function id", by which its calls are '
-                'found in the execution trace; leave it out.'
-            )
+            found, key = _launches(events, calls), 'correlation'
         seconds: dict[int, float] = {}
         for event in events:
-            call = recorded.get(event['args'].get('External id'))
+            call = found.get(event['args'].get(key))
             if event.get('cat') == 'kernel' and call is not None:
                 spent = float(event['dur']) * _MICROSECOND
                 seconds[call] = seconds.get(call, 0.0) + spent
         return seconds
+
+
+def _launches(events: list[dict[str, Any]], calls: list[_Call]) -> dict[Any, int]:
+    """By the correlation of a kernel, the call that has launched it."""
+    threads: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        if event.get('cat') in (_OPERATION, _LAUNCH):
+            threads.setdefault(event['tid'], []).append(event)
+    lanes = []
+    for lane in threads.values():
+        lane.sort(key=lambda e: (e['ts'], -e['dur'], e['args'].get('Ev Idx', _LAST)))
+        lanes.append([e for e in lane if e['cat'] == _OPERATION])
+    known = {event['name'] for lane in lanes for event in lane}
+    places: dict[int, int] = {}  # of a call, by its event
+    for thread in {call.thread for call in calls}:
+        own = [c for c in calls if c.thread == thread and c.name in known]
+        own.sort(key=lambda call: call.started)
+        places.update(_same_calls(own, lanes))
+    found = {}
+    for lane in threads.values():
+        around: list[dict[str, Any]] = []
+        for event in lane:
+            while around and around[-1]['ts'] + around[-1]['dur'] < event['ts']:
+                around.pop()
+            if event['cat'] == _OPERATION:
+                around.append(event)
+            elif around and id(around[-1]) in places:
+                found[event['args'].get('correlation')] = places[id(around[-1])]
+    return found
+
+
+def _same_calls(
+    calls: list[_Call], lanes: list[list[dict[str, Any]]]
+) -> Iterator[tuple[int, int]]:
+    """Events, and places, of the last calls of one thread that are just these.
+
+    Raises:
+        FormatError: If no thread has made them, one right after the other.
+    """
+    wanted = ''.join(f'\n{call.name}' for call in calls) + '\n'
+    for lane in lanes if calls else ():
+        names = ''.join(f'\n{event["name"]}' for event in lane) + '\n'
+        at = names.rfind(wanted)
+        if at >= 0:
+            first = names.count('\n', 0, at)
+            for call, event in zip(calls, lane[first:], strict=False):
+                yield id(event), call.started
+            return
+    if calls:
+        raise FormatError(
+            'The Kineto trace is of another program: it has no "Record function id", '
+            f'and nowhere the {len(calls)} calls of thread {calls[0].thread} in this '
+            'order. Leave it out.'
+        )
 
 
 # -- buffers ------------------------------------------------------------------

@@ -14,7 +14,7 @@ says besides follows from that:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chainer_hybridmem.errors import FormatError
@@ -48,6 +48,9 @@ class Node:
         makes (tuple of int): Buffers that it allocates, each made by one node only.
         forward (int): For backward, the forward node it differentiates; else -1.
         repeatable (bool): Whether it gives the same again; for backward does not count.
+        workspace_bytes (int): What it needs besides, while it runs.
+        again_seconds (float or None): How long a replay takes; None: as long.
+        in_place (bool): Whether it writes over what nobody reads after it.
     """
 
     label: str
@@ -57,6 +60,9 @@ class Node:
     makes: tuple[int, ...]
     forward: int = -1
     repeatable: bool = True
+    workspace_bytes: int = 0
+    again_seconds: float | None = None
+    in_place: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +103,9 @@ def build_profile(
     if len(nodes) > MOST_NODES:
         raise FormatError(f'It has {len(nodes)} operations; {MOST_NODES} are allowed.')
     _check_order(nodes)
-    lives = _Lives(nodes, buffers)
+    workspaces = [Buffer(n.workspace_bytes) for n in nodes if n.workspace_bytes]
+    buffers, n_buffers = (*buffers, *workspaces), len(buffers)
+    lives = _Lives(_with_workspaces(nodes, n_buffers), buffers)
     events, first_events = lives.events()
     operations = tuple(
         Operation(
@@ -108,7 +116,7 @@ def build_profile(
             host_seconds=0.0,
             reads=node.reads,
             writes=node.makes,
-            workspace_bytes=0,
+            workspace_bytes=node.workspace_bytes,
             specs=(),
             forward=node.forward,
             first_event=first_events[index],
@@ -137,6 +145,16 @@ def build_profile(
     return profile
 
 
+def _with_workspaces(nodes: Sequence[Node], first: int) -> Iterator[Node]:
+    """Nodes that also make their workspaces, which nobody reads."""
+    for node in nodes:
+        if node.workspace_bytes:
+            yield dataclasses.replace(node, makes=(*node.makes, first))
+            first += 1
+        else:
+            yield node
+
+
 def _check_order(nodes: Sequence[Node]) -> None:
     phases = [node.backward for node in nodes]
     if not nodes or phases != sorted(phases):
@@ -151,8 +169,8 @@ def _recipe(index: int, node: Node, buffers: Sequence[Buffer]) -> Recipe:
         products=node.makes,
         sources=tuple(Slot(index, SlotKind.OUTPUT, i) for i in range(len(node.makes))),
         attributes=(),
-        seconds=node.seconds,
-        peak_bytes=made,
+        seconds=node.seconds if node.again_seconds is None else node.again_seconds,
+        peak_bytes=made + node.workspace_bytes,
         exact=True,
     )
 
@@ -160,11 +178,11 @@ def _recipe(index: int, node: Node, buffers: Sequence[Buffer]) -> Recipe:
 class _Lives:
     """When each buffer is made, read and freed."""
 
-    def __init__(self, nodes: Sequence[Node], buffers: Sequence[Buffer]) -> None:
-        self.nodes, self.buffers = nodes, buffers
+    def __init__(self, nodes: Iterable[Node], buffers: Sequence[Buffer]) -> None:
+        self.nodes, self.buffers = tuple(nodes), buffers
         self.maker = [-1] * len(buffers)
         self.uses: list[list[int]] = [[] for _ in buffers]
-        for index, node in enumerate(nodes):
+        for index, node in enumerate(self.nodes):
             for b in node.makes:
                 if self.maker[b] >= 0:
                     raise FormatError(f'Buffer {b} is made by two operations.')
@@ -204,8 +222,10 @@ class _Lives:
         first = []
         for index, node in enumerate(self.nodes):
             first.append(len(events))
-            events.extend(b + 1 for b in node.makes)
-            events.extend(-(b + 1) for b in freed[index])
+            makes = [b + 1 for b in node.makes]
+            frees = [-(b + 1) for b in freed[index]]
+            written = node.in_place and not set(node.makes).intersection(freed[index])
+            events.extend([*frees, *makes] if written else [*makes, *frees])
         return events, first
 
     def storages(self, events: Sequence[int]) -> list[Storage]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 IN_CORE_PEAK = 'in-core peak'
@@ -62,3 +65,23 @@ def _value(cost: RuleCost) -> str:
     if cost.seconds <= 0:
         return f'{named}; costs nothing'
     return f'{named}; costs {format_seconds(cost.seconds)} ({cost.share:+.1%})'
+
+
+def as_table(profile: Profile, plan: Plan) -> str:
+    """What happens to each feature map, in order of production.
+
+    Returns:
+        str: Lines ``layer :: operation -> action``; several maps of one operation have
+        a line each.
+    """
+    rows = []
+    for entry in plan.maps:
+        layer, _, operation = profile.storages[entry.storage].label.rpartition('/')
+        disk = entry.action is Action.SWAP and entry.tier is Tier.DISK
+        action = f'{entry.action.value}{" to disk" if disk else ""}'
+        rows.append((printable(layer or '/'), printable(operation), action))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    return ''.join(
+        f'{layer:<{widths[0]}} :: {operation:<{widths[1]}} -> {action}\n'
+        for layer, operation, action in rows
+    )

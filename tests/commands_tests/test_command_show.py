@@ -28,6 +28,22 @@ def test_a_picture_is_written(tmp_path, capsys):
     assert 'pooch' in out and 'bound' in out and 'gap' in out
 
 
+def test_a_table_has_a_line_for_each_feature_map(tmp_path, capsys):
+    output = tmp_path / 'plan.txt'
+    paths = written(tmp_path)
+    assert main(['show', *paths, '-o', str(output)]) == 0
+    lines = output.read_text().splitlines()
+    profile, plan = library.load_profile(paths[0]), library.load_plan(paths[1])
+    assert len(lines) == len(plan.maps)
+    for line, entry in zip(lines, plan.maps, strict=True):
+        name, action = line.split(' -> ')
+        layer, operation = (part.strip() for part in name.split(' :: '))
+        label = profile.storages[entry.storage].label
+        assert f'{layer.rstrip("/")}/{operation}'.lstrip('/') == label.lstrip('/')
+        assert action == entry.action.value
+    assert {line.index(' -> ') for line in lines} == {lines[0].index(' -> ')}
+
+
 def test_an_unknown_kind_of_picture(tmp_path, capsys):
     output = str(tmp_path / 'picture.quark')
     assert main(['show', *written(tmp_path), '-o', output]) == 1

@@ -1,5 +1,6 @@
 """A contest: instances with checksums, entrants in processes, one checker, a page."""
 
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -8,11 +9,13 @@ import pytest
 from support.foreign import solution
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.contest import cells, instances, page
+from chainer_hybridmem.contest import cells, instances, monet_rules, page
 from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
-from chainer_hybridmem.errors import FormatError, UnknownNameError
+from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import registry
+from chainer_hybridmem.search.candidates import least_memory
 
+RULES = (('*', 'no swap'),)
 LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'
 # Forward 0 > 1 > 2 > 3 (the loss); backward reads all.
 NET = solution(
@@ -58,7 +61,17 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
     arguments = ['--held', str(catalogue), '--instance', 'held', '--time-limit', '50']
     assert (
         commands.main(
-            ['arena', 'run', *arguments, '--entrant', 'hybrid', 'exact', '-o', out]
+            [
+                'arena',
+                'run',
+                *arguments,
+                '--entrant',
+                'hybrid',
+                'exact',
+                'bound',
+                '-o',
+                out,
+            ]
         )
         == 0
     )
@@ -69,8 +82,11 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
         *cells.TRIVIAL_PLANS,
         'hybrid',
         'exact',
+        'bound',
     }
     best = rows['held/1', 'exact']
+    bound = rows['held/1', 'bound']
+    assert 0 < bound['bound'] <= best['value'] and not bound['fits']
     assert best['fits'] and best['value'] <= rows['held/1', 'recompute all']['value']
     assert not rows['held/1', 'keep all']['fits']
     assert rows['held/2', 'exact']['value'] == 8
@@ -80,6 +96,7 @@ def test_a_contest_is_played_and_has_a_page(catalogue, tmp_path, capsys):
     for path in (md, html_page):
         assert commands.main(['arena', 'page', out, '-o', path]) == 0
     text = (tmp_path / 'arena.md').read_text()
+    assert 'our bound, for every schedule' in text and '| proven: ours |' in text
     assert digest in text and '| no reuse | 0.6667 | 1 of 1 | 0 of 1 | 0 | 0 |' in text
     tags = []
     parser = html.parser.HTMLParser()
@@ -130,6 +147,39 @@ def test_who_finds_what_nobody_has_published_is_below_it():
     ]
 
 
+def test_the_best_known_has_its_finders_and_what_is_proven():
+    more = {'task': 'plan', 'trivial': False, 'cpu_seconds': 1.0, 'wall_seconds': 1.0}
+    more |= {'known_seconds': 9.0, 'known_by': 'x'}
+    least = {**more, 'bound_known': 0.99998, 'bound': 0.5}  # two units below
+    bound = {**more, 'task': 'bound', 'bound_known': None}
+    rows = [
+        row('a', 1.0, 1.1, '1/1', **least),
+        row('b', 1.0, 1.1, '1/1', **least),
+        row('bound', None, 1.1, '1/1', **bound, bound=0.9999901),
+        row('a', 2.0, 1.0, '1/2', **least),
+        row('bound', None, 1.0, '1/2', **bound, bound=0.99),
+        row('a', 1.0, 1.0, '1/3', **{**least, 'bound_known': 0.999991}),
+    ]
+    _, family = page.tables({'rows': rows})
+    found = [line[family.header.index('best known') :] for line in family.rows]
+    assert found == [
+        ('1.00000', 'a, b', '0.99999', '1.0', 'proven: ours'),
+        ('1.00000', 'published', '0.99000', '1.0', '0.00% above a bound'),
+        ('1.00000', 'published, a', '-', '-', 'proven: published'),
+    ]
+
+
+def test_a_first_bound_counts_if_a_better_one_comes_too_late(tmp_path, monkeypatch):
+    runner = cells.Runner()
+    monkeypatch.setattr(runner, '_process', object())
+    monkeypatch.setattr(runner, '_pipe', type('', (), {'send': print}), raising=False)
+    for last, bound in (({'why': 'late'}, 1.0), ({'bound': 2.0}, 2.0)):
+        answers = iter([None, {'bound': 1.0, cells.MORE: True}, last])
+        monkeypatch.setattr(runner, '_receive', lambda *_: next(answers))  # noqa: B023
+        cell = cells.Cell(None, None, cells.BOUND, 1.0)
+        assert runner.run(cell) == {'bound': bound}
+
+
 def test_an_entrant_that_takes_too_long_is_ended_and_the_next_one_goes_on(tmp_path):
     (tmp_path / 'net.pkl').write_bytes(NET)
     path = str(tmp_path / 'net.pkl')
@@ -150,15 +200,42 @@ def test_what_an_entrant_says_is_checked(tmp_path):
     instance = Instance('x/net', 'plan', 'checkmate', path, None, rules, known)
     free = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
     keeps = cells.Cell(instance, known[0], 'keep all', 60.0)
-    answer = cells._answer(keeps, instance.problem())
+    answer = next(cells._answers(keeps, instance.problem()))
     read = lambda i: i.problem()  # noqa: E731
     assert cells._judge(keeps, answer, read) == pytest.approx(155e-5)
     tight = cells.Cell(instance, known[1], 'keep all', 60.0)
     with pytest.raises(Exception, match='limit|more than'):
         cells._judge(tight, answer, read)
-    swaps = cells._answer(cells.Cell(free, known[0], 'swap all', 60.0), free.problem())
+    swaps = next(
+        cells._answers(cells.Cell(free, known[0], 'swap all', 60.0), free.problem())
+    )
     with pytest.raises(Exception, match='no swap'):
         cells._judge(keeps, swaps, read)
+
+
+def test_in_monets_form_less_is_asked_for_until_it_fits(tmp_path, monkeypatch):
+    (tmp_path / 'net.pkl').write_bytes(NET)
+    known = Known('100%')
+    path = str(tmp_path / 'net.pkl')
+    instance = Instance('x/net', 'plan', 'monet', path, None, RULES, (known,))
+    cell = cells.Cell(instance, known, 'hybrid', 60.0)
+    problem = instance.problem()
+    (answer,) = cells._answers(cell, problem)
+    assert answer['bound'] is None
+    seconds = cells._judge(cell, answer, lambda i: problem)
+    assert 155e-5 <= seconds < 400e-5
+    peaks, asked = iter([10**9, 10**9, 0]), []
+    verdict = lambda *_: monet_rules.Verdict(0, next(peaks))  # noqa: E731
+    monkeypatch.setattr(monet_rules, 'judge', verdict)
+
+    def make(problem, limit_bytes):
+        asked.append(limit_bytes)
+        return cells.make_plan(problem, limit_bytes)
+
+    plan = cells._plan_in_form(cell, problem, make)
+    assert asked[0] == cells.limit_of(cell, problem)
+    assert len(asked) == 3 and asked == sorted(asked, reverse=True)
+    assert plan.memory_limit_bytes == asked[2] >= least_memory(problem)[0]
 
 
 def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
@@ -170,10 +247,21 @@ def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):
     known = (Known('70%'),)
     path = str(tmp_path / 'net.pkl')
     instance = Instance('x/net', 'plan', 'checkmate', path, None, (), known)
-    answer = cells._answer(
-        cells.Cell(instance, known[0], 'fails', 9.0), instance.problem()
-    )
+    failing = cells.Cell(instance, known[0], 'fails', 9.0)
+    answer = next(cells._answers(failing, instance.problem()))
     assert answer['why'] == "KeyError: 'oops'"
+
+
+def test_other_limits_can_be_played():
+    known = (Known('5GiB', 1.0), Known('60%'))
+    plans = Instance('x/net', 'plan', 'checkmate', 'f', None, (), known)
+    asked = ['5 GiB', '4GiB', '60%', '60%']
+    found = instances.at_limits(plans, asked).known
+    assert found == (known[0], Known('4GiB'), known[1])
+    layout = dataclasses.replace(plans, task='layout')
+    assert instances.at_limits(layout, asked) == layout
+    with pytest.raises(OptionError):
+        instances.at_limits(plans, ['much'])
 
 
 def test_unknown_entrants_and_files_are_refused(tmp_path):
@@ -195,8 +283,9 @@ def test_the_catalogue_is_whole():
             assert entry.get('times', entry['file']) in files
     limits = sum(len(e['limits']) for e in found.entries)
     assert limits >= 45
-    checkmate = [e for e in found.entries if e.get('kind') == 'checkmate']
-    assert sum(len(e['limits']) for e in checkmate) == 27
+    for kind in ('checkmate', 'monet'):
+        own = [e for e in found.entries if e.get('kind') == kind]
+        assert sum(len(e['limits']) for e in own) == 27
 
 
 def test_files_count_only_with_their_checksum(tmp_path, capsys, monkeypatch):

@@ -163,6 +163,7 @@ Linear
 """
 FILES = {
     'checkmate': CHAIN,
+    'monet': CHAIN,
     'simrd': LOG.replace(b'"v2"', b'"b"'),
     'execution-trace': TRACE,
     'kusumoto': GRAPH.encode(),
@@ -281,7 +282,36 @@ def test_kernels_have_their_times(tmp_path):
     profile = import_profile('execution-trace', path, LINK, str(kineto))
     assert profile.operations[0].device_seconds == pytest.approx(42e-6)
     kineto.write_text(json.dumps({'traceEvents': events[2:]}))
-    with pytest.raises(FormatError, match='no "Record function id"'):
+    seconds = import_profile('execution-trace', path, LINK, str(kineto))
+    assert seconds.operations[0].device_seconds == 0
+
+
+def kineto_without_numbers(*names):
+    """Calls one after the other, each with a kernel that takes as long as its place."""
+    events = []
+    for place, name in enumerate(names):
+        start = 100 * place
+        events += [
+            {'cat': 'cpu_op', 'name': name, 'ts': start, 'dur': 90},
+            {'cat': 'cuda_runtime', 'name': 'launch', 'ts': start + 80, 'dur': 5},
+            {'cat': 'kernel', 'name': 'k', 'ts': start + 500, 'dur': place + 1},
+        ]
+        for event in events[-3:]:
+            event |= {'tid': 7, 'args': {'External id': 5, 'correlation': place}}
+    return json.dumps({'traceEvents': events})
+
+
+def test_calls_are_found_by_their_order_in_the_last_iteration(tmp_path):
+    names = [c[2] for c in CALLS if not c[2].startswith('root')]
+    path = written(tmp_path, 't.json', TRACE)
+    kineto = tmp_path / 'k.json'
+    kineto.write_text(kineto_without_numbers(*names, 'x', *names, *names[:3]))
+    profile = import_profile('execution-trace', path, LINK, str(kineto))
+    shift = len(names) + 2  # of the last whole iteration
+    first = sum(shift + names.index(name) for name in names[:4])
+    assert profile.operations[0].device_seconds == pytest.approx(1e-6 * first)
+    kineto.write_text(kineto_without_numbers(*names[:2], 'x', *names[2:]))
+    with pytest.raises(FormatError, match='is of another program'):
         import_profile('execution-trace', path, LINK, str(kineto))
 
 
@@ -320,7 +350,9 @@ def test_a_snapshot_of_our_own_comes_back(tmp_path):
     assert in_core_trace(again).peak_load_bytes == plan.predicted_peak_bytes
 
 
-@pytest.mark.parametrize('kind', ['checkmate', 'simrd', 'execution-trace', 'kusumoto'])
+@pytest.mark.parametrize(
+    'kind', ['checkmate', 'monet', 'simrd', 'execution-trace', 'kusumoto']
+)
 def test_what_comes_out_can_be_planned(kind, tmp_path):
     profile = import_profile(kind, written(tmp_path, 'f', FILES[kind]), LINK)
     problem = make_problem(profile)
@@ -331,6 +363,16 @@ def test_what_comes_out_can_be_planned(kind, tmp_path):
 
 WRONG = {
     'checkmate': [b'', b'text', pickle.dumps([]), pickle.dumps({'a': 1}), CHAIN[:-40]],
+    'monet': [
+        b'',
+        pickle.dumps([]),
+        CHAIN[:-40],
+        solution([1, 1], [1, 1], [(1, 0)], 1),
+        solution([-1, 1], [1, 1], [(0, 1)], 1),
+        solution([1, 1], [1, 1], [(0, 1)], 3),
+        solution([1, 1], [1, 1], [(0, 1)], 1, fixed_kib=-1),
+        solution([1, 1], [1, 1], [(0, 1)], 1, select_conv_algo=True),
+    ],
     'simrd': [
         b'',
         b'{',
@@ -416,6 +458,12 @@ def test_the_command_saves_a_profile(tmp_path, capsys):
     assert library.load_profile(out).initial_bytes == 100 * 1024
     with pytest.raises(UnknownNameError, match="Did you mean 'checkmate'"):
         import_profile('checkmat', path, LINK)
+
+
+def test_a_mode_in_which_kernels_are_chosen_is_refused(tmp_path):
+    chosen = solution([1, 1], [1, 1], [(0, 1)], 1, select_conv_algo=True)
+    with pytest.raises(FormatError, match='net_1_mode, in which kernels are chosen'):
+        import_profile('monet', written(tmp_path, 's.pkl', chosen), LINK)
 
 
 def test_what_is_packed_is_bounded_and_checked(tmp_path, monkeypatch):

@@ -31,7 +31,16 @@ def _thing(cls, **state):
     return thing
 
 
-def solution(kib, units, edges, first_backward, runs=None, kept=None, fixed_kib=0):
+def solution(
+    kib,
+    units,
+    edges,
+    first_backward,
+    runs=None,
+    kept=None,
+    fixed_kib=0,
+    select_conv_algo=False,
+):
     """A solution file of Checkmate's solver.
 
     Args:
@@ -42,9 +51,11 @@ def solution(kib, units, edges, first_backward, runs=None, kept=None, fixed_kib=
         runs: R of its schedule; None for no schedule.
         kept: S of it.
         fixed_kib: What is there all the time.
+        select_conv_algo: Whether MONeT was to choose kernels.
     """
     modules = _make_modules()
     info = modules['monet.solver_info']
+    sources = [[u for u, v in edges if v == i] for i in range(len(kib))]
     nodes = {}
     for i, (size, time) in enumerate(zip(kib, units, strict=True)):
         backward = i >= first_backward
@@ -52,13 +63,27 @@ def solution(kib, units, edges, first_backward, runs=None, kept=None, fixed_kib=
             info.BwdNode if backward else info.FwdNode,
             mem=np.int64(size * 1024),
             fixed_mem=np.int64(fixed_kib * 1024),
-            workspace_compute=[np.float64(time / 100)],
-            local_tensors={1, 2},
+            args=[sources[i]],
+            local_tensors=set(sources[i]),
+            local_memory=np.int64(sum(1024 * kib[u] for u in sources[i])),
+            **{
+                f'{run}workspace_{what}': [np.float64(figure)]
+                for run in ('', 'recompute_', 'inplace_')
+                for what, figure in (('mem', 0.5), ('compute', time / 100))
+            },
             op='aten::relu_',
             **({'fwd_id': 2 * first_backward - 1 - i} if backward else {}),
         )
     edge_list = [(u, v, 0) for u, v in edges]
-    graph = _thing(info.SolverInfo, nodes=nodes, edge_list=edge_list)
+    graph = _thing(
+        info.SolverInfo,
+        nodes=nodes,
+        edge_list=edge_list,
+        loss=first_backward - 1,
+        inplace_list={1: 0},
+        select_conv_algo=select_conv_algo,
+        data_path='net_1_mode',
+    )
     schedule = modules['checkmate.checkmate_solver'].CheckmateSolution
     found = _thing(schedule)
     if runs is not None:
