@@ -95,6 +95,7 @@ LATE_STEPS = 20_000  # of a round at most: many short ones find more than few lo
 SOURCES_SHARE = 0.84  # of the steps, for what sources may stay
 DOUBT = 0.4  # share of its price that a source must save if there is time to try
 LEAST_SAVED = 2e-4  # of the in-core time, by each of them
+LEAST_GAINED = 1e-5  # of the in-core time, by all of them together
 SOURCE_WARMTHS = (5e-4, 5e-4, 2e-3)  # first temperatures, of the in-core time
 LATE_WARMTHS = (0.2, 0.05, 0.0125)  # in turns, as REFINING_WARMTH
 PILOT_STEPS = 100  # to learn how long a step takes
@@ -160,20 +161,17 @@ def hybrid(
     best = _refine(annealer, best, goal, bound.seconds, seed)
     copies = bound.swapped.any() and best.seconds <= bound.seconds * (1 + LATE_GAP)
     if not (few or copies):
-        sources = (
-            () if bound.swapped.any() else _find_worthy(problem, bound, time_budget)
-        )
-        part = LATE_TIME / 2 if sources else 0.0
-        late = Annealer(
-            search, _more(budget, search, LATE_SHARE, steps, time_budget, 1 - part)
-        )
+        wider = None
+        if not bound.swapped.any():
+            wider = _allow_sources(problem, limit_bytes, bound, time_budget)
+        until = 1.0 if wider is None else 1 - LATE_TIME / 2
+        more = _more(budget, search, LATE_SHARE, steps, time_budget, until)
+        late = Annealer(search, more)
         best = _decide_late(late, best, goal, bound.seconds, seed)
-        if sources:
-            search, best = _with_sources(search, best, sources)
-            late = Annealer(
-                search, _more(budget, search, SOURCES_SHARE, steps, time_budget, 1.0)
-            )
-            best, bound = _keep_sources(late, best, bound, seed)
+        if wider is not None:
+            search, best = _look_wider(search, best, wider)
+            more = _more(budget, search, SOURCES_SHARE, steps, time_budget, 1.0)
+            best, bound = _keep_sources(Annealer(search, more), best, bound, seed)
     options = {
         'steps': steps,
         'time_budget': time_budget,
@@ -361,14 +359,30 @@ def _keep_sources(
     return best, dataclasses.replace(bound, seconds=seconds)
 
 
-def _with_sources(
-    old: Search, best: Candidate, sources: tuple[int, ...]
+def _look_wider(
+    old: Search, best: Candidate, problem: Problem
 ) -> tuple[Search, Candidate]:
     """A search in which sources may stay, and the same candidate in it."""
-    search = Search(with_sources(old.problem, sources), old.limit_bytes, barrier=False)
+    search = Search(problem, old.limit_bytes, barrier=False)
     search.started, search.simulations = old.started, old.simulations
-    dropped = np.full(len(sources), RECOMPUTE)
+    dropped = np.full(len(problem.sources), RECOMPUTE)
     return search, search.evaluate(np.concatenate([best.action, dropped]))
+
+
+def _allow_sources(
+    problem: Problem, limit_bytes: int, bound: Bound, time_budget: float | None
+) -> Problem | None:
+    """The problem in which sources may stay, if that promises something.
+
+    Without a time budget, the relaxation has to gain by it.
+    """
+    sources = _find_worthy(problem, bound, time_budget)
+    if not sources:
+        return None
+    wider = with_sources(problem, sources)
+    plain, gained = (lower_bound(p, limit_bytes).seconds for p in (problem, wider))
+    least = LEAST_GAINED * problem.in_core_seconds
+    return wider if time_budget is not None or plain - gained > least else None
 
 
 def _find_worthy(
