@@ -170,11 +170,12 @@ def schedule_of(profile: Profile, plan: Plan) -> tuple[Rows, Rows]:
     for replay in plan.replays:
         runs[replay.before][replay.operation] = 1
     entries = {entry.storage: entry for entry in plan.maps}
+    staying = {source.storage: source.drop_before for source in plan.sources}
     for op in profile.operations[:size]:
         for s in op.writes:
             storage = profile.storages[s]
             uses = (op.index, *storage.forward_uses, *storage.backward_uses)
-            spans = [(op.index + 1, max(uses) + 1)]
+            spans = [(op.index + 1, staying.get(s, max(uses) + 1))]
             if s in entries:
                 spans = _spans(entries[s], op.index, max(uses))
             for begin, end in spans:

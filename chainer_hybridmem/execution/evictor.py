@@ -378,6 +378,7 @@ class Evictor:
         used_bytes = device.memory.used_bytes
         goal = used_bytes - missing_bytes
         self.spare.clear()
+        self._restorer.give_up_sources()
         leaving = [
             live
             for live in self._maps

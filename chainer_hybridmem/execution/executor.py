@@ -235,6 +235,7 @@ class Executor:
     def _act(self, k: int, table: ActionTable) -> None:
         """Does what the plan has before operation k."""
         self._mover.move(k, table)
+        self._recipes.drop_sources(k)
         replays = table.replays.get(k)
         if replays:
             self._restorer.replay_all(replays, table.recipes)
@@ -282,6 +283,7 @@ class Executor:
         self.ledger.number(known, function, serial)
         if known.recipe is not None:
             self._recipes.keep_leaves(k, function)
+            self._recipes.keep_sources(k, function)
         maps = self.maps.find_left(k, function, known.serial)
         if known.forget_drawing_recipe():
             for live in maps:  # they cannot be made again

@@ -80,6 +80,9 @@ class Recipes:
         self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what replays read in place of arrays that change, by node
+        self._sources: weakref.WeakKeyDictionary[Any, Array] = (
+            weakref.WeakKeyDictionary()
+        )  # what the plan keeps for replays, by node
         self.prepares = False
         self.drawn: Hashable = None
 
@@ -109,6 +112,7 @@ class Recipes:
 
     def _follow(self, table: ActionTable | None) -> None:
         self._table = table
+        self._sources.clear()
         always = self._may_drop or self._may_switch
         self._replayed = None if table is None or always else table.replayed
         # Replays run functions that no plan names, if these make only views.
@@ -175,6 +179,34 @@ class Recipes:
             if self._device.arrays.allocation_id(array) in self._maps.permanent:
                 # The device does not count the session's own copies.
                 self._leaves[node] = contextvars.Context().run(array.copy)
+
+    def keep_sources(self, k: int, function: Any) -> None:
+        """Keeps what forward operation k has made, where the plan says so."""
+        if self._table is None:
+            return
+        for output in self._table.sources.get(k, ()):
+            node = function.outputs[output]()
+            array = graph.node_array(node)
+            if array is not None:
+                self._sources[node] = array
+
+    def drop_sources(self, k: int) -> None:
+        """Lets go of what the plan keeps for replays up to operation k only."""
+        if self._table is None:
+            return
+        for operation, output in self._table.source_drops.get(k, ()):
+            known = self.find_running(operation)
+            function = None if known is None else known()
+            if function is not None:
+                self._sources.pop(function.outputs[output](), None)
+
+    def give_up_sources(self) -> None:
+        """Memory is short: replays make again what was kept for them."""
+        self._sources.clear()
+
+    def find_source(self, node: Any) -> Array | None:
+        """What the plan keeps of a node for replays, if it is there."""
+        return self._sources.get(node)
 
     # -- questions ------------------------------------------------------------
     def may_replay(self, k: int) -> bool:
@@ -283,6 +315,10 @@ class Restorer:
         if self._asked is not None and function is not None:
             slots = [slot for live in maps for slot in live.slots.name_all()]
             self._asked(function, slots)
+
+    def give_up_sources(self) -> None:
+        """Memory is short: replays make again what was kept for them."""
+        self._recipes.give_up_sources()
 
     def find_maker(self, live: LiveMap) -> Any:
         """The function that makes the contents of a map again exactly, or None."""
@@ -462,6 +498,8 @@ class Restorer:
             array = graph.node_array(node)
         if array is None:
             array = self._temporaries.get(node)
+        if array is None:
+            array = self._recipes.find_source(node)
         if array is not None:
             return array
         live = self._maps.find_of_node(node)

@@ -9,6 +9,7 @@ from chainer_hybridmem.records.plan import Action, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Profile, Recipe, Slot
 
 Lists = dict[int, list[int]]
+Outputs = dict[int, list[int]]  # of operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class ActionTable:
         update (int): Number of the update.
         acting (set): Positions before which there is something to do.
         tiers (dict): Where the host copy of each swapped map lies.
+        sources (dict): Outputs of each forward operation that stay for replays.
+        source_drops (dict): Operations and outputs that have stayed long enough.
         growth_bytes (int): Most that is taken beyond what is there at the beginning, as
             predicted; negative without a prediction.
     """
@@ -50,6 +53,8 @@ class ActionTable:
     update: int
     acting: set[int]
     tiers: dict[int, Tier]
+    sources: Outputs
+    source_drops: dict[int, list[tuple[int, int]]]
     growth_bytes: int
 
     @property
@@ -68,6 +73,8 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
     for replay in plan.replays:
         replays[replay.before].append(replay)
         replayed.update((replay.operation, *recipes[replay.operation].covers))
+    sources, source_drops = _sort_sources(profile, plan)
+    replayed.update(sources)  # should memory be short, they are made again
     planned = {entry.storage for entry in plan.maps}
     swapped = [entry for entry in plan.maps if entry.action is Action.SWAP]
     stored = [(profile.storages[entry.storage], entry.storage) for entry in swapped]
@@ -87,10 +94,38 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         recipes=recipes,
         crossing={record.label: s for record, s in stored if record.persistent},
         update=profile.first_update,
-        acting={*swap_outs, *releases, *drops, *swap_ins, *needs, *replays},
+        acting={
+            *swap_outs,
+            *releases,
+            *drops,
+            *swap_ins,
+            *needs,
+            *replays,
+            *source_drops,
+        },
+        sources=sources,
+        source_drops=source_drops,
         tiers={entry.storage: entry.tier for entry in swapped},
         growth_bytes=plan.predicted_peak_bytes - profile.initial_bytes,
     )
+
+
+def _sort_sources(
+    profile: Profile, plan: Plan
+) -> tuple[Outputs, dict[int, list[tuple[int, int]]]]:
+    """What stays for replays alone, by operation, and when it goes."""
+    outputs: Outputs = collections.defaultdict(list)
+    drops: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+    slots = {
+        storage: slot
+        for recipe in profile.recipes
+        for storage, slot in zip(recipe.products, recipe.sources, strict=True)
+    }
+    for source in plan.sources:
+        slot = slots[source.storage]
+        outputs[slot.operation].append(int(slot.key))
+        drops[source.drop_before].append((slot.operation, int(slot.key)))
+    return dict(outputs), dict(drops)
 
 
 def _find_busy(profile: Profile, plan: Plan) -> set[int]:

@@ -19,7 +19,9 @@ A problem of a few feature maps has all its assignments simulated. Else:
    ones).
 5. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
-6. What leaves without making the plan faster stays (``undo_useless_moves``).
+6. A few rounds more that also decide which recomputed maps do not stay when a replay
+   for others passes them (LATE): what stays takes the memory of what is needed later.
+7. What leaves without making the plan faster stays (``undo_useless_moves``).
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
@@ -33,6 +35,8 @@ proves nothing by itself, the gap does.
 from __future__ import annotations
 
 import dataclasses
+
+import numpy as np
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
@@ -49,6 +53,7 @@ from chainer_hybridmem.search.annealing import (
     Annealer,
     Budget,
     actions_of,
+    count_steps,
 )
 from chainer_hybridmem.search.bound import (
     TRUST,
@@ -58,17 +63,28 @@ from chainer_hybridmem.search.bound import (
     tighten,
     warm_up,
 )
-from chainer_hybridmem.search.candidates import Candidate, Search, count_assignments
+from chainer_hybridmem.search.candidates import (
+    LATE,
+    RECOMPUTE,
+    Candidate,
+    Search,
+    count_assignments,
+)
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import (
     count_moves,
     even_out,
     find_start,
+    free_memory,
     move_large_maps,
     round_bound,
     undo_useless_moves,
 )
-from chainer_hybridmem.simulation.problem import Problem
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    find_sources,
+    with_sources,
+)
 
 FEW_ASSIGNMENTS = 3**6  # that are simulated in less time than annealing takes
 HOT_SHARE = 0.18  # of the steps, for each of the hot rounds
@@ -77,6 +93,16 @@ WHOLE_ROUNDS = 3  # of asking the relaxation for whole decisions
 WHOLE_NODES = 200  # of the solver's tree in each of them
 REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
+LATE_SHARE = 0.28  # of the steps, on top of these
+LATE_GAP = 0.01  # up to which plans that copy do not gain by it
+LATE_TIME = 0.5  # of the time, if it is limited
+LATE_STEPS = 20_000  # of a round at most: many short ones find more than few long ones
+SOURCES_SHARE = 0.84  # of the steps, for what sources may stay
+DOUBT = 0.4  # share of its price that a source must save if there is time to try
+LEAST_SAVED = 2e-4  # of the in-core time, by each of them
+LEAST_GAINED = 1e-5  # of the in-core time, by all of them together
+SOURCE_WARMTHS = (5e-4, 5e-4, 2e-3)  # first temperatures, of the in-core time
+LATE_WARMTHS = (0.2, 0.05, 0.0125)  # in turns, as REFINING_WARMTH
 PILOT_STEPS = 100  # to learn how long a step takes
 RIVAL_MAPS = 600  # feature maps, beyond which slow rivals are not asked
 LARGE_ROUNDS = ((2e-3, 0.25), (5e-4, 0.25))  # first temperature, share of the steps
@@ -100,8 +126,9 @@ def hybrid(
     Args:
         problem: What to plan.
         limit_bytes: Memory limit.
-        steps: Candidates the annealing judges in all. None: as many as the time
-            budget allows; without one, a number that falls with the operations.
+        steps: Candidates the annealing judges, but for ``LATE_SHARE`` more. None: as
+            many as the time budget allows; without one, a number that falls with the
+            operations.
         time_budget: Seconds after which the best plan so far is taken; the result
             then depends on the machine. The linear programs of the bound and a
             baseline that has been started are finished first.
@@ -120,14 +147,16 @@ def hybrid(
         return search.finish('hybrid', best)  # raises, with the numbers
     few = count_assignments(problem) <= FEW_ASSIGNMENTS
     _warm_up(search, few)
-    budget = Budget(search, 0 if few else steps, time_budget)
+    first = None if time_budget is None else time_budget * (1 - LATE_TIME)
+    budget = Budget(search, 0 if few else steps, first)
     annealer = Annealer(search, budget)
     large = move_large_maps(search)
-    if large.seconds <= problem.in_core_seconds * (1 + tolerance):
+    at_floor = large.seconds <= problem.in_core_seconds * (1 + tolerance)
+    if at_floor:
         best = large
         bound = lower_bound(search.problem, search.limit_bytes)
     elif few:
-        best = search.find_fastest()
+        best = _try_late(search, search.find_fastest())
         bound = lower_bound(search.problem, search.limit_bytes)
     else:
         explore = _many_starts if len(problem.maps) <= MANY_MAPS else _one_start
@@ -140,6 +169,19 @@ def hybrid(
         start = search.evaluate(actions_of(rival))
         best = min(best, start, key=lambda c: c.seconds)
     best = _refine(annealer, best, goal, bound.seconds, seed)
+    copies = bound.swapped.any() and best.seconds <= bound.seconds * (1 + LATE_GAP)
+    if not (few or copies or at_floor):
+        wider = None
+        if not bound.swapped.any():
+            wider = _allow_sources(problem, limit_bytes, bound, time_budget)
+        until = 1.0 if wider is None else 1 - LATE_TIME / 2
+        more = _more(budget, search, LATE_SHARE, steps, time_budget, until)
+        late = Annealer(search, more)
+        best = _decide_late(late, best, goal, bound.seconds, seed)
+        if wider is not None:
+            search, best = _look_wider(search, best, wider)
+            more = _more(budget, search, SOURCES_SHARE, steps, time_budget, 1.0)
+            best, bound = _keep_sources(Annealer(search, more), best, bound, seed)
     options = {
         'steps': steps,
         'time_budget': time_budget,
@@ -155,8 +197,8 @@ def hybrid(
             simulations=search.simulations + rival.simulations,
         )
     else:
-        if large.seconds <= best.seconds and count_moves(large) < count_moves(best):
-            best = large
+        if search.problem is problem:  # else sources are decided about, too
+            best = min(best, large, key=lambda c: (c.seconds, count_moves(c)))
         plan = search.finish('hybrid', undo_useless_moves(search, best), **options)
     bound_seconds = min(bound.seconds, plan.predicted_seconds)
     return dataclasses.replace(plan, lower_bound_seconds=bound_seconds)
@@ -194,7 +236,7 @@ def _many_starts(
     bound = lower_bound(search.problem, search.limit_bytes)
     starts = [out, *round_bound(search, bound)]
     best = min(found, pilot, *starts, key=lambda c: c.seconds)
-    best, bound = _ask_whole(annealer, best, bound)
+    best, bound, _ = _ask_whole(annealer, best, bound)
     goal = bound.seconds * (1 + tolerance)
     for number in range(1, HOT_ROUNDS):
         if best.seconds <= goal:
@@ -207,15 +249,20 @@ def _many_starts(
 
 def _ask_whole(
     annealer: Annealer, best: Candidate, bound: Bound
-) -> tuple[Candidate, Bound]:
+) -> tuple[Candidate, Bound, list[Candidate]]:
     """The relaxation's best whole decisions, and what they prove, if it swaps nothing.
 
     Without copies little is left out of the relaxation: what it says is a plan, or
     nearly one. With them, whole decisions are as far from a plan as fractions are.
+
+    Returns:
+        tuple: The best candidate, what is proven, and what the decisions become that
+        do not fit.
     """
     search, floor = annealer.search, bound.seconds
+    starts: list[Candidate] = []
     if bound.swapped.any() or best.seconds <= floor * (1 + 2 * TRUST):
-        return best, bound
+        return best, bound, starts
     whole = WholeRelaxation(search.problem, search.limit_bytes)
     tighten(whole.relaxation)
     for _ in range(WHOLE_ROUNDS):
@@ -227,10 +274,13 @@ def _ask_whole(
         if answer.x is None:
             break
         found = search.evaluate(whole.action_at(answer.x))
+        if not found.fits:
+            starts.append(free_memory(search, found.action, bound))
         best = min(best, found, key=lambda c: c.seconds)
         if best.seconds <= floor * (1 + 2 * TRUST) or not whole.cut(answer.x):
             break
-    return best, dataclasses.replace(bound, seconds=floor)
+    starts = [start for start in starts if start.fits]
+    return best, dataclasses.replace(bound, seconds=floor), starts
 
 
 def _one_start(
@@ -287,6 +337,162 @@ def _refine(
         if len(problem.maps) > MANY_MAPS:
             warm = min(warm, LARGE_WARMEST * problem.in_core_seconds)
         best = annealer.run_round(best, steps, warm, goal, seed + number)
+        number += 1
+    return best
+
+
+def _keep_sources(
+    annealer: Annealer, best: Candidate, bound: Bound, seed: int
+) -> tuple[Candidate, Bound]:
+    """What is found if sources may stay for replays, and what is proven then.
+
+    Args:
+        annealer: Of the problem in which they may stay.
+        best: The best assignment without.
+        bound: What is proven without.
+        seed: Of the random moves.
+    """
+    search = annealer.search
+    proven = lower_bound(search.problem, search.limit_bytes)
+    best, proven, others = _ask_whole(annealer, best, proven)
+    seconds, number = min(bound.seconds, proven.seconds), 0
+    while best.seconds > seconds * (1 + TOLERANCE):
+        steps = min(annealer.budget.take(REFINING_SHARE), LATE_STEPS)
+        if steps == 0:
+            break
+        start = (
+            others[number // 2] if number % 2 and number // 2 < len(others) else best
+        )
+        warm = SOURCE_WARMTHS[number % len(SOURCE_WARMTHS)]
+        warm *= search.problem.in_core_seconds
+        found = annealer.run_round(start, steps, warm, 0.0, seed + number, late=True)
+        best = min(best, found, key=lambda c: c.seconds)
+        number += 1
+    return best, dataclasses.replace(bound, seconds=seconds)
+
+
+def _look_wider(
+    old: Search, best: Candidate, problem: Problem
+) -> tuple[Search, Candidate]:
+    """A search in which sources may stay, and the same candidate in it."""
+    search = Search(problem, old.limit_bytes, barrier=False)
+    search.started, search.simulations = old.started, old.simulations
+    dropped = np.full(len(problem.sources), RECOMPUTE)
+    return search, search.evaluate(np.concatenate([best.action, dropped]))
+
+
+def _allow_sources(
+    problem: Problem, limit_bytes: int, bound: Bound, time_budget: float | None
+) -> Problem | None:
+    """The problem in which sources may stay, if that promises something.
+
+    Without a time budget, the relaxation has to gain by it.
+    """
+    sources = _find_worthy(problem, bound, time_budget)
+    if not sources:
+        return None
+    wider = with_sources(problem, sources)
+    plain, gained = (lower_bound(p, limit_bytes).seconds for p in (problem, wider))
+    least = LEAST_GAINED * problem.in_core_seconds
+    return wider if time_budget is not None or plain - gained > least else None
+
+
+def _find_worthy(
+    problem: Problem, bound: Bound, time_budget: float | None
+) -> tuple[int, ...]:
+    """Sources that may save more than the memory is worth that they take in forward.
+
+    They stay until the first map made of them is needed. Prices are those of the
+    relaxation; what is saved is at most the time of all that makes them from maps.
+    With a time budget, prices are not taken at their word.
+    """
+    a, items = problem.arrays, {s: i for i, s in enumerate(problem.items)}
+    doubt = 1.0 if time_budget is None else DOUBT
+    worthy = []
+    for source in find_sources(problem):
+        item = items[source]
+        uses = problem.profile.storages[source].forward_uses
+        stay = slice(max(uses, default=0) + 1, _first_asked(problem, item))
+        price = float(bound.prices[stay].sum()) * int(a.size[item])
+        saved = _seconds_to_make(problem, item)
+        if saved > max(price * doubt, LEAST_SAVED * problem.in_core_seconds):
+            worthy.append(source)
+    return tuple(worthy)
+
+
+def _first_asked(problem: Problem, item: int) -> int:
+    """The first use of the maps that replays make of an item."""
+    a, n_maps = problem.arrays, len(problem.maps)
+    first, queue = len(a.seconds), [item]
+    for other in queue:
+        for place in np.flatnonzero(a.inputs == other):
+            op = int(np.searchsorted(a.input_ptr, place, side='right')) - 1
+            for made in a.products[a.product_ptr[op] : a.product_ptr[op + 1]].tolist():
+                if made < n_maps:
+                    first = min(first, int(a.first_use[made]))
+                elif made not in queue:
+                    queue.append(made)
+    return first
+
+
+def _seconds_to_make(problem: Problem, item: int) -> float:
+    """Of all replays that make it from maps."""
+    a, n_maps, seconds = problem.arrays, len(problem.maps), 0.0
+    queue, seen = [int(a.producer[item])], set[int]()
+    for op in queue:
+        if op in seen:
+            continue
+        seen.add(op)
+        seconds += max(float(a.recipe_seconds[op]), 0.0)
+        reads = a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]]
+        queue += [int(a.producer[i]) for i in reads if i >= n_maps and not a.present[i]]
+    return seconds
+
+
+def _more(
+    budget: Budget,
+    search: Search,
+    more: float,
+    steps: int | None,
+    time_budget: float | None,
+    until: float,
+) -> Budget:
+    """A share more of the steps, until a share of the time is over."""
+    if steps is None and time_budget is None:
+        steps = count_steps(search.problem)
+    allowed = None if steps is None else int(more * steps)
+    seconds = None if time_budget is None else until * time_budget
+    result = Budget(search, allowed, seconds)
+    result.seconds_per_step = budget.seconds_per_step
+    return result
+
+
+def _try_late(search: Search, best: Candidate) -> Candidate:
+    """Whether it is faster if some of the recomputed maps are late, one by one."""
+    for m in np.flatnonzero(best.action == RECOMPUTE):
+        action = best.action.copy()
+        action[m] = LATE
+        best = min(best, search.evaluate(action), key=lambda c: c.seconds)
+    return best
+
+
+def _decide_late(
+    annealer: Annealer,
+    best: Candidate,
+    goal: float,
+    bound_seconds: float,
+    seed: int,
+) -> Candidate:
+    """Rounds that decide what is late, until steps, time or gap run out."""
+    budget, number = annealer.budget, 0
+    share = REFINING_SHARE / LATE_SHARE
+    while best.seconds > goal:
+        steps = min(budget.take(share), LATE_STEPS)
+        if steps == 0:
+            break
+        warmth = LATE_WARMTHS[number % len(LATE_WARMTHS)]
+        warm = warmth * (best.seconds - bound_seconds)
+        best = annealer.run_round(best, steps, warm, goal, seed + number, late=True)
         number += 1
     return best
 

@@ -85,13 +85,15 @@ def make_plan(
     plan = dataclasses.replace(plan, rules=pairs_of(problem.rules))
     check_obedience(problem.profile, plan)
     check_host(problem, plan)
-    bound = lower_bound(problem, limit_bytes).seconds
+    proven = plan.lower_bound_seconds
+    if not plan.sources:  # of which the bound of the problem knows nothing
+        proven = max(proven, lower_bound(problem, limit_bytes).seconds)
     return dataclasses.replace(
         plan,
         planner=planner,
         options={**options, **plan.options},
         parts=problem.parts,
-        lower_bound_seconds=max(plan.lower_bound_seconds, bound),
+        lower_bound_seconds=proven,
     )
 
 

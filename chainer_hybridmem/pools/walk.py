@@ -113,6 +113,11 @@ class _Walk:
                 self.changing[k].append(entry)
         for replay in plan.replays if plan is not None else ():
             self.replays[replay.before].append(replay)
+        self.sources = set[int]()  # what stays for replays
+        self.ending: dict[int, list[int]] = defaultdict(list)
+        for source in plan.sources if plan is not None else ():
+            self.sources.add(source.storage)
+            self.ending[source.drop_before].append(source.storage)
 
     def run(self) -> Trace:
         self._start()
@@ -199,6 +204,8 @@ class _Walk:
     # -- the walk ------------------------------------------------------------------
 
     def _before(self, k: int) -> None:
+        for storage in self.ending.get(k, ()):
+            self._free(storage)
         changing = self.changing.get(k, ())
         for entry in changing:
             if entry.release_before == k and entry.action is not Action.KEEP:
@@ -246,7 +253,7 @@ class _Walk:
                 self.alive[storage] = self._malloc(storage)
                 if storage in self.entries:
                     self.present.add(storage)
-            elif storage not in self.entries:
+            elif storage not in self.entries and storage not in self.sources:
                 self._recorded_free(storage, position)
 
     def _recorded_free(self, storage: int, position: int) -> None:

@@ -90,6 +90,20 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """What backward never reads and forward would drop: it stays for replays.
+
+    Attributes:
+        storage (int): Id of the storage in the profile.
+        drop_before (int): It is dropped before this backward operation, after the last
+            replay that reads it.
+    """
+
+    storage: int
+    drop_before: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Part:
     """One function that runs in parts; as in :class:`.profile.Split`.
 
@@ -124,7 +138,8 @@ class Plan:
         predicted_seconds (float): Simulated time of one iteration.
         predicted_peak_bytes (int): Highest load at any moment.
         in_core_seconds (float): Time without any swap or recompute.
-        lower_bound_seconds (float): No executable plan is faster.
+        lower_bound_seconds (float): No executable plan is faster; a plan without
+            sources speaks of plans without, unless its planner has looked for them.
         planning_seconds (float): Time the search took.
         simulations (int): Candidates simulated.
         host_limit_bytes (int or None): Most bytes of host copies in RAM that it was
@@ -132,6 +147,7 @@ class Plan:
         parts (tuple of Part): Functions that run in parts.
         rules (tuple of pairs): Patterns and rules that it obeys; see
             ``records/rules.py``.
+        sources (tuple of Source): What stays for replays alone.
     """
 
     planner: str
@@ -149,6 +165,7 @@ class Plan:
     host_limit_bytes: int | None = None
     parts: tuple[Part, ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+    sources: tuple[Source, ...] = ()
 
     def __repr__(self) -> str:
         counts = ', '.join(f'{self.count(a)} {a.value}' for a in Action)

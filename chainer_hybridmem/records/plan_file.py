@@ -6,12 +6,12 @@ import dataclasses
 import json
 
 from chainer_hybridmem import files
-from chainer_hybridmem.records.plan import MapPlan, Part, Plan, Replay
+from chainer_hybridmem.records.plan import MapPlan, Part, Plan, Replay, Source
 from chainer_hybridmem.records.rules import check_rules, pairs_of
 
 FORMAT = 'chainer_hybridmem/plan'
 VERSION = 1
-_ROWS = ('maps', 'replays', 'parts')
+_ROWS = ('maps', 'replays', 'parts', 'sources')
 _FIGURES = (
     'memory_limit_bytes',
     'predicted_seconds',
@@ -60,6 +60,7 @@ def parse_plan(text: str) -> Plan:
             host_limit_bytes=None if host_limit is None else int(host_limit),
             parts=tuple(files.unrow(Part, row) for row in body['parts']),
             rules=pairs_of(check_rules(body['rules'])),
+            sources=tuple(files.unrow(Source, row) for row in body.get('sources', ())),
         )
     limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
     for name in (*_FIGURES, *limited):

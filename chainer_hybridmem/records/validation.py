@@ -10,7 +10,14 @@ import itertools
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
-from chainer_hybridmem.records.profile import Category, Phase, Profile, Recipe, Storage
+from chainer_hybridmem.records.profile import (
+    Category,
+    Phase,
+    Profile,
+    Recipe,
+    SlotKind,
+    Storage,
+)
 from chainer_hybridmem.records.rules import (
     NO_RECOMPUTE,
     check_rules,
@@ -46,6 +53,7 @@ def check_plan(
     _check_order(profile, plan)
     _check_host(profile, plan, host_limit_bytes)
     _check_replays(profile, plan)
+    _check_sources(profile, plan)
     check_obedience(profile, plan)
     loads = _Walk(profile, plan).run()
     if limit_bytes is not None:
@@ -179,6 +187,38 @@ def _check_replays(profile: Profile, plan: Plan) -> None:
                 )
 
 
+def _check_sources(profile: Profile, plan: Plan) -> None:
+    """What stays for replays is made by one of them, and forward has dropped it."""
+    n, b0 = len(profile.operations), profile.first_backward
+    makers = {s: recipe for recipe in profile.recipes for s in _outputs_of(recipe)}
+    firsts = profile.operations[b0].first_event if b0 < n else len(profile.events)
+    decided = {entry.storage for entry in plan.maps}
+    for source in plan.sources:
+        maker = makers.get(source.storage)
+        if maker is None or not maker.exact or source.storage in decided:
+            raise PlanError(
+                f'Storage {source.storage} stays for replays, but no exact replay has '
+                'it as an output that no plan decides about.'
+            )
+        decided.add(source.storage)
+        if not 0 <= profile.storages[source.storage].freed_at < firsts:
+            raise PlanError(
+                f'Storage {source.storage} stays for replays, but forward does not '
+                'drop it.'
+            )
+        if not b0 <= source.drop_before <= n:
+            raise PlanError(
+                f'Storage {source.storage} stays for replays until operation '
+                f'{source.drop_before}; backward runs from {b0} to {n - 1}.'
+            )
+
+
+def _outputs_of(recipe: Recipe) -> list[int]:
+    """What comes out of the function itself; an attribute cannot be held."""
+    made = zip(recipe.products, recipe.sources, strict=True)
+    return [storage for storage, slot in made if slot.kind is SlotKind.OUTPUT]
+
+
 def _made_by(recipe: Recipe) -> list[int]:
     """What a replay allocates; what it starts with (a mask) it does not make."""
     return [s for s in recipe.products if s not in recipe.inputs]
@@ -199,6 +239,7 @@ class _Walk:
         self.present = set(self.persistent)  # planned maps with memory on the device
         self.complete = set(self.persistent)  # ... whose contents are there
         self.passing: set[int] = set()  # made by a replay, to be freed soon
+        self.sources = {source.storage for source in plan.sources}
         self.load = profile.initial_bytes
         self.gone: set[int] = set()
         self.graph_held: set[int] = set()  # freed once the graph has died
@@ -221,6 +262,9 @@ class _Walk:
                 self.read_backward.setdefault(k, []).append(entry.storage)
         for replay in plan.replays:
             self.replays.setdefault(replay.before, []).append(replay)
+        self.ending: dict[int, list[int]] = {}
+        for source in plan.sources:
+            self.ending.setdefault(source.drop_before, []).append(source.storage)
 
     def run(self) -> list[int]:
         loads = []
@@ -265,6 +309,9 @@ class _Walk:
 
     def _before(self, k: int) -> int:
         """What the plan does before operation k; the highest load on the way."""
+        for storage in self.ending.get(k, ()):
+            self._lose(storage)
+            self.gone.add(storage)
         changing = self.changing.get(k, ())
         for entry in changing:
             if entry.release_before == k and entry.action is not Action.KEEP:
@@ -352,7 +399,7 @@ class _Walk:
                 if storage in self.entries:
                     self.present.add(storage)
                     self.complete.add(storage)
-            elif storage not in self.entries:
+            elif storage not in self.entries and storage not in self.sources:
                 graph_lives = position < self.profile.graph_end_event
                 if graph_lives and self._left_to_graph(storage):
                     self.graph_held.add(storage)

@@ -10,7 +10,14 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.alike import number_kinds
-from chainer_hybridmem.search.candidates import NUMBERS, SWAP, Candidate, Search
+from chainer_hybridmem.search.candidates import (
+    LATE,
+    NUMBERS,
+    RECOMPUTE,
+    SWAP,
+    Candidate,
+    Search,
+)
 from chainer_hybridmem.simulation.problem import Problem
 
 LEAST_STEPS, MOST_STEPS = 50_000, 100_000
@@ -92,6 +99,22 @@ def actions_of(plan: Plan) -> np.ndarray:
     return np.array([NUMBERS[entry.action] for entry in plan.maps], np.int64)
 
 
+def assignment_of(problem: Problem, plan: Plan) -> np.ndarray:
+    """The (M,) actions of a plan, with LATE for what passes a replay and is made again.
+
+    Args:
+        problem: What the plan is for.
+        plan: Any plan.
+    """
+    action = actions_of(plan)
+    passed = {storage for replay in plan.replays for storage in replay.frees}
+    for m, entry in enumerate(plan.maps):
+        at_last = entry.needed_before == problem.arrays.first_use[m]
+        if action[m] == RECOMPUTE and entry.storage in passed and at_last:
+            action[m] = LATE
+    return action
+
+
 class Annealer:
     """Rounds of annealing of one search, within a budget.
 
@@ -117,6 +140,7 @@ class Annealer:
         goal: float,
         seed: int,
         groups: tuple[np.ndarray, np.ndarray] | None = None,
+        late: bool = False,
     ) -> Candidate:
         """One round; its best candidate.
 
@@ -128,6 +152,7 @@ class Annealer:
             seed: Of the random moves.
             groups: Maps that are alike, to be changed together; see
                 :func:`.alike.group_alike`.
+            late: Whether it decides which recomputed maps are LATE as well.
         """
         search, problem = self.search, self.search.problem
         # Where no time at all was measured, one temperature is as good as another.
@@ -160,6 +185,7 @@ class Annealer:
                 cold,
                 goal,
                 seed,
+                late,
                 search.work,
                 best,
                 state,

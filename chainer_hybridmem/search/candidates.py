@@ -24,6 +24,7 @@ from chainer_hybridmem.simulation.problem import Problem, with_rules
 from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.simulation.work import (
     KEEP,
+    LATE,
     RECOMPUTE,
     SWAP,
     Outcome,
@@ -34,6 +35,7 @@ from chainer_hybridmem.units import format_apart
 
 __all__ = [
     'KEEP',
+    'LATE',
     'NUMBERS',
     'RECOMPUTE',
     'SWAP',
@@ -52,7 +54,7 @@ class Candidate:
     """An assignment of actions and what the simulator says about it.
 
     Attributes:
-        action (ndarray): (M,) KEEP, SWAP or RECOMPUTE.
+        action (ndarray): (M,) KEEP, SWAP, RECOMPUTE or LATE.
         seconds (float): Simulated time; infinite if it does not fit.
         peak_bytes (int): Highest load.
         worst (int): Operation with the highest load.
@@ -136,7 +138,7 @@ class Search:
         """Simulates one assignment, or what the rules make of it.
 
         Args:
-            action: (M,) KEEP, SWAP or RECOMPUTE.
+            action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
             free: Index of a map whose copies take no time, to measure what
                 swapping it costs; -1 for none.
         """
@@ -236,7 +238,7 @@ class Search:
 
         Args:
             planner: Name of the planner.
-            action: (M,) KEEP, SWAP or RECOMPUTE.
+            action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
             work: That of :meth:`positions`, with releases and swap-ins moved.
             options: What the planner ran with.
 
@@ -256,8 +258,9 @@ class Search:
     ) -> Plan:
         if self.problem.profile.disk_link is None:
             work.on_disk[:] = False  # what has no room is beyond the limit
-        maps, replays = plan_from_positions(self.problem, action, work)
+        maps, replays, sources = plan_from_positions(self.problem, action, work)
         plan = self._plan_with(planner, maps, replays, seconds, 0, options)
+        plan = dataclasses.replace(plan, sources=sources)
         check_host(self.problem, plan)
         loads = check_plan(self.problem.profile, plan)
         peak_bytes = max(loads)

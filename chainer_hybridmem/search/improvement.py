@@ -21,7 +21,7 @@ from chainer_hybridmem.search.annealing import (
     WARMEST,
     Annealer,
     Budget,
-    actions_of,
+    assignment_of,
 )
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import Candidate, Search
@@ -111,7 +111,7 @@ class Improvement:
     def _run(self) -> None:
         _lower_priority()
         search = Search(self.problem, self._limit_bytes, barrier=False)
-        best = search.evaluate(actions_of(self._plan))
+        best = search.evaluate(assignment_of(self.problem, self._plan))
         if not best.fits:  # a plan with another schedule
             return
         bound = lower_bound(self.problem, self._limit_bytes).seconds
@@ -124,7 +124,8 @@ class Improvement:
             warm = 0.1 * (best.seconds - bound)
             if number % 5 == 4:  # now and then from far away
                 warm = WARMEST * self.problem.in_core_seconds
-            found = annealer.run_round(best, STEPS, warm, goal, FIRST_SEED + number)
+            seed, late = FIRST_SEED + number, number % 2 == 1
+            found = annealer.run_round(best, STEPS, warm, goal, seed, late=late)
             if found.seconds < best.seconds:
                 found, stuck = undo_useless_moves(search, found), 0
             else:

@@ -16,7 +16,7 @@ import numpy as np
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import KEEP, RECOMPUTE, SWAP, Work
+from chainer_hybridmem.simulation.work import KEEP, LATE, RECOMPUTE, SWAP, Work
 
 # -- moves of many maps at once -----------------------------------------------
 SPARSEST = 16  # of so many maps one changes
@@ -74,6 +74,7 @@ def spread(
 
 
 # -- moves of few maps ----------------------------------------------------------
+DELAYS = 0.3  # share of the moves that change what is late
 MOST_EXCHANGED = 16  # maps that a move exchanges for one
 
 
@@ -123,7 +124,7 @@ def _exchange_bytes(
     step = 1 if np.random.random() < 0.5 else -1
     left, changed = size[m], 0
     while 0 <= other < len(current) and left > 0 and changed < MOST_EXCHANGED:
-        fits = current[other] == target and allowed[other, action]
+        fits = current[other] == target and allowed[other, min(action, RECOMPUTE)]
         if fits and other != m and size[other] > 0:
             proposed[other] = action
             left -= size[other]
@@ -160,7 +161,10 @@ def _move(
             other = m + far if np.random.random() < 0.5 else m - far
         if other < 0 or other >= n_maps or current[other] == current[m]:
             return 0
-        if not (allowed[m, current[other]] and allowed[other, current[m]]):
+        if not (
+            allowed[m, min(current[other], RECOMPUTE)]
+            and allowed[other, min(current[m], RECOMPUTE)]
+        ):
             return 0
         proposed[m], proposed[other] = current[other], current[m]
         return 2
@@ -186,12 +190,26 @@ def _move(
         pattern = current[other + i - m]
         if kind_of[i] != kind_of[other + i - m]:
             continue
-        if not allowed[i, pattern]:
+        if not allowed[i, min(pattern, RECOMPUTE)]:
             continue
         if current[i] != pattern:
             proposed[i] = pattern
             changed += 1
     return changed
+
+
+@compiled()
+def _delay(current: np.ndarray, proposed: np.ndarray) -> int:
+    """Some recomputed maps stay when a replay passes them, or do not any more."""
+    m = np.random.randint(len(current))
+    for i in range(len(current)):
+        if current[(m + i) % len(current)] >= RECOMPUTE:
+            m = (m + i) % len(current)
+            break
+    if current[m] < RECOMPUTE:
+        return 0
+    proposed[m] = RECOMPUTE + LATE - current[m]
+    return 1
 
 
 @compiled()
@@ -231,6 +249,7 @@ def anneal(
     cold: float,
     goal: float,
     seed: int,
+    late: bool,
     w: Work,
     best: np.ndarray,
     state: np.ndarray,
@@ -249,6 +268,7 @@ def anneal(
         cold: Last temperature in seconds.
         goal: Stop when a plan is this fast.
         seed: Of the random moves.
+        late: Whether it decides which recomputed maps are LATE as well.
         best: Result, (M,) best actions.
         state: (4,) candidates judged so far, and seconds of ``current``, of ``best``
             and of the temperature. Zeros before the first part.
@@ -272,10 +292,15 @@ def anneal(
     while done < part and best_seconds > goal:
         done += 1
         temperature *= cooling
-        if len(pointers) == 0:
-            changed = _move(current, a.allowed, a.size, kind_of, proposed)
+        changed = 0
+        if late and np.random.random() < DELAYS:
+            changed = _delay(current, proposed)
+        if changed > 0 and np.random.random() < 0.5:
+            pass
+        elif len(pointers) == 0:
+            changed += _move(current, a.allowed, a.size, kind_of, proposed)
         else:
-            changed = spread(current, a.allowed, pointers, alike, proposed)
+            changed += spread(current, a.allowed, pointers, alike, proposed)
             if np.random.random() < 0.5:  # a change that may pay for the first
                 changed += spread(current, a.allowed, pointers, alike, proposed)
         if changed == 0:

@@ -55,6 +55,7 @@ class Arrays(NamedTuple):
     by_copy: np.ndarray  # (M,) int64, maps by copy_from
     by_release: np.ndarray  # (M,) int64, maps by release_from
     by_use: np.ndarray  # (M,) int64, maps by first_use
+    read: np.ndarray  # (M,) bool, whether backward reads it, and not only replays do
     recipe_seconds: np.ndarray  # (n,) float64; -1 where there is none
     recipe_peak: np.ndarray  # (n,) int64
     input_ptr: np.ndarray  # (n+1,) int64

@@ -132,7 +132,7 @@ def leave_in_forward(
             started += 1
         while dropped < n_maps and release_from[by_release[dropped]] <= k:
             m = by_release[dropped]
-            if action[m] == RECOMPUTE:
+            if action[m] >= RECOMPUTE:
                 load -= size[m]
                 release[m] = release_from[m]
             dropped += 1
@@ -235,7 +235,7 @@ def evaluate(
 
     Args:
         a: The problem's arrays. If host copies in RAM are limited, this shares it out.
-        action: (M,) KEEP, SWAP or RECOMPUTE.
+        action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
         limit: Memory limit in bytes.
         lead: (n,) earliest position at which a swap-in that is needed at an
             operation may start.
@@ -278,7 +278,7 @@ def evaluate(
         w.drop[m] = a.last_use[m] + 1
         load[first] += a.size[m]
         load[w.drop[m]] -= a.size[m]
-        if action[m] == RECOMPUTE and w.release[m] < 0:
+        if action[m] >= RECOMPUTE and w.release[m] < 0:
             w.release[m] = b0
     entries = lay_out_replays(a, action, limit, collective, w)
     if entries < 0:

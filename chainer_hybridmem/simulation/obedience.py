@@ -61,12 +61,14 @@ def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
     allowed = np.ones((len(recomputable), 3), bool)
     allowed[:, RECOMPUTE] = recomputable
     allowed[stays] = _KEPT
-    return a._replace(allowed=allowed, ruled=bool(stays.any()))
+    allowed[~a.read, SWAP] = False
+    return a._replace(allowed=allowed, ruled=not (a.read.all() and not stays.any()))
 
 
 def has_no_choice(a: Arrays) -> np.ndarray:
     """(M,) which maps cannot leave before backward begins; see [no choice]."""
-    return a.release_from > a.first_backward
+    stuck: np.ndarray = (a.release_from > a.first_backward) & a.read
+    return stuck
 
 
 def rule_arrays(
@@ -85,7 +87,7 @@ def rule_arrays(
             seconds[recipe.operation] = -1.0
     a = a._replace(recipe_seconds=seconds)
     a = with_free_choice(a, find_recomputable(a, len(maps)))
-    limits = _limits_of(rules, maps, ~has_no_choice(a))
+    limits = _limits_of(rules, maps, a.read & ~has_no_choice(a))
     a = a._replace(
         ruled=True,
         allowed=_choice_under(rules, maps, a),
@@ -106,7 +108,7 @@ def _choice_under(rules: Rules, maps: tuple[Storage, ...], a: Arrays) -> np.ndar
     allowed: np.ndarray = a.allowed.copy()
     stays = has_no_choice(a)
     for rule in rules:
-        about = named(rule, maps) & ~stays
+        about = named(rule, maps) & ~stays & a.read
         for action, number in NUMBERS.items():
             if action not in rule.actions:
                 allowed[about, number] = False
@@ -174,8 +176,8 @@ def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
     maps = np.arange(len(action))
     result: np.ndarray = action.copy()
     for choice in _INSTEAD.T:
-        forbidden = ~a.allowed[maps, result]
-        result[forbidden] = choice[action[forbidden]]
+        forbidden = ~a.allowed[maps, np.minimum(result, RECOMPUTE)]
+        result[forbidden] = choice[np.minimum(action[forbidden], RECOMPUTE)]
     for g, most_bytes in enumerate(a.kept_most.tolist()):
         group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
         kept = group[result[group] == KEEP]
@@ -193,7 +195,7 @@ def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
 def breaks_rules(a: Arrays, action: np.ndarray) -> bool:
     """Whether an assignment breaks a rule."""
     for m in range(len(action)):
-        if not a.allowed[m, action[m]]:
+        if not a.allowed[m, min(action[m], RECOMPUTE)]:
             return True
     for g in range(len(a.kept_most)):
         kept = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -9,7 +10,13 @@ import numpy as np
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan import Action, Part, Plan
-from chainer_hybridmem.records.profile import PERSISTENT, Category, Profile, Storage
+from chainer_hybridmem.records.profile import (
+    PERSISTENT,
+    Category,
+    Profile,
+    SlotKind,
+    Storage,
+)
 from chainer_hybridmem.records.profile_file import check_profile
 from chainer_hybridmem.records.rules import Rules, check_rules
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting, in_parts
@@ -112,6 +119,8 @@ class Problem:
             :func:`.check_splitting`.
         parts (tuple of Part): Those that run in parts already.
         rules (tuple of Rule): What the user says about feature maps by name.
+        sources (tuple of int): What forward drops and backward never reads, and what
+            may stay for replays: maps after all others, kept or recomputed.
         bounds (dict): Proven bounds found so far, by limit.
     """
 
@@ -128,6 +137,7 @@ class Problem:
     splitting: Splitting = EXACT
     parts: tuple[Part, ...] = ()
     rules: Rules = ()
+    sources: tuple[int, ...] = ()
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
@@ -187,6 +197,7 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         problem.splitting,
         tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function))),
         problem.rules,
+        problem.sources,
     )
     return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
@@ -211,6 +222,7 @@ def with_profile(problem: Problem, profile: Profile) -> Problem:
         problem.splitting,
         problem.parts,
         problem.rules,
+        problem.sources,
     )
     return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
@@ -232,6 +244,57 @@ def with_rules(problem: Problem, rules: Any) -> Problem:
         return problem
     arrays = rule_arrays(problem.arrays, problem.profile, problem.maps, rules)
     return dataclasses.replace(with_choice(problem, arrays), rules=rules)
+
+
+def with_sources(problem: Problem, sources: tuple[int, ...]) -> Problem:
+    """The same problem in which these storages may stay for replays.
+
+    Args:
+        problem: Any problem.
+        sources: Of :func:`find_sources`.
+    """
+    made = make_problem(
+        problem.profile,
+        problem.cross_iteration,
+        problem.host_limit_bytes,
+        problem.splitting,
+        problem.parts,
+        problem.rules,
+        sources,
+    )
+    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
+
+
+def find_sources(problem: Problem) -> tuple[int, ...]:
+    """Storages that forward drops by itself and that may stay for replays.
+
+    A replay must make each of them, as an output of a function that the rules let it
+    run again, and some other replay must read it.
+    """
+    a, n_maps = problem.arrays, len(problem.maps)
+    outputs = {
+        storage
+        for recipe in problem.profile.recipes
+        for storage, slot in zip(recipe.products, recipe.sources, strict=True)
+        if slot.kind is SlotKind.OUTPUT
+    }
+    reading = np.repeat(a.recipe_seconds >= 0, np.diff(a.input_ptr))
+    asked = set(a.inputs[reading].tolist())
+    return tuple(
+        problem.items[item]
+        for item in range(n_maps, len(a.size))
+        if not a.present[item]
+        and item in asked
+        and item in _made_at(a, int(a.producer[item]))
+        and problem.items[item] in outputs
+    )
+
+
+def _made_at(a: Arrays, operation: int) -> np.ndarray:
+    """What a replay of an operation makes; nothing if it cannot run."""
+    if operation < 0 or a.recipe_seconds[operation] < 0:
+        return a.products[:0]
+    return a.products[a.product_ptr[operation] : a.product_ptr[operation + 1]]
 
 
 def with_choice(problem: Problem, arrays: Arrays) -> Problem:
@@ -260,6 +323,7 @@ def make_problem(
     splitting: Splitting = EXACT,
     parts: tuple[Part, ...] = (),
     rules: Any = None,
+    sources: tuple[int, ...] = (),
 ) -> Problem:
     """Derives the simulator's arrays from a profile.
 
@@ -274,6 +338,7 @@ def make_problem(
             fit: ``'exact'``, True or False.
         parts: Functions that run in parts.
         rules: What may happen to feature maps, by name; as in :func:`.check_rules`.
+        sources: Storages that may stay for replays; as in :func:`find_sources`.
 
     Raises:
         FormatError: If the profile contradicts itself.
@@ -285,7 +350,7 @@ def make_problem(
     check_splitting(splitting)
     check_profile(profile)
     recorded, profile = profile, in_parts(profile, parts)
-    items = _choose_items(profile, crossing)
+    items = _choose_items(profile, crossing, sources)
     arrays = _make_arrays(profile, items)
     link, maps = profile.link, items.maps
     recomputable = find_recomputable(arrays, len(maps))
@@ -304,6 +369,7 @@ def make_problem(
         in_core=in_core,
         splitting=splitting,
         parts=parts,
+        sources=sources,
     )
     return with_rules(with_host_limit(problem, host_limit_bytes), rules)
 
@@ -336,7 +402,9 @@ class _Items(NamedTuple):
         return (*(s.id for s in self.maps), *self.transients, *self.others)
 
 
-def _choose_items(profile: Profile, crossing: frozenset[Category]) -> _Items:
+def _choose_items(
+    profile: Profile, crossing: frozenset[Category], sources: tuple[int, ...]
+) -> _Items:
     b0 = profile.first_backward
     maps = tuple(
         s
@@ -345,6 +413,7 @@ def _choose_items(profile: Profile, crossing: frozenset[Category]) -> _Items:
         and between_phases(s, b0)
         and (s.releasable_from <= b0 or s.releasable_from == max(s.backward_uses) + 1)
     )
+    maps += tuple(profile.storages[i] for i in sources)
     planned = {s.id for s in maps}
     transients = _transients(profile, planned)
     return _Items(maps, transients, _made_twice(profile, planned.union(transients)))
@@ -360,8 +429,13 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
     producer = np.array([s.producer for s in storages], np.int64)
     copy_from = np.array([last_forward(s) + 1 for s in maps], np.int64)
     releasable = np.array([s.releasable_from for s in maps], np.int64)
+    read = np.array([bool(s.backward_uses) for s in maps], bool)
+    b0 = profile.first_backward
+    for m in np.flatnonzero(~read).tolist():
+        releasable[m] = _operation_of(profile, maps[m].freed_at) + 1
     release_from = np.maximum(releasable, copy_from)
-    first_use = np.array([min(s.backward_uses) for s in maps], np.int64)
+    first_use = np.array([min(s.backward_uses, default=b0) for s in maps], np.int64)
+    last_use = [max(s.backward_uses, default=b0 - 1) for s in maps]
     link, disk = profile.link, profile.disk_link or profile.link
     return Arrays(
         first_backward=profile.first_backward,
@@ -380,11 +454,12 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
         copy_from=copy_from,
         release_from=release_from,
         first_use=first_use,
-        last_use=np.array([max(s.backward_uses) for s in maps], np.int64),
+        last_use=np.array(last_use, np.int64),
         by_producer=np.argsort(producer[: len(maps)], kind='stable'),
         by_copy=np.argsort(copy_from, kind='stable'),
         by_release=np.argsort(release_from, kind='stable'),
         by_use=np.argsort(first_use, kind='stable'),
+        read=read,
         tiered=False,
         host_limit=0,
         by_host=np.argsort(first_use, kind='stable'),
@@ -398,6 +473,12 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
         kept_most=np.zeros(0, np.int64),
         **list_recipes(profile, numbers, returning),
     )
+
+
+def _operation_of(profile: Profile, event: int) -> int:
+    """The operation that an event belongs to."""
+    firsts = [op.first_event for op in profile.operations]
+    return bisect.bisect_right(firsts, event) - 1
 
 
 def _backward_seconds(profile: Profile) -> float:

@@ -9,7 +9,15 @@ import numpy as np
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import work
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import FREE, RECOMPUTE, RUN, STAY, SWAP, Work
+from chainer_hybridmem.simulation.work import (
+    FREE,
+    LATE,
+    RECOMPUTE,
+    RUN,
+    STAY,
+    SWAP,
+    Work,
+)
 
 
 @compiled(inline=True, counted=False, uses=(work,))
@@ -25,7 +33,7 @@ def _at_hand(
     """Whether an item is there before operation k without a replay."""
     if item >= n_maps:
         return bool(present[item])
-    return bool(action[item] != RECOMPUTE or (made[item] and k < drop[item]))
+    return bool(action[item] < RECOMPUTE or (made[item] and k < drop[item]))
 
 
 @compiled(inline=True, counted=False, uses=(work,))
@@ -129,12 +137,14 @@ def choose_stays(
             item = products[j]
             uses[item] = 0
             stays[item] = False
-            if item >= n_maps or action[item] != RECOMPUTE or made[item]:
+            if item >= n_maps or action[item] < RECOMPUTE or made[item]:
+                continue
+            if not a.read[item]:
                 continue
             use = first_use[item]
             if use == k:
                 stays[item] = True
-            elif collective and use > k:
+            elif collective and use > k and action[item] != LATE:
                 room = limit - size[item]
                 while asked < use and highest <= room:
                     here += load[asked]
@@ -263,7 +273,7 @@ def lay_out_replays(
         while t < n_maps and first_use[by_use[t]] == k:
             m = by_use[t]
             t += 1
-            absent = action[m] == RECOMPUTE and not made[m]
+            absent = action[m] >= RECOMPUTE and not made[m] and a.read[m]
             if absent and mark[producer[m]] != k:
                 length = _make_chain(a, action, m, k, length, w)
                 if length < 0:

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Source, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.records.validation import check_plan
@@ -21,14 +21,14 @@ from chainer_hybridmem.simulation.problem import (
     decided_by,
     make_problem,
 )
-from chainer_hybridmem.simulation.work import RUN, STAY, Work, make_work
+from chainer_hybridmem.simulation.work import KEEP, RUN, STAY, Work, make_work
 
 
 def plan_from_positions(
     problem: Problem, action: np.ndarray, positions: Work
-) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...]]:
-    """The kernel's flat arrays as plan entries."""
-    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
+) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...], tuple[Source, ...]]:
+    """The kernel's flat arrays as plan entries; sources that no replay reads go."""
+    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE, Action.RECOMPUTE)
     maps = tuple(
         MapPlan(
             storage=storage.id,
@@ -41,6 +41,14 @@ def plan_from_positions(
             tier=Tier.DISK if positions.on_disk[m] else Tier.RAM,
         )
         for m, storage in enumerate(problem.maps)
+        if problem.arrays.read[m]
+    )
+    sources = tuple(
+        Source(storage.id, int(positions.drop[m]))
+        for m, storage in enumerate(problem.maps)
+        if not problem.arrays.read[m]
+        and action[m] == KEEP
+        and positions.drop[m] > problem.arrays.first_backward
     )
     replays: list[Replay] = []
     for before, kind, what in positions.program.tolist():
@@ -53,7 +61,7 @@ def plan_from_positions(
         else:
             last = dataclasses.replace(last, frees=(*last.frees, storage_id))
         replays[-1] = last
-    return maps, tuple(replays)
+    return maps, tuple(replays), sources
 
 
 def positions_from_plan(problem: Problem, plan: Plan) -> Work:

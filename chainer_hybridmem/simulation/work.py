@@ -12,7 +12,8 @@ import numpy as np
 
 from chainer_hybridmem.simulation.arrays import Arrays
 
-KEEP, SWAP, RECOMPUTE = 0, 1, 2
+# LATE is RECOMPUTE without staying when a replay for something else passes it.
+KEEP, SWAP, RECOMPUTE, LATE = 0, 1, 2, 3
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
 # Lists of maps per position.

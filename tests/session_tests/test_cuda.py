@@ -57,6 +57,17 @@ def test_same_bits_inside_the_limit(planner, in_core, peak):
     assert figures['swap'] + figures['recompute'] > 0
 
 
+def test_what_stays_for_replays_spares_them(in_core, peak, monkeypatch):
+    plan = networks.plan_with_sources
+    monkeypatch.setitem(planners.PLANNERS, 'sources-for-tests', plan)
+    result, session = train(memory_limit=peak, planner='sources-for-tests')
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['state'] == 'guided'
+    assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
+    assert figures['peak_bytes'] <= peak
+
+
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 def test_guided_iterations_get_their_places(planner, in_core, peak):
     limit = int(peak * 0.9)

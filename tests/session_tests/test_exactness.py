@@ -102,6 +102,23 @@ def test_random_plans_are_exact(data, in_core, peak, monkeypatch):
         )
 
 
+def test_what_stays_for_replays_spares_them(data, in_core, peak, monkeypatch):
+    """Backward never reads it, and forward alone would drop it."""
+    plan = networks.plan_with_sources
+    monkeypatch.setitem(planners.PLANNERS, 'sources-for-tests', plan)
+    result, session = networks.train(
+        networks.Everything, data, memory_limit=peak, planner='sources-for-tests'
+    )
+    networks.assert_same(in_core, result)
+    figures = session.statistics()
+    assert figures['deviations'] == figures['evictions'] == figures['restores'] == 0
+    assert figures['guided_peak_bytes'] == pytest.approx(
+        figures['predicted_peak_bytes'], rel=0.01
+    )
+    replays = session._runtime.executor.counters.replays
+    assert replays == len(session.plan.replays)
+
+
 @pytest.mark.parametrize('planner', [swap_all, superneurons])
 def test_relaxed_plans_give_the_same_bits(planner, data, in_core, peak, monkeypatch):
     def relaxed_plan(problem, limit_bytes):

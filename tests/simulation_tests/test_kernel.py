@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -13,10 +14,19 @@ from chainer_hybridmem.errors import FormatError, PlanError
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
+from chainer_hybridmem.search.annealing import assignment_of
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    LATE,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    least_memory,
+)
 from chainer_hybridmem.simulation import make_problem, simulate
 from chainer_hybridmem.simulation.timeline import positions_from_plan
 
+hybrid = importlib.import_module('chainer_hybridmem.planners.hybrid')
 MIB = toys.MIB
 
 
@@ -39,6 +49,35 @@ def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
     search = Search(problem, 2**50)
     candidate = search.evaluate(search.fill(RECOMPUTE))
     assert len(search.positions(candidate).program) <= 3 * len(parents)
+
+
+def test_what_is_late_leaves_its_room_to_what_is_dear() -> None:
+    """Two maps would stay after the first chain; only one fits, the cheap one."""
+    nodes = [
+        toys.Node((), reads_inputs=False, reads_outputs=True, seconds=10.0),
+        toys.Node(((0, 0),), reads_inputs=False, reads_outputs=True),
+        toys.Node(((1, 0),), reads_inputs=False, reads_outputs=True),
+        toys.Node(((2, 0),), reads_inputs=False, reads_outputs=True),
+    ]
+    nodes[2] = dataclasses.replace(nodes[2], workspace=20 * MIB)
+    nodes[3] = dataclasses.replace(nodes[3], workspace=40 * MIB)
+    problem = make_problem(toys.network(nodes), rules={'*': 'no swap'})
+    limit = least_memory(problem)[0]
+    search = Search(problem, limit)
+    found = {}
+    for cheap in (RECOMPUTE, LATE):
+        action = np.array([RECOMPUTE, cheap, RECOMPUTE, KEEP])
+        plan = search.finish('test', search.evaluate(action))
+        assert simulate(problem, plan).total_seconds == plan.predicted_seconds
+        again = search.evaluate(assignment_of(problem, plan))
+        assert again.seconds == plan.predicted_seconds
+        found[cheap] = plan.predicted_seconds
+    assert found[RECOMPUTE] - found[LATE] == pytest.approx(9)
+    for few in (hybrid.FEW_ASSIGNMENTS, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hybrid, 'FEW_ASSIGNMENTS', few)
+            plan = make_plan(problem, limit, 'hybrid', steps=1000)
+        assert plan.predicted_seconds == found[LATE]
 
 
 def negative_time(profile: Profile) -> Profile:

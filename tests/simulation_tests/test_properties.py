@@ -45,7 +45,7 @@ class Case:
 
     def plan(self) -> Plan:
         """The candidate as a plan, whether or not it fits."""
-        maps, replays = plan_from_positions(
+        maps, replays, _ = plan_from_positions(
             self.problem,
             self.candidate.action,
             self.search.positions(self.candidate),

@@ -16,6 +16,10 @@ import chainer.links as L
 import numpy as np
 
 from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation.problem import find_sources, with_sources
 
 # Planners that do what they do under every limit.
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')
@@ -25,6 +29,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     'autoswap-bo': {'evaluations': 10},  # the last two by regression
     'manual': {'actions': {'*': 'swap', '*MaxPoolingND': 'recompute'}},
 }
+
+
+def plan_with_sources(problem: Problem, limit_bytes: int) -> Plan:
+    """A planner: makes again what it can, and keeps whatever replays read for them."""
+    problem = with_sources(problem, find_sources(problem))
+    action = np.where(problem.recomputable, RECOMPUTE, SWAP)
+    action[~problem.arrays.read] = KEEP
+    search = Search(problem, limit_bytes)
+    plan = search.finish('sources-for-tests', search.evaluate(action))
+    action[~problem.arrays.read] = RECOMPUTE
+    assert plan.sources
+    assert plan.predicted_seconds < search.evaluate(action).seconds
+    return plan
 
 
 @chainer_hybridmem.recomputable

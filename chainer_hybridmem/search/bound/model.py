@@ -6,6 +6,7 @@ Bytes are divided by the limit, so that all numbers are of one order.
 from __future__ import annotations
 
 import bisect
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ class Chains:
         self.made: dict[tuple[int, int], int] = {}
         self.edges: list[tuple[int, int, int, int]] = []
         self.followed = followed
-        for x in np.flatnonzero(problem.recomputable & followed).tolist():
+        for x in np.flatnonzero(problem.recomputable & a.read & followed).tolist():
             self._follow(x)
         breaks: list[set[int]] = [set() for _ in range(self._n_maps)]
         for x, _, item, _ in self.edges:
@@ -152,6 +153,8 @@ class Columns(NamedTuple):
         back (int): One for each break of each map: whether it is back by then.
         back_of (tuple of int): Of these, the first one of each map.
         made (int): One for each pair of :attr:`.Chains.made`.
+        held (int): One for each map that only replays read: whether it, or what is
+            made of it, is there.
         single (int): M for each of n operations, or none: whether the map is swapped
             and away.
         end (int): Columns in all.
@@ -168,6 +171,7 @@ class Columns(NamedTuple):
     back: int
     back_of: tuple[int, ...]
     made: int
+    held: int
     single: int
     end: int
 
@@ -189,6 +193,8 @@ def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
     counts = [len(positions) for positions in chains.breaks]
     starts = back + np.concatenate([[0], np.cumsum(counts)])
     made = back + sum(counts)
+    held = made + len(chains.made)
+    single = held + int((~problem.arrays.read).sum())
     return Columns(
         swap=0,
         recompute=n_maps,
@@ -201,8 +207,9 @@ def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
         back=back,
         back_of=tuple(starts.astype(int).tolist()),
         made=made,
-        single=made + len(chains.made),
-        end=made + len(chains.made) + (n * n_maps if singles else 0),
+        held=held,
+        single=single,
+        end=single + (n * n_maps if singles else 0),
     )
 
 
@@ -289,6 +296,20 @@ def scale_problem(problem: Problem, limit_bytes: int) -> Scaled:
     )
 
 
+class Held(NamedTuple):
+    """Memory that a source or what is made of it takes, from the end of forward on.
+
+    Attributes:
+        column (int): Whether it does.
+        until (int): The operation before which that is not known any more.
+        size (float): How much.
+    """
+
+    column: int
+    until: int
+    size: float
+
+
 class Model:
     """Variables, and the rows of choice, host, replays and sources.
 
@@ -336,7 +357,9 @@ class Model:
         if ranks > 1:
             self._add_sharing(ranks)
         self._add_host()
+        self.held: list[Held] = []
         self._add_replays()
+        self._add_held()
         if sources:
             self._add_sources()
 
@@ -427,7 +450,7 @@ class Model:
         a, b0 = self.problem.arrays, self.problem.arrays.first_backward
         reasons: list[list[int]] = [[] for _ in range(b0)]
         for m in range(self.n_maps):
-            if self.variables.upper[self.columns.recompute + m] > 0:
+            if a.read[m] and self.variables.upper[self.columns.recompute + m] > 0:
                 reasons[int(a.producer[m])].append(self.columns.recompute + m)
         for op in range(b0):
             if a.recipe_seconds[op] < 0:
@@ -437,10 +460,11 @@ class Model:
                 if self.variables.upper[self.columns.replay + source] == 0:
                     self.variables.upper[self.columns.replay + op] = 0
                 reasons[source].append(self.columns.replay + op)
+        may_be_held = set(a.producer[: self.n_maps][~a.read].tolist())
         for op in reversed(range(b0)):
             replay = self.columns.replay + op
             asked = {int(self.variables.same_as[column]) for column in reasons[op]}
-            if len(asked) == 1:
+            if len(asked) == 1 and op not in may_be_held:
                 column = asked.pop()
                 self.variables.same_as[replay] = column
                 self.variables.upper[column] = min(
@@ -464,6 +488,61 @@ class Model:
                 np.concatenate([a.recipe_seconds[used], lost, [-1.0]]),
                 0,
             )
+
+    def _add_held(self) -> None:
+        """What only replays read stays for them, or is made again.
+
+        Until the last map that is made of it has been, it or that map is there.
+        """
+        a, at, size = self.problem.arrays, self.columns, self.scaled.size
+        for op in np.flatnonzero(a.recipe_seconds[: a.first_backward] >= 0).tolist():
+            for item in set(a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist()):
+                if item < self.n_maps and not a.read[item]:
+                    maker = at.replay + int(a.producer[item])
+                    columns = [at.replay + op, maker, at.recompute + item]
+                    self.add_row(columns, [1, -1, 1], 1)
+        for place, t in enumerate(np.flatnonzero(~a.read).tolist()):
+            found = self._last_made_of(t)
+            if found is None:
+                continue
+            x, between = found
+            held = at.held + place
+            columns = [at.recompute + x, at.replay + int(a.producer[t]), held]
+            columns += [at.recompute + other for other in between]
+            self.add_row(columns, [1.0, -1, -1, *[1] * len(between)], len(between))
+            self.held.append(Held(held, int(a.first_use[x]), min(size[x], size[t])))
+
+    def _last_made_of(self, t: int) -> tuple[int, list[int]] | None:
+        """The map needed last whose chain reads a source, and sources between."""
+        a = self.problem.arrays
+        best: tuple[int, list[int]] | None = None
+        queue: list[tuple[int, list[int]]] = [(t, [])]
+        seen = {t}
+        for item, between in queue:
+            for op in self.readers.get(item, ()):
+                for made in a.products[a.product_ptr[op] : a.product_ptr[op + 1]]:
+                    made = int(made)
+                    if made in seen:
+                        continue
+                    seen.add(made)
+                    if made < self.n_maps and a.read[made]:
+                        if best is None or a.first_use[made] > a.first_use[best[0]]:
+                            best = made, between
+                    elif made < self.n_maps:
+                        queue.append((made, [*between, made]))
+                    elif not a.present[made]:
+                        queue.append((made, between))
+        return best
+
+    @functools.cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Operations that replay, by item that they read."""
+        a = self.problem.arrays
+        readers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(a.recipe_seconds[: a.first_backward] >= 0).tolist():
+            for item in set(a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist()):
+                readers.setdefault(item, []).append(op)
+        return readers
 
     def _lost_seconds(self) -> np.ndarray:
         """(M,) seconds by which each map's copies delay the iteration at least."""

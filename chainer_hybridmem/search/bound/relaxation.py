@@ -55,6 +55,10 @@ def make_sums(model: Model) -> Sums:
         )
     back = _list_back_steps(model)
     sums[1].append((back[0], back[1], -back[2]))
+    if model.held:
+        column, until, nbytes = (np.array(c) for c in zip(*model.held, strict=True))
+        sums[0].append((np.full(len(column), b0), column, -nbytes))
+        sums[0].append((until, column, nbytes))
     remade, eligible = (Events(parts) for parts in sums)
     # The same for single maps: what is away by the end of its copy, or its use.
     at_start = (a.release_from, at.swap + maps, size)

@@ -98,8 +98,8 @@ class Segments:
         """(n,) bytes of maps that have been used before each operation and will be."""
         a, size = self._arrays, self._model.scaled.size
         change = np.zeros(self._model.n + 2)
-        np.add.at(change, a.first_use + 1, size)
-        np.add.at(change, a.last_use + 1, -size)
+        np.add.at(change, a.first_use[a.read] + 1, size[a.read])
+        np.add.at(change, a.last_use[a.read] + 1, -size[a.read])
         return np.cumsum(change)[: self._model.n]
 
     def _fits(self, op: int, part: int, stays: np.ndarray) -> bool:
@@ -141,7 +141,7 @@ class Segments:
     def _makings(self) -> list[Row]:
         """What is made again in a part takes a replay there."""
         a, rows = self._arrays, []
-        for m in np.flatnonzero(self._model.problem.recomputable).tolist():
+        for m in np.flatnonzero(self._model.problem.recomputable & a.read).tolist():
             for part, first in enumerate(self._firsts):
                 made = self._made.get((m, part))
                 if made is None:

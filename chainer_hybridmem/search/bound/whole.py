@@ -74,6 +74,13 @@ class WholeRelaxation:
         action = np.full(len(swapped), KEEP, np.int64)
         action[recomputed > 0.5] = RECOMPUTE
         action[swapped > 0.5] = SWAP
+        model = self.relaxation.model
+        a = model.problem.arrays
+        replayed = x[model.columns.replay : model.columns.waited] > 0.5
+        for t in np.flatnonzero(~a.read).tolist():
+            asked = replayed[model.readers.get(t, [])].any()
+            if replayed[a.producer[t]] or not asked:
+                action[t] = RECOMPUTE
         return action
 
     def forbid(self, action: np.ndarray) -> None:
