@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -67,6 +68,16 @@ def test_figures_of_the_readme_are_those_of_the_results(rendering):
             seconds, peak = f'{row["iteration_seconds"]:.2f}', row['peak_bytes'] / 1e6
             assert shown[name][:2] == [seconds, f'{peak:,.0f} MB']
     assert {'none', 'swap-all', 'superneurons', 'pooch', 'hybrid'} <= set(shown)
+
+
+def test_the_readme_has_the_plans_beside_the_published_ones(rendering):
+    from benchmarks.tables import contest
+
+    text = (ROOT / 'README.md').read_text()
+    rows, layouts = (rendering.read(name) for name in ('arena', 'layouts'))
+    assert contest.least_limits(rows) in text
+    found = re.search(r'on \d+ of 27 limits and better on \d+', ' '.join(text.split()))
+    assert f'{found.group()},' in contest.says(rows, layouts)
 
 
 @pytest.mark.parametrize('name', ['gallery', 'choice'])
