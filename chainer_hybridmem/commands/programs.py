@@ -28,8 +28,8 @@ from chainer_hybridmem.units import format_bytes, format_count
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.estimation import SamplePair
-    from chainer_hybridmem.session.watchers import RecordedProgram, Watcher
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.session.step_recorder import RecordedProgram
+    from chainer_hybridmem.session.watchers import Watcher
 
 MODULE = '-m'
 ITERATIONS = 50  # a recording gives up after these
@@ -266,7 +266,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
     limit: arguments.Limit = args.memory_limit
     limit_bytes = limit.bytes_of(1)
     if limit.is_share:
-        limit_bytes = limit.bytes_of(find_peak(record(program)))
+        limit_bytes = limit.bytes_of(record(program).find_peak())
     return {
         'memory_limit': limit_bytes,
         'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
@@ -275,24 +275,6 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
         'disk_bandwidth': args.disk_bandwidth,
         'shared_link': args.shared_link,
     }
-
-
-def find_peak(recorded: RecordedProgram) -> int:
-    """Bytes that plain Chainer needs for a step."""
-    from chainer_hybridmem.simulation import make_problem
-
-    return max(
-        make_problem(kind.profile).in_core_peak_bytes + kind.older_bytes
-        for kind in recorded.kinds
-    )
-
-
-def find_largest(recorded: RecordedProgram) -> Problem:
-    """The kind of iteration that needs most in-core."""
-    from chainer_hybridmem.simulation import make_problem
-
-    problems = [make_problem(kind.profile) for kind in recorded.kinds]
-    return max(problems, key=lambda problem: problem.in_core_peak_bytes)
 
 
 def describe_kinds(recorded: RecordedProgram) -> str | None:
@@ -305,12 +287,11 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
             f'all that it does.'
         )
     if len(recorded.kinds) > 1:
-        from chainer_hybridmem.simulation import make_problem
-
+        problems = recorded.make_problems()
         peaks = sorted(
             (
-                (make_problem(kind.profile).in_core_peak_bytes, kind.repeats)
-                for kind in recorded.kinds
+                (problem.in_core_peak_bytes, kind.repeats)
+                for problem, kind in zip(problems, recorded.kinds, strict=True)
             ),
             reverse=True,
         )

@@ -439,6 +439,11 @@ class Session:
         """
         return self._results.list_seconds()
 
+    @property
+    def exceeded(self) -> str:
+        """The error that was raised for going beyond the limit once; else empty."""
+        return self._overrun.told
+
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""
         entries = self._history.entries

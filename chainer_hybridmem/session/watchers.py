@@ -14,26 +14,19 @@ import dataclasses
 import os
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import chainer
 
 from chainer_hybridmem.chainer_access.models import one_model
 from chainer_hybridmem.chainer_access.snapshots import Snapshot, snapshot
 from chainer_hybridmem.errors import HybridMemoryError, SessionError
-from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.execution.verifier import Verdict
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.session.follower import Follower
-from chainer_hybridmem.session.recording_session import (
-    AMPLE_BYTES,
-    RecordingSession,
-    SteppingSession,
-    count_kinds,
-    recording_options,
-)
+from chainer_hybridmem.session.recording_session import AMPLE_BYTES, SteppingSession
 from chainer_hybridmem.session.session import Session, active_session
-from chainer_hybridmem.units import format_count
+from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
 
 
 class Stopped(BaseException):
@@ -162,29 +155,14 @@ class WatcherHook(chainer.FunctionHook):
         self._depth -= 1
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedProgram:
-    """What :class:`ProgramRecorder` has recorded.
-
-    Attributes:
-        kinds (tuple of Kind): Of the step that repeats, at least one.
-        iterations (int): That the program has run.
-        complete (bool): Whether a step has repeated, and each optimizer has updated.
-    """
-
-    kinds: tuple[Kind, ...]
-    iterations: int
-    complete: bool
-
-
 class ProgramRecorder(Watcher):
     """Records every kind of iteration in the step that a program repeats.
 
     Args:
-        finish (callable): Gets a :class:`RecordedProgram`.
-        options (dict): Of the session, by name, as for :func:`.recording_options`.
-        iterations (int): Give up after so many.
-        parts (bool): As for :class:`.RecordingSession`.
+        finish (callable): Gets a :class:`.RecordedProgram`.
+        options (dict): As for :class:`.StepRecorder`.
+        iterations (int): Likewise.
+        parts (bool): Likewise.
         timed (bool): Likewise.
     """
 
@@ -197,20 +175,12 @@ class ProgramRecorder(Watcher):
         timed: bool = True,
     ) -> None:
         super().__init__(finish, options)
-        self._most = iterations
-        self._detail = parts, timed
-        self._measures = 'memory_limit' not in options  # plain Chainer, first
-        self._plain_peak_bytes = 0
-        self._seen = 0  # iterations
-        self._updates: list[list[int]] = []  # of each optimizer, after each of them
+        self._recorder = StepRecorder(
+            self._optimizers, options, iterations, parts=parts, timed=timed
+        )
 
     def _make_session(self, models: list[chainer.Link]) -> Session:
-        self._seen = 0
-        self._updates = [self._count_updates()]
-        if self._measures and not self._plain_peak_bytes:
-            return SteppingSession.plain(models)
-        options = recording_options(int(self._limit), **self._options)
-        return RecordingSession(models, options, *self._detail)
+        return self._recorder.make_session(models)
 
     def find_answer(self, has_ended: bool) -> RecordedProgram | None:
         """See :class:`Watcher`.
@@ -218,69 +188,18 @@ class ProgramRecorder(Watcher):
         Raises:
             SessionError: If nothing could be recorded.
         """
-        session = self._session
-        if not isinstance(session, SteppingSession):
-            if has_ended:
-                self._refuse(self.explain_nothing())
-            return None
-        if has_ended:
-            session.finish_iteration()
-        seen = session.iterations
-        if seen == self._seen and not has_ended:
-            return None
-        self._seen = seen
-        self._updates.append(self._count_updates())
-        step = session.find_step()
-        repeats = bool(step) and self._all_update(len(step))
-        if isinstance(session, RecordingSession):
-            return self._find_recorded(session, repeats, has_ended)
-        if has_ended:
-            self._refuse(
-                f'it ends after {format_count(seen, "iteration")}; let it train for '
-                f'longer'
-            )
-        if repeats or seen >= self._most:
-            self._plain_peak_bytes = session.statistics()['peak_bytes']
-            self._beginnings.wait()  # for the session that records
-        return None
-
-    def _count_updates(self) -> list[int]:
-        optimizers = (reference() for reference in self._optimizers)
-        return [0 if one is None else one.t for one in optimizers]
-
-    def _all_update(self, iterations: int) -> bool:
-        """Whether each optimizer that lives has updated in the newest iterations.
-
-        A critic that is trained several times in a row is no step.
-        """
-        if len(self._updates) <= iterations:
-            return False
-        now, before = self._updates[-1], self._updates[-1 - iterations]
-        return all(
-            t > old or reference() is None
-            for t, old, reference in zip(now, before, self._optimizers, strict=True)
-        )
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise SessionError(f'Nothing of the program could be recorded: {reason}.')
-
-    def _find_recorded(
-        self, session: RecordingSession, repeats: bool, has_ended: bool
-    ) -> RecordedProgram | None:
-        seen = self._seen
-        step = session.find_step()
-        recorded = [one for one in step if one is not None]
-        complete = repeats and len(recorded) == len(step)
-        if not complete and not (has_ended or seen >= self._most):
-            return None
-        kinds = count_kinds(recorded or session.find_problems(), self._plain_peak_bytes)
-        if not kinds:
-            self._refuse(
-                f'of {format_count(seen, "iteration")} a few have to compute the same, '
-                f'with arrays of the same shapes, and let it train for longer if it '
-                f'has ended'
-            )
-        return RecordedProgram(tuple(kinds), seen, complete)
+        session, recorder = self._session, self._recorder
+        try:
+            if not isinstance(session, SteppingSession):
+                if has_ended:
+                    raise SessionError(self.explain_nothing())
+            elif recorder.look(session, has_ended) and not recorder.is_over:
+                self._beginnings.wait()  # for the session that records
+        except SessionError as error:
+            raise SessionError(
+                f'Nothing of the program could be recorded: {error}.'
+            ) from error
+        return recorder.recorded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Overrun:
 
     Attributes:
         needs (Needs or None): What has been found out; None before that.
+        told (str): The error that has been raised for it; empty before that.
     """
 
     def __init__(
@@ -105,19 +106,19 @@ class Overrun:
         self._beyond_bytes = 0
         self._model_bytes = 0  # when it was refused
         self._iterations = 0  # that have ended since
-        self._told = False
+        self.told = ''
         self._planned = False  # whether what goes beyond the limit follows a plan
         self.needs: Needs | None = None
 
     @property
     def is_possible(self) -> bool:
         """Whether the limit may give way."""
-        return not self._told and self._memory.reclaim_error is None
+        return not self.told and self._memory.reclaim_error is None
 
     @property
     def is_under_way(self) -> bool:
         """Whether an iteration has gone beyond the limit, and that is still to say."""
-        return self._refusal is not None and not self._told
+        return self._refusal is not None and not self.told
 
     def exceed(
         self,
@@ -180,18 +181,20 @@ class Overrun:
     def take_error(self) -> OutOfMemoryError | None:
         """The error for what went beyond the limit, once; the limit holds again."""
         refusal = self._refusal
-        if refusal is None or self._told:
+        if refusal is None or self.told:
             return None
-        self._told = True
         self._memory.restore_limit()
         if self.needs is None:
             self.needs = outside_limit(self._find_needs, None)
         later = '' if self.needs.complete else ', and others may need more'
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
-        return OutOfMemoryError(
+        self.told = (
             f'{refusal.text}. Training went on beyond the limit to find out what does: '
             f'{self.needs}{later}; raise memory_limit or lower the batch '
-            f'size{refusal.hints}{hint}.',
+            f'size{refusal.hints}{hint}.'
+        )
+        return OutOfMemoryError(
+            self.told,
             refusal.requested_bytes,
             self._options.limit_bytes,
             refusal.used_bytes,
