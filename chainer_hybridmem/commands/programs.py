@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.estimation import SamplePair
     from chainer_hybridmem.session.step_recorder import RecordedProgram
-    from chainer_hybridmem.session.watchers import Watcher
+    from chainer_hybridmem.session.watchers import RecordedPass, Watcher
 
 MODULE = '-m'
 ITERATIONS = 50  # a recording gives up after these
@@ -163,6 +163,28 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
     if not is_module:
         run.find_program(args.program[0])
     return Program(tuple(args.program), vars(args).get('batch_arg'))
+
+
+def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
+    """The batch size that is asked about; 1 for a program recorded as it is.
+
+    Raises:
+        OptionError: If a program is recorded at others, and none is named.
+    """
+    if program is None or program.batch_arg is None:
+        if program is not None and vars(args).get('largest'):
+            raise OptionError(
+                '--largest needs the argument that has the batch size of the program: '
+                'name it with --batch-arg.'
+            )
+        return args.batchsize or 1
+    size = args.batchsize or program.batchsize
+    if size is None:
+        raise OptionError(
+            f'The program has no {program.batch_arg} with a number; name the batch '
+            f'size that is asked about with --batchsize.'
+        )
+    return int(size)
 
 
 # -- the parent ----------------------------------------------------------------
@@ -347,12 +369,51 @@ def record_samples(
         both.append(record(sized, parts=here, timed=here))
     small, large = both
     if same_sizes(small.kinds, large.kinds):
-        raise OptionError(
-            f'{program.title} needs the same memory with {program.batch_arg} '
-            f'{sizes[0]} and {sizes[1]}; name the argument that has its batch size '
-            f'with --batch-arg.'
-        )
+        raise _refuse_same(program, sizes)
     return match_kinds(small.kinds, large.kinds, sizes), describe_kinds(large)
+
+
+def record_passes(
+    program: Program, batchsizes: Sequence[int], progress: Progress
+) -> tuple[RecordedPass, SamplePair]:
+    """Records forward passes of a program that infers, as :func:`record_samples` does.
+
+    Returns:
+        What was recorded at the largest batch size, and the samples.
+
+    Raises:
+        OptionError: If the passes do not depend on the batch size.
+        ProfileMismatchError: If the passes of both differ in more than sizes.
+        HybridMemoryError: If nothing could be recorded.
+    """
+    from chainer_hybridmem.estimation import (
+        Kind,
+        SamplePair,
+        check_ascending,
+        same_sizes,
+    )
+
+    def record_one(sized: Program) -> RecordedPass:
+        progress.step(f'recording {sized.title}', at_once=True)
+        told: RecordedPass = ask(sized, 'PassRecorder', kinds=ITERATIONS)
+        return told
+
+    if program.batch_arg is None:
+        recorded = record_one(program)
+        return recorded, SamplePair.of_one(Kind(recorded.profile))
+    sizes = check_ascending(batchsizes, '--sample-batches')
+    both = [record_one(program.with_batchsize(size)) for size in sizes]
+    small, large = (Kind(one.profile) for one in both)
+    if same_sizes([small], [large]):
+        raise _refuse_same(program, sizes)
+    return both[1], SamplePair.match(small.profile, large.profile, sizes)
+
+
+def _refuse_same(program: Program, sizes: tuple[int, int]) -> OptionError:
+    return OptionError(
+        f'{program.title} needs the same memory with {program.batch_arg} {sizes[0]} '
+        f'and {sizes[1]}; name the argument that has its batch size with --batch-arg.'
+    )
 
 
 # -- the child -----------------------------------------------------------------

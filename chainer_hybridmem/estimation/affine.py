@@ -128,6 +128,11 @@ class SamplePair:
         smaller = tuple(storage.nbytes for storage in profile.storages)
         return cls(profile, profile, (1, 1), smaller, (older, older))
 
+    @property
+    def is_one(self) -> bool:
+        """Whether nothing is known of other batch sizes."""
+        return self.large is self.small
+
     @functools.cached_property
     def _part_sizes(self) -> PartSizes:
         return PartSizes(self.small, self.large, self.batchsizes)
@@ -140,7 +145,7 @@ class SamplePair:
         proportion to it as proportional.
         """
         large = self.large
-        if large is self.small:
+        if self.is_one:
             return large
         storages = [
             dataclasses.replace(s, nbytes=self._bytes(n, s.nbytes, batchsize))

@@ -22,8 +22,12 @@ from chainer_hybridmem.chainer_access.models import one_model
 from chainer_hybridmem.chainer_access.snapshots import Snapshot, snapshot
 from chainer_hybridmem.errors import HybridMemoryError, SessionError
 from chainer_hybridmem.execution.verifier import Verdict
+from chainer_hybridmem.pools import blob_bytes
+from chainer_hybridmem.recording.inference_recorder import record_inference
 from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.follower import Follower
+from chainer_hybridmem.session.inference_session import describe
 from chainer_hybridmem.session.recording_session import AMPLE_BYTES, SteppingSession
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
@@ -31,6 +35,11 @@ from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorde
 
 class Stopped(BaseException):
     """Ends a program of which enough is known."""
+
+
+def _is_good_end(error: BaseException | None) -> bool:
+    """Whether a program that ends so has come to its end."""
+    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 class Watcher(Follower, abc.ABC):
@@ -70,7 +79,7 @@ class Watcher(Follower, abc.ABC):
         trace: types.TracebackType | None = None,
     ) -> None:
         """The program has ended, perhaps with an error."""
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if _is_good_end(error):
             self._look(has_ended=True)
         self._hook.leave()
         super().__exit__(kind, error, trace)
@@ -297,3 +306,98 @@ class ProgramVerifier(Watcher):
             return run
         figures = [*self._figures, session.statistics()]
         return run.with_session(session, max(one['peak_bytes'] for one in figures))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPass:
+    """What :class:`PassRecorder` has recorded.
+
+    Attributes:
+        profile (Profile): Of the pass that has most blobs.
+        link (str): The class that was called.
+        kinds (int): How many kinds of passes there were.
+    """
+
+    profile: Profile
+    link: str
+    kinds: int
+
+
+class PassRecorder(chainer.LinkHook):
+    """Records the forward passes of a program that infers, and ends it.
+
+    A pass is the call of a link, not inside of another one's, where no backward can
+    follow: under ``no_backprop_mode`` or with ``train`` off. Each kind is recorded when
+    it comes first, by one more call, until one comes again.
+
+    Args:
+        finish (callable): Gets a :class:`RecordedPass`, or an error of this package;
+            called at most once.
+        kinds (int): Look at so many at most.
+    """
+
+    name = 'hybridmem-passes-of-a-program'
+
+    def __init__(self, finish: Callable[[Any], None], kinds: int) -> None:
+        self._finish = finish
+        self._most = kinds
+        self._finished = False
+        self._depth = 0
+        self._kinds: set[Any] = set()
+        self._largest: RecordedPass | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: types.TracebackType | None = None,
+    ) -> None:
+        """The program has ended, perhaps with an error."""
+        super().__exit__(kind, error, trace)
+        if not self._finished and _is_good_end(error):
+            self._end()
+
+    def forward_preprocess(self, args: Any) -> None:
+        """A link is called.
+
+        Raises:
+            Stopped: If enough is known.
+        """
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if not self._finished and not (
+            chainer.config.enable_backprop and chainer.config.train
+        ):
+            self._look(args.link, args.args, args.kwargs)
+        if self._finished:
+            self._depth = 0
+            raise Stopped
+
+    def forward_postprocess(self, args: Any) -> None:
+        """It has returned."""
+        self._depth -= 1
+
+    def _look(self, link: chainer.Link, args: Any, kwargs: Any) -> None:
+        kind = id(link), describe((args, kwargs))
+        if kind in self._kinds or len(self._kinds) == self._most:
+            self._end()
+            return
+        self._kinds.add(kind)
+        profile = record_inference(link, *args, **kwargs)
+        if self._largest is None or blob_bytes(profile) > blob_bytes(
+            self._largest.profile
+        ):
+            self._largest = RecordedPass(profile, type(link).__name__, 0)
+
+    def _end(self) -> None:
+        self._finished = True
+        if self._largest is None:
+            self._finish(
+                SessionError(
+                    'Nothing of the program could be recorded: it has called no link '
+                    'under no_backprop_mode or with train off.'
+                )
+            )
+        else:
+            self._finish(dataclasses.replace(self._largest, kinds=len(self._kinds)))
