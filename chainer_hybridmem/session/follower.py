@@ -26,7 +26,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.session.limit_finder import LimitFinder
+from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.session import Session, active_session
@@ -156,6 +156,8 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
+            if self._asked == AUTO and self._finder.is_over:
+                session.raise_limit_by(self._raise_limit)
             session.__enter__()
             self._session, self._thread = session, threading.current_thread()
 
@@ -180,6 +182,11 @@ class Follower:
     def _renew_finder(self) -> None:
         self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
         self._finding = None
+
+    def _raise_limit(self, enough_bytes: int) -> None:
+        """Iterations need more than what ``auto`` has found."""
+        self._finder.raise_limit(enough_bytes)
+        self._beginnings.wait()
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""

@@ -5,7 +5,8 @@ Note: [limits that are found]
     ``auto`` is the least limit whose plans are predicted to take at most ``MOST_COST``
     more than plain Chainer, over the step. It needs iterations that come again, to
     record them; a limit below what iterations without a plan need is never taken, for
-    the next ones have none.
+    the next ones have none. Later iterations may need more than those that have shown
+    it, so some is spare, and ``auto`` is raised where that is not enough.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from chainer_hybridmem.units import is_percentage, parse_bytes
 AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
+SPARE = 1 / 64  # of the in-core peak
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
 # What a session that records is told; the others are for what follows a plan.
@@ -140,7 +142,16 @@ class LimitFinder:
         if self._profile is not None:
             library.save(recorded.find_largest().profile, self._profile)
         if self._asked == AUTO:
-            self.limit_bytes = find_least_limit(recorded, self._options)
+            least, peak = (
+                find_least_limit(recorded, self._options),
+                recorded.find_peak(),
+            )
+            self.limit_bytes = min(peak, least + int(SPARE * peak))
+
+    def raise_limit(self, enough_bytes: int) -> None:
+        """What was found has not been enough."""
+        assert self.in_core_bytes is not None
+        self.limit_bytes = enough_bytes + int(SPARE * self.in_core_bytes)
 
 
 def find_least_limit(

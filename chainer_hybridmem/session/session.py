@@ -439,6 +439,15 @@ class Session:
         """
         return self._results.list_seconds()
 
+    def raise_limit_by(self, begin_again: Callable[[int], None]) -> None:
+        """Has a limit that does not do raised instead of an error.
+
+        Args:
+            begin_again: Gets a limit that does; before the next function it leaves
+                this session and enters another one.
+        """
+        self._overrun.raise_limit = begin_again
+
     @property
     def exceeded(self) -> str:
         """The error that was raised for going beyond the limit once; else empty."""

@@ -240,6 +240,32 @@ def test_a_limit_is_found_for_every_kind_of_iteration(limit):
     assert limit_bytes < peak_bytes
 
 
+def train_with_more_and_more() -> list[bytes]:
+    np.random.seed(0)
+    model = Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    losses = []
+    for number in range(30):
+        size = 1000 if number < 15 else 6000
+        loss = model(np.ones((size, 64), np.float32))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append(loss.array.tobytes())
+    return losses
+
+
+def test_a_limit_that_was_found_and_is_too_small_is_raised():
+    """Nobody has named it, so that nothing ends for it."""
+    expected = train_with_more_and_more()
+    follower = Follower('auto', {})
+    assert train_with_more_and_more() == expected
+    follower.__exit__()
+    first, last = follower._figures
+    assert first['limit_bytes'] < last['peak_bytes'] <= last['limit_bytes']
+    assert len(follower.describe()) == 3
+
+
 def test_a_second_thread_is_refused_while_the_first_one_trains():
     follower = Follower(LIMIT, {})
     one_model()
