@@ -94,7 +94,7 @@ class EstimateCommand(base.Command):
         args = node_table.resolve(args)
         _check_algorithms(args)
         program = estimating.find_program(args)
-        batchsize = find_batchsize(args, program)
+        batchsize = programs.find_batchsize(args, program)
         check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
@@ -170,28 +170,6 @@ def _check_algorithms(args: argparse.Namespace) -> None:
         )
     model = load_device_model(args.gpu) if args.gpu is not None else None
     check_algorithms(ways(model, args.convolution, args.recompute)[0])
-
-
-def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
-    """The batch size that is asked about; 1 for a program recorded as it is.
-
-    Raises:
-        OptionError: If a program is recorded at others, and none is named.
-    """
-    if program is None or program.batch_arg is None:
-        if program is not None and args.largest:
-            raise OptionError(
-                '--largest needs the argument that has the batch size of the program: '
-                'name it with --batch-arg.'
-            )
-        return args.batchsize or 1
-    size = args.batchsize or program.batchsize
-    if size is None:
-        raise OptionError(
-            f'The program has no {program.batch_arg} with a number; name the batch '
-            f'size that is asked about with --batchsize.'
-        )
-    return int(size)
 
 
 def tell_program(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import arguments, base, layout, outputs
+from chainer_hybridmem.commands import arguments, base, layout, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import (
@@ -19,6 +19,7 @@ from chainer_hybridmem.reporting.tables import (
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.estimation import SamplePair
     from chainer_hybridmem.pools import Trace
     from chainer_hybridmem.pools.replay import Replay
@@ -37,7 +38,8 @@ COLUMNS = (
 class InferenceCommand(base.Command):
     """Predicts the memory of a forward pass without backward, at any batch size.
 
-    Two tiny passes under no_backprop_mode are recorded and extrapolated. A blob is
+    Two tiny passes under no_backprop_mode are recorded and extrapolated; of a program,
+    the largest call of a link in which no backward can follow. A blob is
     what a function makes, or the batch; views are no blobs of their own. Blobs live
     as the program holds them (run), until they are read last (last-use: memory
     multiloading), or likewise with activations that write over their input (in-place).
@@ -63,9 +65,10 @@ class InferenceCommand(base.Command):
             'on the CPU',
         )
         layout.add_pools(parser, 'default 512')
-        arguments.add_recording_device(parser, '--record-on', 'default cpu', 'cpu')
+        arguments.add_recording_device(parser, '--record-on', 'default cpu')
         arguments.add_sample_batches(parser)
         arguments.add_json(parser)
+        programs.add(parser, batch=True)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import check_batchsize
@@ -79,24 +82,24 @@ class InferenceCommand(base.Command):
         from chainer_hybridmem.pools.replay import recommend
 
         outputs.check_outputs(args.output, args.json)
-        check_batchsize(args.batchsize)
+        program = programs.find(args, record_on=None)
+        batchsize = programs.find_batchsize(args, program)
+        check_batchsize(batchsize)
         alignment = args.alignment or CUDA_ALIGNMENT
         check_alignment(alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
         catalogue.check_names(names)
         with Progress(2, sys.stderr) as progress:
-            insize, pair = record(args, progress)
-        profile = at(pair, args.batchsize, args.convolution)
+            named, pair = record(args, program, progress)
+        profile = at(pair, batchsize, args.convolution)
         trace = forward_trace(profile, Lifetimes(args.lifetimes))
         replays = layout.replay_pools(trace, alignment, names, args.iterations)
         best = recommend(replays)
         figures = {
-            'arch': args.arch,
-            'batchsize': args.batchsize,
-            'insize': insize,
-            'n_class': args.n_class,
+            **named,
+            'batchsize': batchsize if program is None or program.batch_arg else None,
             'convolution': args.convolution,
-            'sample_batchsizes': list(pair.batchsizes),
+            'sample_batchsizes': None if pair.is_one else list(pair.batchsizes),
             **summarise(profile),
             'pool_lifetimes': args.lifetimes,
         }
@@ -115,14 +118,19 @@ class InferenceCommand(base.Command):
         return 0
 
 
-def record(args: argparse.Namespace, progress: Progress) -> tuple[int, SamplePair]:
-    """Records two tiny forward passes; returns the picture size and the passes.
+def record(
+    args: argparse.Namespace, program: Program | None, progress: Progress
+) -> tuple[dict[str, Any], SamplePair]:
+    """Records forward passes: what was recorded, as plain values, and the passes.
 
     Raises:
-        OptionError: If the batch sizes are not ascending.
+        OptionError: If the batch sizes are not ascending, or not those of the passes.
         ProfileMismatchError: If the two passes differ.
-        HybridMemoryError: If the network cannot be run.
+        HybridMemoryError: If the network or the program cannot be run.
     """
+    if program is not None:
+        recorded, pair = programs.record_passes(program, args.sample_batches, progress)
+        return {'program': program.words, 'link': recorded.link}, pair
     from chainer_hybridmem.estimation import SamplePair, check_ascending
 
     check_ascending(args.sample_batches, '--sample-batches')
@@ -132,14 +140,15 @@ def record(args: argparse.Namespace, progress: Progress) -> tuple[int, SamplePai
     from chainer_hybridmem.commands import recording
 
     insize = args.insize or recording.find_insize(args.arch)
-    device = recording.choose_device(args.record_on, '--record-on')
+    device = recording.choose_device(args.record_on or 'cpu', '--record-on')
     profiles = []
     for batchsize in args.sample_batches:
         progress.step(f'recording {args.arch}, batch size {batchsize}', at_once=True)
         network = recording.Network(args.arch, batchsize, insize, args.n_class)
         with np.errstate(all='ignore'):  # only memory counts
             profiles.append(recording.record_inference(network, device))
-    return insize, SamplePair.match(profiles[0], profiles[1], args.sample_batches)
+    named = {'arch': args.arch, 'insize': insize, 'n_class': args.n_class}
+    return named, SamplePair.match(profiles[0], profiles[1], args.sample_batches)
 
 
 def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
@@ -209,8 +218,12 @@ def _text(
         ('parameters', f'{format_bytes(figures["parameter_bytes"])}, left out'),
         ("CuPy's pool", f'{format_bytes(figures["cupy_run_bytes"])}, as run'),
         ('convolution', figures['convolution']),
-        ('recorded', 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])),
     ]
+    if 'link' in figures:
+        values.append(('pass', f'a call of {figures["link"]}'))
+    if figures['sample_batchsizes'] is not None:
+        sizes = 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])
+        values.append(('recorded', sizes))
 
     def saved(key: str) -> Callable[[Replay], str]:
         return lambda replay: f'{savings(replay.footprint_bytes, figures)[key]:.1%}'

@@ -103,7 +103,7 @@ def _record_program(args: argparse.Namespace, program: programs.Program) -> Reco
         parts=True,
         timed=True,
     )
-    problem, note = programs.find_largest(recorded), programs.describe_kinds(recorded)
+    problem, note = recorded.find_largest(), programs.describe_kinds(recorded)
     return Recording(program.title, {'program': program.words}, problem, note)
 
 

@@ -28,8 +28,8 @@ from chainer_hybridmem.units import format_bytes, format_count
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.estimation import SamplePair
-    from chainer_hybridmem.session.watchers import RecordedProgram, Watcher
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.session.step_recorder import RecordedProgram
+    from chainer_hybridmem.session.watchers import RecordedPass, Watcher
 
 MODULE = '-m'
 ITERATIONS = 50  # a recording gives up after these
@@ -165,6 +165,28 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
     return Program(tuple(args.program), vars(args).get('batch_arg'))
 
 
+def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
+    """The batch size that is asked about; 1 for a program recorded as it is.
+
+    Raises:
+        OptionError: If a program is recorded at others, and none is named.
+    """
+    if program is None or program.batch_arg is None:
+        if program is not None and vars(args).get('largest'):
+            raise OptionError(
+                '--largest needs the argument that has the batch size of the program: '
+                'name it with --batch-arg.'
+            )
+        return args.batchsize or 1
+    size = args.batchsize or program.batchsize
+    if size is None:
+        raise OptionError(
+            f'The program has no {program.batch_arg} with a number; name the batch '
+            f'size that is asked about with --batchsize.'
+        )
+    return int(size)
+
+
 # -- the parent ----------------------------------------------------------------
 def ask(program: Program, watcher: str, **arguments: Any) -> Any:
     """Runs a program until a watcher has its answer.
@@ -266,7 +288,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
     limit: arguments.Limit = args.memory_limit
     limit_bytes = limit.bytes_of(1)
     if limit.is_share:
-        limit_bytes = limit.bytes_of(find_peak(record(program)))
+        limit_bytes = limit.bytes_of(record(program).find_peak())
     return {
         'memory_limit': limit_bytes,
         'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
@@ -275,24 +297,6 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
         'disk_bandwidth': args.disk_bandwidth,
         'shared_link': args.shared_link,
     }
-
-
-def find_peak(recorded: RecordedProgram) -> int:
-    """Bytes that plain Chainer needs for a step."""
-    from chainer_hybridmem.simulation import make_problem
-
-    return max(
-        make_problem(kind.profile).in_core_peak_bytes + kind.older_bytes
-        for kind in recorded.kinds
-    )
-
-
-def find_largest(recorded: RecordedProgram) -> Problem:
-    """The kind of iteration that needs most in-core."""
-    from chainer_hybridmem.simulation import make_problem
-
-    problems = [make_problem(kind.profile) for kind in recorded.kinds]
-    return max(problems, key=lambda problem: problem.in_core_peak_bytes)
 
 
 def describe_kinds(recorded: RecordedProgram) -> str | None:
@@ -305,12 +309,11 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
             f'all that it does.'
         )
     if len(recorded.kinds) > 1:
-        from chainer_hybridmem.simulation import make_problem
-
+        problems = recorded.make_problems()
         peaks = sorted(
             (
-                (make_problem(kind.profile).in_core_peak_bytes, kind.repeats)
-                for kind in recorded.kinds
+                (problem.in_core_peak_bytes, kind.repeats)
+                for problem, kind in zip(problems, recorded.kinds, strict=True)
             ),
             reverse=True,
         )
@@ -366,12 +369,51 @@ def record_samples(
         both.append(record(sized, parts=here, timed=here))
     small, large = both
     if same_sizes(small.kinds, large.kinds):
-        raise OptionError(
-            f'{program.title} needs the same memory with {program.batch_arg} '
-            f'{sizes[0]} and {sizes[1]}; name the argument that has its batch size '
-            f'with --batch-arg.'
-        )
+        raise _refuse_same(program, sizes)
     return match_kinds(small.kinds, large.kinds, sizes), describe_kinds(large)
+
+
+def record_passes(
+    program: Program, batchsizes: Sequence[int], progress: Progress
+) -> tuple[RecordedPass, SamplePair]:
+    """Records forward passes of a program that infers, as :func:`record_samples` does.
+
+    Returns:
+        What was recorded at the largest batch size, and the samples.
+
+    Raises:
+        OptionError: If the passes do not depend on the batch size.
+        ProfileMismatchError: If the passes of both differ in more than sizes.
+        HybridMemoryError: If nothing could be recorded.
+    """
+    from chainer_hybridmem.estimation import (
+        Kind,
+        SamplePair,
+        check_ascending,
+        same_sizes,
+    )
+
+    def record_one(sized: Program) -> RecordedPass:
+        progress.step(f'recording {sized.title}', at_once=True)
+        told: RecordedPass = ask(sized, 'PassRecorder', kinds=ITERATIONS)
+        return told
+
+    if program.batch_arg is None:
+        recorded = record_one(program)
+        return recorded, SamplePair.of_one(Kind(recorded.profile))
+    sizes = check_ascending(batchsizes, '--sample-batches')
+    both = [record_one(program.with_batchsize(size)) for size in sizes]
+    small, large = (Kind(one.profile) for one in both)
+    if same_sizes([small], [large]):
+        raise _refuse_same(program, sizes)
+    return both[1], SamplePair.match(small.profile, large.profile, sizes)
+
+
+def _refuse_same(program: Program, sizes: tuple[int, int]) -> OptionError:
+    return OptionError(
+        f'{program.title} needs the same memory with {program.batch_arg} {sizes[0]} '
+        f'and {sizes[1]}; name the argument that has its batch size with --batch-arg.'
+    )
 
 
 # -- the child -----------------------------------------------------------------

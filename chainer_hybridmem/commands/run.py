@@ -47,9 +47,9 @@ class RunCommand(base.Command):
             '--memory-limit',
             type=arguments.limit_of_run,
             metavar='SIZE',
-            help='such as 8GiB; 60%% of the in-core peak, which two iterations show; '
-            'or auto: the least limit that is predicted to cost at most 10%% of the '
-            'time; without it, Chainer is repaired and nothing else',
+            help='such as 8GiB; 60%% of the in-core peak, which the first iterations '
+            'show; or auto: the least limit that is predicted to cost at most 10%% of '
+            'the time; without it, Chainer is repaired and nothing else',
         )
         arguments.add_planner(parser)
         group = parser.add_argument_group('what a session is told')

@@ -128,6 +128,11 @@ class SamplePair:
         smaller = tuple(storage.nbytes for storage in profile.storages)
         return cls(profile, profile, (1, 1), smaller, (older, older))
 
+    @property
+    def is_one(self) -> bool:
+        """Whether nothing is known of other batch sizes."""
+        return self.large is self.small
+
     @functools.cached_property
     def _part_sizes(self) -> PartSizes:
         return PartSizes(self.small, self.large, self.batchsizes)
@@ -140,7 +145,7 @@ class SamplePair:
         proportion to it as proportional.
         """
         large = self.large
-        if large is self.small:
+        if self.is_one:
             return large
         storages = [
             dataclasses.replace(s, nbytes=self._bytes(n, s.nbytes, batchsize))
@@ -352,8 +357,12 @@ class _Matcher:
             [s for s in side if s.id not in gone or s.slots]
             for side, gone in zip((ours, others), here, strict=True)
         ]
-        same = len(staying[0]) == len(staying[1])
-        if not same or not all(map(_alike, *staying)):
+        if not _are_all_alike(*staying):
+            own = [[s for s in side if _is_own(s)] for side in staying]
+            if len(own[0]) < len(own[1]):
+                staying = [[s for s in side if not _is_own(s)] for side in staying]
+                self._match_own(*own)
+        if not _are_all_alike(*staying):
             what = f'operation {index} ({self.large.operations[index].label}) leaves'
             counts = [f'{len(side)} arrays' for side in staying]
             if counts[0] == counts[1]:
@@ -365,6 +374,16 @@ class _Matcher:
             for side, gone in zip((ours, others), here, strict=True)
         ]
         for a, b in self._align(*temporary):
+            self.found[b.id] = a.nbytes
+
+    def _match_own(self, left: Sequence[Storage], right: Sequence[Storage]) -> None:
+        """Arrays of the program: with more examples it may keep more of them.
+
+        Such as the boxes of each picture. What only the larger sample has grows from
+        nothing, so that all of them together are of the right size.
+        """
+        self.found.update((b.id, 0) for b in right)
+        for a, b in self._align(left, right):
             self.found[b.id] = a.nbytes
 
     def _align(
@@ -406,6 +425,16 @@ def _alike(a: Storage, b: Storage) -> bool:
         return False
     left, right = ((s.category, s.slots, s.backward_uses) for s in (a, b))
     return left == right or a.nbytes < MINIMUM_MAP_BYTES
+
+
+def _are_all_alike(left: Sequence[Storage], right: Sequence[Storage]) -> bool:
+    return len(left) == len(right) and all(map(_alike, left, right))
+
+
+def _is_own(storage: Storage) -> bool:
+    """Whether the program has made it, and no function reads or keeps it."""
+    used = storage.forward_uses or storage.backward_uses or storage.slots
+    return not used and storage.category in (Category.INPUT, Category.WORKSPACE)
 
 
 def _alike_before(a: Storage, b: Storage) -> bool:

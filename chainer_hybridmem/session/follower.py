@@ -26,8 +26,9 @@ import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.session.limit_finder import LimitFinder
+from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
+from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.units import (
     format_apart,
@@ -61,9 +62,9 @@ class Follower:
         self._options = options
         self._report = report
         self._count_sharers = count_sharers
-        self._finder = LimitFinder(memory_limit, options, profile)
-        self._finding: Session | None = None  # the session in which it looks
         self._optimizers: list[weakref.ref[Any]] = []
+        self._finder = LimitFinder(memory_limit, options, profile, self._optimizers)
+        self._finding: SteppingSession | None = None  # in which it looks
         self._session: Session | None = None
         self._thread = threading.current_thread()  # the session's
         self._due = False  # another session is to begin
@@ -71,6 +72,7 @@ class Follower:
         self._sharers = 1
         self._own = False  # the program has a session itself
         self._backwards = 0  # of no session
+        self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
     def __enter__(self) -> Follower:
@@ -90,6 +92,8 @@ class Follower:
         self._beginnings.stop()
         if isinstance(error, SystemExit):
             kind = error = trace = None
+        if error is None and self._finding is not None and self.trains_here:
+            self._finder.look(self._finding, has_ended=True)
         self._leave(kind, error, trace)
 
     @property
@@ -152,6 +156,8 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
+            if self._asked == AUTO and self._finder.is_over:
+                session.raise_limit_by(self._raise_limit)
             session.__enter__()
             self._session, self._thread = session, threading.current_thread()
 
@@ -174,8 +180,13 @@ class Follower:
         return self._finding
 
     def _renew_finder(self) -> None:
-        self._finder = LimitFinder(self._asked, self._options, None)
+        self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
         self._finding = None
+
+    def _raise_limit(self, enough_bytes: int) -> None:
+        """Iterations need more than what ``auto`` has found."""
+        self._finder.raise_limit(enough_bytes)
+        self._beginnings.wait()
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
@@ -206,7 +217,12 @@ class Follower:
             )
 
     # -- ends -----------------------------------------------------------------
-    def _leave(self, *error: Any) -> None:
+    def _leave(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: types.TracebackType | None = None,
+    ) -> None:
         session, self._session = self._session, None
         finding, self._finding = self._finding, None
         if session is None:
@@ -214,7 +230,9 @@ class Follower:
         here = threading.current_thread()
         try:
             if self._thread is here or not self._thread.is_alive():
-                session.__exit__(*error)
+                session.__exit__(kind, error, trace)
+            if session is not finding and not isinstance(error, MemoryError):
+                self._caught = session.exceeded or self._caught
         finally:
             if session is not finding:
                 self._figures.append(session.statistics())
@@ -227,7 +245,8 @@ class Follower:
         Args:
             report: As for the class.
         """
-        self._figures, self._backwards, self._report = [], 0, report
+        self._figures, self._backwards, self._caught = [], 0, ''
+        self._report = report
         self._renew_finder()
         if self._session is not None:
             self._session = None
@@ -242,13 +261,24 @@ class Follower:
 
     def describe(self) -> list[str]:
         """What has become of the limit: peak, limit and time, or why there is none."""
-        if self._asked is None:
-            return (
-                [] if self._finder.is_over else [f'no profile: {self._find_reason()}']
+        lines = []
+        if self._figures:
+            lines = [
+                self._describe_peak(),
+                self._describe_limit(),
+                self._describe_time(),
+            ]
+        if self._asked is not None and not (self._figures and self._finder.limit_bytes):
+            what = ' to what has trained last' if self._figures else ''
+            lines.append(f'the limit was not applied{what}: {self._find_reason()}')
+        if self._caught:
+            lines.append(
+                f'the limit was exceeded once, to find out what does, and the program '
+                f'has caught the error: {self._caught}'
             )
-        if not self._figures:
-            return [f'the limit was not applied: {self._find_reason()}']
-        return [self._describe_peak(), self._describe_limit(), self._describe_time()]
+        if self._finder.lacks_profile:
+            lines.append(f'no profile: {self._find_reason()}')
+        return lines
 
     def _find_reason(self) -> str:
         if self._own:

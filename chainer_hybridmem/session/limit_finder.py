@@ -1,43 +1,39 @@
 """Finds a program's memory limit from its first iterations, which run without one.
 
 Note: [limits that are found]
-    A percentage is a share of the highest load of two iterations: the second one begins
-    with the optimizer states that the first one has made. ``auto`` is the least limit
-    whose plan is predicted to take at most ``MOST_COST`` more than plain Chainer. It
-    needs an iteration that comes again, to record it; a limit below what iterations
-    without a plan need is never taken, for the next ones have none.
+    A percentage is a share of the in-core peak of the step that the program repeats.
+    ``auto`` is the least limit whose plans are predicted to take at most ``MOST_COST``
+    more than plain Chainer, over the step. It needs iterations that come again, to
+    record them; a limit below what iterations without a plan need is never taken, for
+    the next ones have none. Later iterations may need more than those that have shown
+    it, so some is spare, and ``auto`` is raised where that is not enough.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
-from chainer_hybridmem.chainer_access.models import Model
-from chainer_hybridmem.errors import InfeasibleError
+import chainer
+
+from chainer_hybridmem.errors import InfeasibleError, SessionError
 from chainer_hybridmem.planners import DEFAULT, check_options, make_plan, options_of
 from chainer_hybridmem.records import library
 from chainer_hybridmem.session.guides.forecast import forecast
-from chainer_hybridmem.session.optimizing import optimize
-from chainer_hybridmem.session.recording_session import (
-    AMPLE_BYTES,
-    ITERATIONS,
-    RecordingSession,
-    recording_options,
-)
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
-from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
 from chainer_hybridmem.units import is_percentage, parse_bytes
 
 AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
-SHOWING = 2  # iterations that show the in-core peak
+ITERATIONS = 30  # are recorded at most, until a step has repeated
+SPARE = 1 / 64  # of the in-core peak
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
 # What a session that records is told; the others are for what follows a plan.
 _RECORDED_WITH = (
-    'device',
     'swap_dir',
     'link_bandwidth',
     'shared_link',
@@ -51,12 +47,13 @@ _RECORDED_WITH = (
 
 
 class LimitFinder:
-    """Runs the first iterations; see [limits that are found].
+    """Has the first iterations show it; see [limits that are found].
 
     Args:
         memory_limit: Of the command line; None if there is none.
         options: Others of :func:`.optimize`, by name.
         profile: File for the iteration that is recorded; None for no file.
+        optimizers: As for :class:`.StepRecorder`.
 
     Attributes:
         limit_bytes (int or None): What has been found; None if there is no limit.
@@ -68,106 +65,103 @@ class LimitFinder:
     """
 
     def __init__(
-        self, memory_limit: int | str | None, options: dict[str, Any], profile: Any
+        self,
+        memory_limit: int | str | None,
+        options: dict[str, Any],
+        profile: Any,
+        optimizers: list[weakref.ref[chainer.Optimizer]],
     ) -> None:
         self._asked = memory_limit
         self._options = options
         self._profile = None if profile is None else os.path.abspath(profile)
         self._share = is_percentage(memory_limit)
-        self._records = memory_limit == AUTO or profile is not None
         self.limit_bytes: int | None = None
         if not (self._share or memory_limit in (None, AUTO)):
             self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         self.in_core_bytes: int | None = None
         self.in_core_seconds: float | None = None
         self.has_begun = False
-        self.is_over = not (self._share or self._records)
+        records = memory_limit == AUTO or profile is not None
+        self.is_over = not (self._share or records)
         self.reason = (
             f'it has ended before iterations have shown what {memory_limit} is'
-            if self.limit_bytes is None
-            else ''
         )
+        told = {name: options[name] for name in _RECORDED_WITH if name in options}
+        if self.limit_bytes is not None:
+            told['memory_limit'] = self.limit_bytes
+        self._recorder = StepRecorder(optimizers, told, ITERATIONS, records)
 
     @property
     def is_found(self) -> bool:
         """Whether iterations show the limit, and it is not a size that was named."""
         return self._share or self._asked == AUTO
 
-    def make_session(self, models: Model) -> Session:
-        """The session of the iterations that show the limit."""
+    @property
+    def lacks_profile(self) -> bool:
+        """Whether a profile was asked for and could not be made."""
+        return self._profile is not None and self._recorder.recorded is None
+
+    def make_session(self, models: list[chainer.Link]) -> SteppingSession:
+        """The next session of the iterations that show the limit."""
         self.has_begun = True
-        if not self._records:
-            return optimize(models, AMPLE_BYTES, **self._choose_options())
-        limit_bytes = self.limit_bytes or AMPLE_BYTES
-        options = recording_options(limit_bytes, **self._choose_options())
-        return RecordingSession(models, options)
+        return self._recorder.make_session(models)
 
-    def _choose_options(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self._options.items()
-            if name in _RECORDED_WITH
-            and (self._records or name in ('device', 'progress'))
-        }
-
-    def look(self, session: Session) -> bool:
-        """Ends the iteration if it has come to its end; whether enough is known.
+    def look(self, session: SteppingSession, has_ended: bool = False) -> bool:
+        """Whether a session has shown what it is for: another one has to begin.
 
         Args:
             session: From :meth:`make_session`; a function of it is about to run.
+            has_ended: Whether the program has ended.
         """
-        session.finish_iteration()
-        self.is_over = self._is_known(session)
-        return self.is_over
-
-    def _is_known(self, session: Session) -> bool:
-        if isinstance(session, RecordingSession):
-            if session.problem is not None:
-                plain_bytes = session.statistics()['in_core_peak_bytes']
-                outside_limit(self._take_problem, session.problem, plain_bytes)
-                return True
-            if session.iterations < ITERATIONS:
+        recorder = self._recorder
+        try:
+            if not recorder.look(session, has_ended):
                 return False
-            self.reason = (
-                f'no iteration came twice within {ITERATIONS}, so that none could be '
-                f'recorded; name a size, such as 8GiB, or a percentage'
-            )
-            if not self._share:
-                return True
-        elif session.iterations < SHOWING:
-            return False
-        self._take_peak(session)
+        except SessionError as error:
+            self.is_over = True
+            self.reason = str(error)
+            if self._asked == AUTO:
+                self.reason += '; or name a size, such as 8GiB, or a percentage'
+            return True
+        if recorder.recorded is not None:
+            outside_limit(self._take_recorded, recorder.recorded)
+        else:
+            self._take_plain()
+        self.is_over = recorder.is_over
         return True
 
-    def _take_peak(self, session: Session) -> None:
-        self.in_core_bytes = session.statistics()['peak_bytes']
-        self.in_core_seconds = session.last_iteration()['seconds']
-        self._take_share()
-
-    def _take_share(self) -> None:
-        self.limit_bytes = parse_bytes(
-            str(self._asked), 'memory_limit', whole_bytes=self.in_core_bytes
-        )
-
-    def _take_problem(self, problem: Problem, plain_bytes: int | None) -> None:
-        self.in_core_bytes = plain_bytes or problem.in_core_peak_bytes
-        self.in_core_seconds = problem.in_core.seconds
+    def _take_plain(self) -> None:
+        self.in_core_bytes = self._recorder.plain_peak_bytes
+        self.in_core_seconds = self._recorder.plain_seconds
         if self._share:
-            self._take_share()
-        elif self._asked == AUTO:
-            self.limit_bytes = find_least_limit(problem, self._options)
+            self.limit_bytes = parse_bytes(
+                str(self._asked), 'memory_limit', whole_bytes=self.in_core_bytes
+            )
+
+    def _take_recorded(self, recorded: RecordedProgram) -> None:
         if self._profile is not None:
-            library.save(problem.profile, self._profile)
+            library.save(recorded.find_largest().profile, self._profile)
+        if self._asked == AUTO:
+            least, peak = (
+                find_least_limit(recorded, self._options),
+                recorded.find_peak(),
+            )
+            self.limit_bytes = min(peak, least + int(SPARE * peak))
+
+    def raise_limit(self, enough_bytes: int) -> None:
+        """What was found has not been enough."""
+        assert self.in_core_bytes is not None
+        self.limit_bytes = enough_bytes + int(SPARE * self.in_core_bytes)
 
 
 def find_least_limit(
-    problem: Problem, options: dict[str, Any], most_cost: float = MOST_COST
+    recorded: RecordedProgram, options: dict[str, Any], most_cost: float = MOST_COST
 ) -> int:
-    """The least limit whose plan costs at most a share of the in-core time.
+    """The least limit whose plans cost at most a share of the in-core time of a step.
 
     Args:
-        problem: A recorded iteration.
-        options: Of the session that will follow a plan.
+        recorded: The step.
+        options: Of the session that will follow plans.
         most_cost: That share, such as 0.1.
 
     Returns:
@@ -181,17 +175,26 @@ def find_least_limit(
     if 'tolerance' in options_of(planner):
         own.setdefault('tolerance', TOLERANCE)
     check_options(planner, own)
+    pairs = list(zip(recorded.make_problems(), recorded.kinds, strict=True))
 
     def is_cheap(limit_bytes: int) -> bool:
-        try:
-            plan = make_plan(problem, limit_bytes, planner, **own)
-        except InfeasibleError:
-            return False
-        return plan.predicted_seconds <= (1 + most_cost) * plan.in_core_seconds
+        seconds = in_core_seconds = 0.0
+        for problem, kind in pairs:
+            room_bytes = limit_bytes - kind.older_bytes
+            try:
+                plan = make_plan(problem, room_bytes, planner, **own)
+            except InfeasibleError:
+                return False
+            seconds += kind.repeats * plan.predicted_seconds
+            in_core_seconds += kind.repeats * plan.in_core_seconds
+        return seconds <= (1 + most_cost) * in_core_seconds
 
-    most = problem.in_core_peak_bytes
-    needs = forecast(problem.profile, 0, bool(options.get('cross_iteration')), True)
-    least = most if needs is None else min(most, needs.enough_bytes)
+    crosses = bool(options.get('cross_iteration'))
+    least, most = 0, recorded.find_peak()
+    for problem, kind in pairs:
+        needs = forecast(problem.profile, 0, crosses, True)
+        enough = most if needs is None else needs.enough_bytes + kind.older_bytes
+        least = min(most, max(least, enough))
     if is_cheap(least):
         return least
     for _ in range(HALVINGS):

@@ -439,6 +439,20 @@ class Session:
         """
         return self._results.list_seconds()
 
+    def raise_limit_by(self, begin_again: Callable[[int], None]) -> None:
+        """Has a limit that does not do raised instead of an error.
+
+        Args:
+            begin_again: Gets a limit that does; before the next function it leaves
+                this session and enters another one.
+        """
+        self._overrun.raise_limit = begin_again
+
+    @property
+    def exceeded(self) -> str:
+        """The error that was raised for going beyond the limit once; else empty."""
+        return self._overrun.told
+
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""
         entries = self._history.entries

@@ -14,30 +14,32 @@ import dataclasses
 import os
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import chainer
 
 from chainer_hybridmem.chainer_access.models import one_model
 from chainer_hybridmem.chainer_access.snapshots import Snapshot, snapshot
 from chainer_hybridmem.errors import HybridMemoryError, SessionError
-from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.execution.verifier import Verdict
+from chainer_hybridmem.pools import blob_bytes
+from chainer_hybridmem.recording.inference_recorder import record_inference
 from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.follower import Follower
-from chainer_hybridmem.session.recording_session import (
-    AMPLE_BYTES,
-    RecordingSession,
-    SteppingSession,
-    count_kinds,
-    recording_options,
-)
+from chainer_hybridmem.session.inference_session import describe
+from chainer_hybridmem.session.recording_session import AMPLE_BYTES, SteppingSession
 from chainer_hybridmem.session.session import Session, active_session
-from chainer_hybridmem.units import format_count
+from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
 
 
 class Stopped(BaseException):
     """Ends a program of which enough is known."""
+
+
+def _is_good_end(error: BaseException | None) -> bool:
+    """Whether a program that ends so has come to its end."""
+    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 class Watcher(Follower, abc.ABC):
@@ -77,7 +79,7 @@ class Watcher(Follower, abc.ABC):
         trace: types.TracebackType | None = None,
     ) -> None:
         """The program has ended, perhaps with an error."""
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if _is_good_end(error):
             self._look(has_ended=True)
         self._hook.leave()
         super().__exit__(kind, error, trace)
@@ -162,29 +164,14 @@ class WatcherHook(chainer.FunctionHook):
         self._depth -= 1
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedProgram:
-    """What :class:`ProgramRecorder` has recorded.
-
-    Attributes:
-        kinds (tuple of Kind): Of the step that repeats, at least one.
-        iterations (int): That the program has run.
-        complete (bool): Whether a step has repeated, and each optimizer has updated.
-    """
-
-    kinds: tuple[Kind, ...]
-    iterations: int
-    complete: bool
-
-
 class ProgramRecorder(Watcher):
     """Records every kind of iteration in the step that a program repeats.
 
     Args:
-        finish (callable): Gets a :class:`RecordedProgram`.
-        options (dict): Of the session, by name, as for :func:`.recording_options`.
-        iterations (int): Give up after so many.
-        parts (bool): As for :class:`.RecordingSession`.
+        finish (callable): Gets a :class:`.RecordedProgram`.
+        options (dict): As for :class:`.StepRecorder`.
+        iterations (int): Likewise.
+        parts (bool): Likewise.
         timed (bool): Likewise.
     """
 
@@ -197,20 +184,12 @@ class ProgramRecorder(Watcher):
         timed: bool = True,
     ) -> None:
         super().__init__(finish, options)
-        self._most = iterations
-        self._detail = parts, timed
-        self._measures = 'memory_limit' not in options  # plain Chainer, first
-        self._plain_peak_bytes = 0
-        self._seen = 0  # iterations
-        self._updates: list[list[int]] = []  # of each optimizer, after each of them
+        self._recorder = StepRecorder(
+            self._optimizers, options, iterations, parts=parts, timed=timed
+        )
 
     def _make_session(self, models: list[chainer.Link]) -> Session:
-        self._seen = 0
-        self._updates = [self._count_updates()]
-        if self._measures and not self._plain_peak_bytes:
-            return SteppingSession.plain(models)
-        options = recording_options(int(self._limit), **self._options)
-        return RecordingSession(models, options, *self._detail)
+        return self._recorder.make_session(models)
 
     def find_answer(self, has_ended: bool) -> RecordedProgram | None:
         """See :class:`Watcher`.
@@ -218,69 +197,18 @@ class ProgramRecorder(Watcher):
         Raises:
             SessionError: If nothing could be recorded.
         """
-        session = self._session
-        if not isinstance(session, SteppingSession):
-            if has_ended:
-                self._refuse(self.explain_nothing())
-            return None
-        if has_ended:
-            session.finish_iteration()
-        seen = session.iterations
-        if seen == self._seen and not has_ended:
-            return None
-        self._seen = seen
-        self._updates.append(self._count_updates())
-        step = session.find_step()
-        repeats = bool(step) and self._all_update(len(step))
-        if isinstance(session, RecordingSession):
-            return self._find_recorded(session, repeats, has_ended)
-        if has_ended:
-            self._refuse(
-                f'it ends after {format_count(seen, "iteration")}; let it train for '
-                f'longer'
-            )
-        if repeats or seen >= self._most:
-            self._plain_peak_bytes = session.statistics()['peak_bytes']
-            self._beginnings.wait()  # for the session that records
-        return None
-
-    def _count_updates(self) -> list[int]:
-        optimizers = (reference() for reference in self._optimizers)
-        return [0 if one is None else one.t for one in optimizers]
-
-    def _all_update(self, iterations: int) -> bool:
-        """Whether each optimizer that lives has updated in the newest iterations.
-
-        A critic that is trained several times in a row is no step.
-        """
-        if len(self._updates) <= iterations:
-            return False
-        now, before = self._updates[-1], self._updates[-1 - iterations]
-        return all(
-            t > old or reference() is None
-            for t, old, reference in zip(now, before, self._optimizers, strict=True)
-        )
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise SessionError(f'Nothing of the program could be recorded: {reason}.')
-
-    def _find_recorded(
-        self, session: RecordingSession, repeats: bool, has_ended: bool
-    ) -> RecordedProgram | None:
-        seen = self._seen
-        step = session.find_step()
-        recorded = [one for one in step if one is not None]
-        complete = repeats and len(recorded) == len(step)
-        if not complete and not (has_ended or seen >= self._most):
-            return None
-        kinds = count_kinds(recorded or session.find_problems(), self._plain_peak_bytes)
-        if not kinds:
-            self._refuse(
-                f'of {format_count(seen, "iteration")} a few have to compute the same, '
-                f'with arrays of the same shapes, and let it train for longer if it '
-                f'has ended'
-            )
-        return RecordedProgram(tuple(kinds), seen, complete)
+        session, recorder = self._session, self._recorder
+        try:
+            if not isinstance(session, SteppingSession):
+                if has_ended:
+                    raise SessionError(self.explain_nothing())
+            elif recorder.look(session, has_ended) and not recorder.is_over:
+                self._beginnings.wait()  # for the session that records
+        except SessionError as error:
+            raise SessionError(
+                f'Nothing of the program could be recorded: {error}.'
+            ) from error
+        return recorder.recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,3 +306,98 @@ class ProgramVerifier(Watcher):
             return run
         figures = [*self._figures, session.statistics()]
         return run.with_session(session, max(one['peak_bytes'] for one in figures))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPass:
+    """What :class:`PassRecorder` has recorded.
+
+    Attributes:
+        profile (Profile): Of the pass that has most blobs.
+        link (str): The class that was called.
+        kinds (int): How many kinds of passes there were.
+    """
+
+    profile: Profile
+    link: str
+    kinds: int
+
+
+class PassRecorder(chainer.LinkHook):
+    """Records the forward passes of a program that infers, and ends it.
+
+    A pass is the call of a link, not inside of another one's, where no backward can
+    follow: under ``no_backprop_mode`` or with ``train`` off. Each kind is recorded when
+    it comes first, by one more call, until one comes again.
+
+    Args:
+        finish (callable): Gets a :class:`RecordedPass`, or an error of this package;
+            called at most once.
+        kinds (int): Look at so many at most.
+    """
+
+    name = 'hybridmem-passes-of-a-program'
+
+    def __init__(self, finish: Callable[[Any], None], kinds: int) -> None:
+        self._finish = finish
+        self._most = kinds
+        self._finished = False
+        self._depth = 0
+        self._kinds: set[Any] = set()
+        self._largest: RecordedPass | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: types.TracebackType | None = None,
+    ) -> None:
+        """The program has ended, perhaps with an error."""
+        super().__exit__(kind, error, trace)
+        if not self._finished and _is_good_end(error):
+            self._end()
+
+    def forward_preprocess(self, args: Any) -> None:
+        """A link is called.
+
+        Raises:
+            Stopped: If enough is known.
+        """
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if not self._finished and not (
+            chainer.config.enable_backprop and chainer.config.train
+        ):
+            self._look(args.link, args.args, args.kwargs)
+        if self._finished:
+            self._depth = 0
+            raise Stopped
+
+    def forward_postprocess(self, args: Any) -> None:
+        """It has returned."""
+        self._depth -= 1
+
+    def _look(self, link: chainer.Link, args: Any, kwargs: Any) -> None:
+        kind = id(link), describe((args, kwargs))
+        if kind in self._kinds or len(self._kinds) == self._most:
+            self._end()
+            return
+        self._kinds.add(kind)
+        profile = record_inference(link, *args, **kwargs)
+        if self._largest is None or blob_bytes(profile) > blob_bytes(
+            self._largest.profile
+        ):
+            self._largest = RecordedPass(profile, type(link).__name__, 0)
+
+    def _end(self) -> None:
+        self._finished = True
+        if self._largest is None:
+            self._finish(
+                SessionError(
+                    'Nothing of the program could be recorded: it has called no link '
+                    'under no_backprop_mode or with train off.'
+                )
+            )
+        else:
+            self._finish(dataclasses.replace(self._largest, kinds=len(self._kinds)))

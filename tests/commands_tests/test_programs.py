@@ -93,6 +93,47 @@ def test_any_batch_size_is_estimated(hybridmem, program):
     assert figures['methods'][0]['images_per_second'] > 0
 
 
+INFERS = """
+import argparse, chainer, chainer.functions as F, chainer.links as L, numpy as np
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(64, 256), b=L.Linear(256, 10))
+
+    def forward(self, x):
+        return self.b(F.relu(self.a(x)))
+
+parser = argparse.ArgumentParser()
+parser.add_argument('--size', type=int, default=50)
+size = parser.parse_args().size
+model, first = Net(), L.Linear(64, 64)
+model(np.zeros((900, 64), 'f'))  # a backward could follow
+with chainer.using_config('train', False), chainer.no_backprop_mode():
+    while True:
+        model(first(np.zeros((size, 64), 'f')))
+"""
+
+
+def test_a_program_that_infers(hybridmem, program, folder, refused):
+    (folder / 'infers.py').write_text(INFERS)
+    asked = ('inference', '--json', '-')
+    status, out, _ = hybridmem(*asked, '--', 'infers.py')
+    assert status == 0
+    figures = json.loads(out)
+    assert (figures['link'], figures['batchsize']) == ('Net', None)
+    assert figures['blob_bytes'] == 50 * 4 * (64 + 256 + 256 + 10)
+    asked += ('--batch-arg=--size', '--batchsize', '900')
+    status, out, _ = hybridmem(*asked, '--', 'infers.py')
+    assert status == 0
+    assert json.loads(out)['blob_bytes'] == 18 * figures['blob_bytes']
+    endless = refused('inference', '--batchsize', '8', '--', 'infers.py')
+    assert 'name its argument with --batch-arg' in endless
+    (folder / 'train.py').write_text(PROGRAM.replace('10**6', '3'))
+    status, _, err = hybridmem('inference', '--', 'train.py')
+    assert status == 1
+    assert 'it has called no link under' in err
+
+
 def test_two_runs_are_compared(hybridmem, program):
     status, out, err = hybridmem(
         *('verify', '--memory-limit', '3MB', '--planner', 'swap-all'),

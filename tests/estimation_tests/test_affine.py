@@ -93,8 +93,8 @@ def test_sizes_in_fractions_are_rounded_up():
     assert pair.at(6).storages[0].nbytes == 16
 
 
-def with_temporaries(profile, sizes):
-    """Adds allocations of the first operation that it frees itself."""
+def with_temporaries(profile, sizes, stay=False):
+    """Adds allocations of the first operation that it frees itself, or the program."""
     from chainer_hybridmem.estimation.structure import assemble, events_by_operation
     from chainer_hybridmem.records.profile import Category, Storage
 
@@ -103,7 +103,9 @@ def with_temporaries(profile, sizes):
     for nbytes in sizes:
         n = len(storages)
         storages.append(Storage(n, nbytes, Category.WORKSPACE, 'x', 0, -1, -1))
-        groups[0][1:1] = [n + 1, -n - 1]
+        groups[0][1:1] = [n + 1] if stay else [n + 1, -n - 1]
+        if stay:
+            groups[-1].append(-n - 1)
     return assemble(profile, groups, storages, profile.recipes, profile.initial_bytes)
 
 
@@ -116,6 +118,21 @@ def test_temporaries_that_only_one_sample_has():
     profile = SamplePair.match(one, two, (2, 4)).at(8)
     # Nobody knows about the last one: it grows with the batch.
     assert [s.nbytes for s in profile.storages[-5:]] == [400, 280, 200, 8, 120]
+
+
+def test_programs_that_keep_arrays_of_each_example():
+    """As detectors do: boxes and labels of a picture, beside the batch."""
+    one, two = (
+        with_temporaries(toys.chain(2), [100 * n, *([60, 8] * n)], stay=True)
+        for n in (2, 4)
+    )
+    pair = SamplePair.match(one, two, (2, 4))
+    for batchsize in (2, 4, 100):
+        own = [s.nbytes for s in pair.at(batchsize).storages[-9:]]
+        assert sum(own) == batchsize * (100 + 60 + 8)
+    assert pair.at(4).storages == two.storages
+    with pytest.raises(ProfileMismatchError, match='leaves 10 arrays'):
+        SamplePair.match(two, one, (2, 4))
 
 
 @pytest.mark.parametrize(

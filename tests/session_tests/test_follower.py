@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import threading
@@ -16,6 +17,7 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.limit_finder import find_least_limit
 from chainer_hybridmem.session.recording_session import (
@@ -23,6 +25,7 @@ from chainer_hybridmem.session.recording_session import (
     recording_options,
 )
 from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.session.step_recorder import RecordedProgram
 
 LIMIT = 3_000_000  # of 4.3 MB
 ITERATIONS = 6
@@ -38,10 +41,12 @@ class Layers(chainer.ChainList):
         return F.average(x)
 
 
-def train(model: chainer.Chain, optimizer: chainer.Optimizer) -> list[bytes]:
+def train(
+    model: chainer.Chain, optimizer: chainer.Optimizer, iterations: int = ITERATIONS
+) -> list[bytes]:
     x = np.random.RandomState(0).rand(1000, 64).astype(np.float32)
     losses = []
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         loss = model(x)
         model.cleargrads()
         loss.backward()
@@ -50,20 +55,21 @@ def train(model: chainer.Chain, optimizer: chainer.Optimizer) -> list[bytes]:
     return losses
 
 
-def one_model() -> list[bytes]:
+def one_model(iterations: int = ITERATIONS) -> list[bytes]:
     np.random.seed(0)
     model = Layers()
-    return train(model, chainer.optimizers.SGD(0.1).setup(model))
+    return train(model, chainer.optimizers.SGD(0.1).setup(model), iterations)
 
 
-def two_models() -> list[bytes]:
+def two_models(iterations: int = ITERATIONS) -> list[bytes]:
     """The second one gets its optimizer when the first one has trained."""
     np.random.seed(0)
     first, second = Layers(), Layers()
     optimizer = chainer.optimizers.SGD(0.1).setup(first)
-    losses = train(first, optimizer)
+    losses = train(first, optimizer, iterations)
     other = chainer.optimizers.SGD(0.1).setup(second)
-    return losses + train(second, other) + train(first, optimizer)
+    losses += train(second, other, iterations)
+    return losses + train(first, optimizer, iterations)
 
 
 def set_up_again() -> list[bytes]:
@@ -130,10 +136,12 @@ def test_what_trains_keeps_the_limit_and_its_bits(program):
 
 @pytest.mark.parametrize('limit', ['60%', 'auto', LIMIT])
 def test_the_first_iterations_show_what_a_limit_is(limit, tmp_path):
-    expected = two_models()
+    """Of a percentage also where networks train one after the other."""
+    program = one_model if limit == 'auto' else two_models
+    expected = program(12)
     profile = str(tmp_path / 'p.json')
     follower = Follower(limit, {}, profile=profile if limit != '60%' else None)
-    assert two_models() == expected
+    assert program(12) == expected
     follower.__exit__()
     peak, told, _ = follower.describe()
     shares = re.search(r'peak ([\d.]+) MiB of ([\d.]+) MiB in-core', peak)
@@ -141,6 +149,33 @@ def test_the_first_iterations_show_what_a_limit_is(limit, tmp_path):
     assert (f'({limit})' in told) == isinstance(limit, str)
     if limit != '60%':
         assert hybridmem.load_profile(profile).operations
+
+
+def test_what_trains_without_a_limit_in_the_end_is_told():
+    follower = Follower('60%', {})
+    two_models()  # the second one for six iterations, in which the first one is not
+    follower.__exit__()
+    _, limit, _, last = follower.describe()
+    assert '3 iterations, ' in limit
+    assert last.startswith('the limit was not applied to what has trained last: ')
+
+
+def test_a_program_that_catches_the_error_is_told_of():
+    """Once the limit gives way, to find out what does; then it holds."""
+    follower = Follower(1_000_000, {'splitting': False})
+    model, caught = Layers(), []
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    for _ in range(ITERATIONS):
+        try:
+            train(model, optimizer, 1)
+        except MemoryError as error:
+            caught.append(str(error))
+    peak_bytes = active_session().statistics()['peak_bytes']
+    follower.__exit__()
+    assert len(caught) == ITERATIONS - 2
+    assert follower._peak_bytes == peak_bytes
+    *_, last = follower.describe()
+    assert last.endswith(f'the program has caught the error: {caught[0]}')
 
 
 def test_what_the_first_iterations_cannot_show():
@@ -152,20 +187,83 @@ def test_what_the_first_iterations_cannot_show():
     optimizer.update()
     follower.__exit__()
     (told,) = follower.describe()
-    assert told.endswith('it has ended before iterations have shown what 60% is')
+    assert told.endswith('it ends after 1 iteration; let it train for longer')
 
 
 def test_auto_is_the_least_limit_that_costs_little():
+    """Of a step of two kinds of iteration, which need not need the same."""
     session = RecordingSession(Layers(), recording_options(2**40))
     with session:
         optimizer = chainer.optimizers.SGD(0.1).setup(session.model)
         train(session.model, optimizer)
-    problem = session.problem
-    found = {cost: find_least_limit(problem, {}, cost) for cost in (0.0, 0.1, 9.0)}
-    assert found[9.0] <= found[0.1] <= found[0.0] <= problem.in_core_peak_bytes
-    assert found[9.0] < problem.in_core_peak_bytes
-    plan = hybridmem.make_plan(problem, found[0.1])
+    kind = Kind(session.problem.profile, 2)
+    step = RecordedProgram((kind,), 6, True)
+    found = {cost: find_least_limit(step, {}, cost) for cost in (0.0, 0.1, 9.0)}
+    peak = session.problem.in_core_peak_bytes
+    assert found[9.0] <= found[0.1] <= found[0.0] <= peak
+    assert found[9.0] < peak
+    plan = hybridmem.make_plan(session.problem, found[0.1])
     assert plan.predicted_seconds <= 1.1 * plan.in_core_seconds
+    beside = dataclasses.replace(step, kinds=(kind, kind._replace(older_bytes=1000)))
+    assert found[9.0] < find_least_limit(beside, {}, 9.0) <= peak + 1000
+
+
+def train_two_in_turns() -> list[bytes]:
+    """As GANs do: a step has an iteration of each, and one needs more."""
+    np.random.seed(0)
+    small, large = Layers(), Layers()
+    pairs = [(m, chainer.optimizers.Adam().setup(m)) for m in (small, large)]
+    losses = []
+    for _ in range(12):
+        for (model, optimizer), size in zip(pairs, (200, 1000), strict=True):
+            loss = model(np.ones((size, 64), np.float32))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            losses.append(loss.array.tobytes())
+    return losses
+
+
+@pytest.mark.parametrize('limit', ['70%', 'auto'])
+def test_a_limit_is_found_for_every_kind_of_iteration(limit):
+    """The first iterations are neither the largest nor have all optimizer states."""
+    expected = train_two_in_turns()
+    with Follower(2**40, {}) as plain:
+        train_two_in_turns()
+    peak_bytes = plain._peak_bytes
+    follower = Follower(limit, {})
+    assert train_two_in_turns() == expected
+    follower.__exit__()
+    assert follower._finder.in_core_bytes == peak_bytes
+    limit_bytes = follower._figures[-1]['limit_bytes']
+    assert max(one['peak_bytes'] for one in follower._figures) <= limit_bytes
+    assert limit_bytes < peak_bytes
+
+
+def train_with_more_and_more() -> list[bytes]:
+    np.random.seed(0)
+    model = Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    losses = []
+    for number in range(30):
+        size = 1000 if number < 15 else 6000
+        loss = model(np.ones((size, 64), np.float32))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append(loss.array.tobytes())
+    return losses
+
+
+def test_a_limit_that_was_found_and_is_too_small_is_raised():
+    """Nobody has named it, so that nothing ends for it."""
+    expected = train_with_more_and_more()
+    follower = Follower('auto', {})
+    assert train_with_more_and_more() == expected
+    follower.__exit__()
+    first, last = follower._figures
+    assert first['limit_bytes'] < last['peak_bytes'] <= last['limit_bytes']
+    assert len(follower.describe()) == 3
 
 
 def test_a_second_thread_is_refused_while_the_first_one_trains():

@@ -85,6 +85,9 @@ class Overrun:
 
     Attributes:
         needs (Needs or None): What has been found out; None before that.
+        told (str): The error that has been raised for it; empty before that.
+        raise_limit (callable or None): Gets the limit that does, in place of an error;
+            the session is left before the next function.
     """
 
     def __init__(
@@ -105,19 +108,21 @@ class Overrun:
         self._beyond_bytes = 0
         self._model_bytes = 0  # when it was refused
         self._iterations = 0  # that have ended since
-        self._told = False
+        self._concluded = False
+        self.told = ''
+        self.raise_limit: Callable[[int], None] | None = None
         self._planned = False  # whether what goes beyond the limit follows a plan
         self.needs: Needs | None = None
 
     @property
     def is_possible(self) -> bool:
         """Whether the limit may give way."""
-        return not self._told and self._memory.reclaim_error is None
+        return not self._concluded and self._memory.reclaim_error is None
 
     @property
     def is_under_way(self) -> bool:
         """Whether an iteration has gone beyond the limit, and that is still to say."""
-        return self._refusal is not None and not self._told
+        return self._refusal is not None and not self._concluded
 
     def exceed(
         self,
@@ -168,11 +173,15 @@ class Overrun:
         """The next iteration is about to begin.
 
         Raises:
-            OutOfMemoryError: If enough has been found out.
+            OutOfMemoryError: If enough has been found out, and no limit is raised.
         """
         if not self.is_under_way:
             return
         if self._iterations >= (1 if self._planned else UNPLANNED_ITERATIONS):
+            if self.raise_limit is not None and self.needs is not None:
+                self._concluded = True
+                self.raise_limit(self.needs.enough_bytes)
+                return
             error = self.take_error()
             assert error is not None
             raise error
@@ -180,18 +189,21 @@ class Overrun:
     def take_error(self) -> OutOfMemoryError | None:
         """The error for what went beyond the limit, once; the limit holds again."""
         refusal = self._refusal
-        if refusal is None or self._told:
+        if refusal is None or self._concluded:
             return None
-        self._told = True
         self._memory.restore_limit()
         if self.needs is None:
             self.needs = outside_limit(self._find_needs, None)
         later = '' if self.needs.complete else ', and others may need more'
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
-        return OutOfMemoryError(
+        self._concluded = True
+        self.told = (
             f'{refusal.text}. Training went on beyond the limit to find out what does: '
             f'{self.needs}{later}; raise memory_limit or lower the batch '
-            f'size{refusal.hints}{hint}.',
+            f'size{refusal.hints}{hint}.'
+        )
+        return OutOfMemoryError(
+            self.told,
             refusal.requested_bytes,
             self._options.limit_bytes,
             refusal.used_bytes,
