@@ -49,7 +49,8 @@ class ArenaCommand(base.Command):
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='planners, also of other packages, offline layouts, and bound, which '
+            help='planners, also of other packages and with options '
+            '(hybrid:time_budget=50,seed=1), offline layouts, and bound, which '
             "no schedule of Checkmate's form is below, on its instances; default "
             f'{", ".join(ENTRANTS)}; the trivial answers are always in',
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
@@ -136,16 +135,9 @@ def option(text: str) -> tuple[str, str]:
 
 def read_options(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Options as the numbers that they look like; the planner checks the rest."""
-    return {key: _value(text) for key, text in pairs}
+    from chainer_hybridmem.search.planner_options import read_value
 
-
-def _value(text: str) -> Any:
-    if text.lower() == 'none':
-        return None
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+    return {key: read_value(text) for key, text in pairs}
 
 
 def summarise(problem: Any, plan: Any) -> dict[str, Any]:

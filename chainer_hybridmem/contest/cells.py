@@ -35,7 +35,13 @@ from chainer_hybridmem.importing import monet
 from chainer_hybridmem.importing.checkmate import KIB, UNIT_SECONDS
 from chainer_hybridmem.importing.graphs import Buffer, Node, build_profile
 from chainer_hybridmem.importing.reading import read_data
-from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan, options_of
+from chainer_hybridmem.planners import (
+    PLANNERS,
+    check_options,
+    find_planner,
+    make_plan,
+    options_of,
+)
 from chainer_hybridmem.planners import names as planner_names
 from chainer_hybridmem.pools.layout import Layout, check_layout
 from chainer_hybridmem.pools.offline import exact, given, smartpool
@@ -52,6 +58,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
+from chainer_hybridmem.search.planner_options import read_value
 from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
 from chainer_hybridmem.units import parse_bytes
@@ -128,11 +135,13 @@ def list_cells(
 
     Args:
         instances: To be played.
-        entrants: Names of planners and layouts, and ``'bound'``.
+        entrants: Names of planners, with options as in :func:`read_entrant`, and of
+            layouts, and ``'bound'``.
         time_limit: Seconds for each answer.
 
     Raises:
         UnknownNameError: If there is no such planner or layout.
+        OptionError: If a planner has no such option.
     """
     names = list(dict.fromkeys(entrants))
     for name in names:
@@ -149,9 +158,20 @@ def list_cells(
     ]
 
 
+def read_entrant(name: str) -> tuple[str, dict[str, Any]]:
+    """A planner and its options, as ``hybrid:time_budget=50,seed=1``."""
+    planner, _, told = name.partition(':')
+    pairs = (pair.partition('=') for pair in told.split(',') if pair)
+    return planner, {key: read_value(value) for key, _, value in pairs}
+
+
 def _plans(name: str) -> bool:
-    """Whether there is a planner with this name."""
-    return name in planner_names()
+    """Whether there is a planner with this name, and with these options."""
+    planner, options = read_entrant(name)
+    if planner not in planner_names():
+        return False
+    check_options(planner, options)
+    return True
 
 
 def _check_name(name: str) -> None:
@@ -223,11 +243,11 @@ def _made(cell: Cell, problem: Problem | Trace) -> Iterator[Answer]:
         plan = _plan_in_form(cell, problem, TRIVIAL_PLANS[cell.entrant])
         yield {'plan': serialise_plan(plan)}
     else:
-        options = _options(cell.entrant, cell.time_limit)
-        make = functools.partial(make_plan, planner=cell.entrant, **options)
+        make = functools.partial(_make_plan, cell.entrant, cell.time_limit)
         plan = _plan_in_form(cell, problem, make)
         # In MONeT's form a run in place takes less time than in the profile.
-        ours = cell.entrant in PLANNERS and cell.instance.kind != MONET
+        planner, _ = read_entrant(cell.entrant)
+        ours = planner in PLANNERS and cell.instance.kind != MONET
         bound = plan.lower_bound_seconds if ours else None
         yield {'plan': serialise_plan(plan), 'bound': bound}
 
@@ -269,14 +289,16 @@ def _bounds(cell: Cell, problem: Problem) -> Iterator[Answer]:
     yield {'bound': bound}
 
 
-def _options(planner: str, time_limit: float) -> dict[str, Any]:
+def _make_plan(
+    entrant: str, time_limit: float, problem: Problem, limit_bytes: int
+) -> Plan:
     """A search that would take longer than the cell is told to end before it."""
-    if 'time_budget' not in options_of(planner):
-        return {}
-    own = find_planner(planner).defaults['time_budget']
-    if own is None or own <= LEAVES * time_limit:
-        return {}
-    return {'time_budget': LEAVES * time_limit}
+    planner, options = read_entrant(entrant)
+    if 'time_budget' in options_of(planner):
+        own = options.get('time_budget', find_planner(planner).defaults['time_budget'])
+        if own is not None and own > LEAVES * time_limit:
+            options['time_budget'] = LEAVES * time_limit
+    return make_plan(problem, limit_bytes, planner, **options)
 
 
 def _warm(entrant: str) -> None:
@@ -296,7 +318,7 @@ def _warm(entrant: str) -> None:
         elif entrant == BOUND:
             bound_of_schedules(problem, limit_bytes)
         else:
-            make_plan(problem, limit_bytes, entrant, **_options(entrant, 5.0))
+            _make_plan(entrant, 5.0, problem, limit_bytes)
     except HybridMemoryError:
         pass  # as its cells will say
 

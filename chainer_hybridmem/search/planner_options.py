@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from typing import Any, NamedTuple, Protocol
 
 from chainer_hybridmem.errors import OptionError
+
+
+def read_value(text: str) -> Any:
+    """A number or None, if a text looks so; else the text."""
+    if text.lower() == 'none':
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 class Option(Protocol):

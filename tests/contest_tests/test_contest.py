@@ -264,6 +264,19 @@ def test_other_limits_can_be_played():
         instances.at_limits(plans, ['much'])
 
 
+def test_a_planner_may_have_options(tmp_path):
+    output = tmp_path / 'arena.json'
+    names = ['hybrid:steps=0', 'hybrid:steps=200,seed=3']
+    case = ['--instance', 'shipped/lstm', '--limit', '60%', '-o', str(output)]
+    assert commands.main(['arena', 'run', *case, '--entrant', *names]) == 0
+    rows = {row['entrant']: row for row in json.loads(output.read_text())['rows']}
+    few, many = (rows[name] for name in names)
+    assert few['fits'] and many['fits']
+    assert few['bound'] <= many['value'] <= few['value']
+    with pytest.raises(OptionError, match='stepps'):
+        cells.list_cells([], ['hybrid:stepps=3'], 1.0)
+
+
 def test_unknown_entrants_and_files_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
         cells.list_cells([], ['hybri'], 1.0)
