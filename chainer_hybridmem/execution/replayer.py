@@ -186,7 +186,7 @@ class Recipes:
             return
         for output in self._table.sources.get(k, ()):
             node = function.outputs[output]()
-            array = graph.node_array(node)
+            array = None if node is None else graph.node_array(node)
             if array is not None:
                 self._sources[node] = array
 
@@ -197,8 +197,9 @@ class Recipes:
         for operation, output in self._table.source_drops.get(k, ()):
             known = self.find_running(operation)
             function = None if known is None else known()
-            if function is not None:
-                self._sources.pop(function.outputs[output](), None)
+            node = None if function is None else function.outputs[output]()
+            if node is not None:  # else it is gone with its node
+                self._sources.pop(node, None)
 
     def give_up_sources(self) -> None:
         """Memory is short: replays make again what was kept for them."""

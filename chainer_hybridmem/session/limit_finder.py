@@ -142,10 +142,8 @@ class LimitFinder:
         if self._profile is not None:
             library.save(recorded.find_largest().profile, self._profile)
         if self._asked == AUTO:
-            least, peak = (
-                find_least_limit(recorded, self._options),
-                recorded.find_peak(),
-            )
+            least = find_least_limit(recorded, self._options)
+            peak = recorded.find_peak()
             self.limit_bytes = min(peak, least + int(SPARE * peak))
 
     def raise_limit(self, enough_bytes: int) -> None:
