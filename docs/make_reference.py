@@ -41,6 +41,7 @@ RETURNED = (
     'records.plan.MapPlan',
     'records.plan.Action',
     'records.plan.Replay',
+    'records.plan.Source',
     'records.plan.Part',
     'records.plan.Tier',
     'records.timeline.Timeline',

@@ -32,10 +32,10 @@ class ActionTable:
         update (int): Number of the update.
         acting (set): Positions before which there is something to do.
         tiers (dict): Where the host copy of each swapped map lies.
-        sources (dict): Outputs of each forward operation that stay for replays.
-        source_drops (dict): Operations and outputs that have stayed long enough.
         growth_bytes (int): Most that is taken beyond what is there at the beginning, as
             predicted; negative without a prediction.
+        sources (dict): Outputs of each forward operation that stay for replays.
+        source_drops (dict): Operations and outputs that have stayed long enough.
     """
 
     swap_outs: Lists
@@ -53,9 +53,11 @@ class ActionTable:
     update: int
     acting: set[int]
     tiers: dict[int, Tier]
-    sources: Outputs
-    source_drops: dict[int, list[tuple[int, int]]]
     growth_bytes: int
+    sources: Outputs = dataclasses.field(default_factory=dict)
+    source_drops: dict[int, list[tuple[int, int]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def passive(self) -> bool:
