@@ -7,6 +7,7 @@ import pytest
 from support import networks
 
 from chainer_hybridmem import planners
+from chainer_hybridmem.execution.replayer import Recipes
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
 from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
@@ -117,6 +118,38 @@ def test_what_stays_for_replays_spares_them(data, in_core, peak, monkeypatch):
     )
     replays = session._runtime.executor.counters.replays
     assert replays == len(session.plan.replays)
+
+
+def test_what_stays_for_replays_goes_first_when_memory_is_short(
+    data, in_core, peak, monkeypatch
+):
+    """Replays make it again, with the same bits."""
+    plan = networks.plan_with_sources
+    monkeypatch.setitem(planners.PLANNERS, 'sources-for-tests', plan)
+    given_up, held = [], []
+    give_up = Recipes.give_up_sources
+
+    def note(recipes):
+        given_up.append(len(recipes._sources))
+        give_up(recipes)
+
+    monkeypatch.setattr(Recipes, 'give_up_sources', note)
+
+    def hold(model, i):
+        if i == len(data) - 2:  # it follows its plan by then
+            held.append(np.ones(peak // 4, np.uint8))
+
+    result, session = networks.train(
+        networks.Everything,
+        data,
+        memory_limit=peak,
+        planner='sources-for-tests',
+        before=hold,
+        arena=False,  # else there is another plan, for what is left
+    )
+    networks.assert_same(in_core, result)
+    assert max(given_up, default=0) > 0
+    assert session.statistics()['peak_bytes'] <= peak
 
 
 @pytest.mark.parametrize('planner', [swap_all, superneurons])
