@@ -80,7 +80,7 @@ def test_the_readme_has_the_plans_beside_the_published_ones(rendering):
     assert f'{found.group()},' in contest.says(rows, layouts)
 
 
-@pytest.mark.parametrize('name', ['gallery', 'choice'])
+@pytest.mark.parametrize('name', ['gallery', 'choice', 'packages'])
 def test_other_stale_pages_are_told(rendering, name, tmp_path, monkeypatch, capsys):
     page = tmp_path / f'{name}.md'
     text = getattr(rendering, f'render_{name}')()

@@ -28,6 +28,7 @@ GENERATED = {
     'python.md',
     'results.md',
     'gallery.md',
+    'packages.md',
     'which_planner.md',
     *(page.name for page in TABLES),
 }
