@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from benchmarks.tables.form import Body, table
+from benchmarks.tables.form import Body, percent, table
 
 LONGER = 'hybrid:time_budget=50'
 LEVEL = 1e-9  # of a value; what is this much larger is as good
@@ -106,8 +106,8 @@ def _name(row: Body) -> str:
     return NAMES.get(name, name)
 
 
-def _share(value: float) -> str:
-    return f'{value:.2%}' if value > LEVEL else ''
+def _share(value: float) -> str | None:
+    return percent(value, 2) if value > LEVEL else None
 
 
 def says(body: Body, layouts: Body) -> str:

@@ -16,8 +16,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, run
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.session.watchers import RecordedPass, Watcher
 
 MODULE = '-m'
+Recorded = TypeVar('Recorded')
 ITERATIONS = 50  # a recording gives up after these
 LONGEST_TITLE = 60  # characters
 QUESTION, ANSWER = 'question', 'answer'  # files
@@ -309,11 +310,10 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
             f'all that it does.'
         )
     if len(recorded.kinds) > 1:
-        problems = recorded.make_problems()
         peaks = sorted(
             (
                 (problem.in_core_peak_bytes, kind.repeats)
-                for problem, kind in zip(problems, recorded.kinds, strict=True)
+                for problem, kind in zip(recorded.problems, recorded.kinds, strict=True)
             ),
             reverse=True,
         )
@@ -349,25 +349,18 @@ def record_samples(
         ProfileMismatchError: If the iterations of both differ in more than sizes.
         HybridMemoryError: If nothing could be recorded.
     """
-    from chainer_hybridmem.estimation import (
-        SamplePair,
-        check_ascending,
-        match_kinds,
-        same_sizes,
-    )
+    from chainer_hybridmem.estimation import SamplePair, match_kinds, same_sizes
 
-    if program.batch_arg is None:
-        progress.step(f'recording {program.title}', at_once=True)
-        recorded = record(program, parts=here, timed=here)
-        samples = [(SamplePair.of_one(one), one.repeats) for one in recorded.kinds]
-        return samples, describe_kinds(recorded)
-    sizes = check_ascending(batchsizes, '--sample-batches')
-    both = []
-    for size in sizes:
-        sized = program.with_batchsize(size)
-        progress.step(f'recording {sized.title}', at_once=True)
-        both.append(record(sized, parts=here, timed=here))
-    small, large = both
+    *smaller, large = _record_each(
+        program,
+        batchsizes,
+        progress,
+        lambda sized: record(sized, parts=here, timed=here),
+    )
+    if not smaller:
+        samples = [(SamplePair.of_one(one), one.repeats) for one in large.kinds]
+        return samples, describe_kinds(large)
+    small, sizes = smaller[0], (batchsizes[0], batchsizes[1])
     if same_sizes(small.kinds, large.kinds):
         raise _refuse_same(program, sizes)
     return match_kinds(small.kinds, large.kinds, sizes), describe_kinds(large)
@@ -386,27 +379,41 @@ def record_passes(
         ProfileMismatchError: If the passes of both differ in more than sizes.
         HybridMemoryError: If nothing could be recorded.
     """
-    from chainer_hybridmem.estimation import (
-        Kind,
-        SamplePair,
-        check_ascending,
-        same_sizes,
+    from chainer_hybridmem.estimation import Kind, SamplePair, same_sizes
+
+    recorded: list[RecordedPass] = _record_each(
+        program,
+        batchsizes,
+        progress,
+        lambda sized: ask(sized, 'PassRecorder', kinds=ITERATIONS),
     )
-
-    def record_one(sized: Program) -> RecordedPass:
-        progress.step(f'recording {sized.title}', at_once=True)
-        told: RecordedPass = ask(sized, 'PassRecorder', kinds=ITERATIONS)
-        return told
-
-    if program.batch_arg is None:
-        recorded = record_one(program)
-        return recorded, SamplePair.of_one(Kind(recorded.profile))
-    sizes = check_ascending(batchsizes, '--sample-batches')
-    both = [record_one(program.with_batchsize(size)) for size in sizes]
-    small, large = (Kind(one.profile) for one in both)
+    *smaller, large = (Kind(one.profile) for one in recorded)
+    if not smaller:
+        return recorded[0], SamplePair.of_one(large)
+    small, sizes = smaller[0], (batchsizes[0], batchsizes[1])
     if same_sizes([small], [large]):
         raise _refuse_same(program, sizes)
-    return both[1], SamplePair.match(small.profile, large.profile, sizes)
+    return recorded[1], SamplePair.match(small.profile, large.profile, sizes)
+
+
+def _record_each(
+    program: Program,
+    batchsizes: Sequence[int],
+    progress: Progress,
+    record_one: Callable[[Program], Recorded],
+) -> list[Recorded]:
+    """Records a program at each batch size or, where it names none, once as it is."""
+    from chainer_hybridmem.estimation import check_ascending
+
+    asked = [program]
+    if program.batch_arg is not None:
+        sizes = check_ascending(batchsizes, '--sample-batches')
+        asked = [program.with_batchsize(size) for size in sizes]
+    recorded = []
+    for sized in asked:
+        progress.step(f'recording {sized.title}', at_once=True)
+        recorded.append(record_one(sized))
+    return recorded
 
 
 def _refuse_same(program: Program, sizes: tuple[int, int]) -> OptionError:

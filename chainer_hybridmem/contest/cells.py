@@ -166,16 +166,16 @@ def read_entrant(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _plans(name: str) -> bool:
-    """Whether there is a planner with this name, and with these options."""
-    planner, options = read_entrant(name)
-    if planner not in planner_names():
-        return False
-    check_options(planner, options)
-    return True
+    """Whether there is a planner with this name."""
+    planner, _ = read_entrant(name)
+    return planner in planner_names()
 
 
 def _check_name(name: str) -> None:
-    if name in LAYOUTS or name == BOUND or _plans(name):
+    if _plans(name):
+        check_options(*read_entrant(name))
+        return
+    if name in LAYOUTS or name == BOUND:
         return
     known = dict.fromkeys((*planner_names(), *LAYOUTS, BOUND))
     close = difflib.get_close_matches(name, known, 1)

@@ -112,17 +112,42 @@ def _check_stage(
     after: bytes | bytearray,
 ) -> None:
     for i in range(graph.size):
-        if after[i] > kept[i] + runs[i]:
+        check_operation(t, i, graph.reads[i], runs, kept, bool(after[i]))
+
+
+def check_operation(
+    t: int,
+    i: int,
+    reads: Sequence[int],
+    runs: bytes | bytearray,
+    kept: bytes | bytearray,
+    stays: bool,
+    lost: bool = False,
+) -> None:
+    """What stage t has of operation i, in Checkmate's form and in MONeT's.
+
+    Args:
+        t: The stage.
+        i: The operation.
+        reads: Operations whose products it reads.
+        runs: Which operations run in the stage.
+        kept: Whose products are there when it begins.
+        stays: Whether that of operation i is there after it.
+        lost: Whether another one writes over it.
+
+    Raises:
+        PlanError: If something is there that nobody has made.
+    """
+    if stays and (lost or not (kept[i] or runs[i])):
+        raise PlanError(
+            f'The product of operation {i} is there after stage {t}, but neither kept '
+            'nor made in it.'
+        )
+    for u in reads if runs[i] else ():
+        if not (runs[u] or kept[u]):
             raise PlanError(
-                f'The product of operation {i} is there after stage {t}, but neither '
-                'kept nor made in it.'
+                f'Operation {i} runs in stage {t} without the product of operation {u}.'
             )
-        for u in graph.reads[i] if runs[i] else ():
-            if not (runs[u] or kept[u]):
-                raise PlanError(
-                    f'Operation {i} runs in stage {t} without the product of operation '
-                    f'{u}.'
-                )
 
 
 # -- a profile and a plan in this form ----------------------------------------

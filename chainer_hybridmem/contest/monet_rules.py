@@ -19,7 +19,11 @@ from __future__ import annotations
 
 import math
 
-from chainer_hybridmem.contest.checkmate_rules import Verdict, schedule_of
+from chainer_hybridmem.contest.checkmate_rules import (
+    Verdict,
+    check_operation,
+    schedule_of,
+)
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.importing.checkmate import KIB
 from chainer_hybridmem.importing.monet import (
@@ -141,17 +145,7 @@ def _check_stage(graph: MonetGraph, schedule: Schedule, t: int) -> None:
     for i in range(width):
         if in_place[i] and not (runs[i] and i in graph.over):
             raise PlanError(f'Operation {i} cannot write in place in stage {t}.')
-        if after[i] and (i in over or not (kept[i] or runs[i])):
-            raise PlanError(
-                f'The product of operation {i} is there after stage {t}, but neither '
-                'kept nor made in it.'
-            )
-        for u in graph.reads[i] if runs[i] else ():
-            if not (runs[u] or kept[u]):
-                raise PlanError(
-                    f'Operation {i} runs in stage {t} without the product of operation '
-                    f'{u}.'
-                )
+        check_operation(t, i, graph.reads[i], runs, kept, bool(after[i]), i in over)
     for u in graph.reads[graph.loss + t] if t else ():
         if u < width and not (after[u] or (runs[u] and u not in over)):
             raise PlanError(

@@ -215,8 +215,8 @@ def _need(graph: MonetGraph, i: int, there: Sequence[int]) -> int:
 
 def operations_of(graph: MonetGraph) -> list[int]:
     """Which operation of the profile each one of the graph is."""
-    begins = list_begins(graph)
-    return [i + sum(map(bool, begins[: i + 1])) for i in range(len(begins))]
+    added = itertools.accumulate(map(bool, list_begins(graph)))
+    return [i + more for i, more in enumerate(added)]
 
 
 def graph_profile(graph: MonetGraph, link: Link) -> Profile:

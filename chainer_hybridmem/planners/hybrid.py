@@ -171,17 +171,9 @@ def hybrid(
     best = _refine(annealer, best, goal, bound.seconds, seed)
     copies = bound.swapped.any() and best.seconds <= bound.seconds * (1 + LATE_GAP)
     if not (few or copies or at_floor):
-        wider = None
-        if not bound.swapped.any():
-            wider = _allow_sources(problem, limit_bytes, bound, time_budget)
-        until = 1.0 if wider is None else 1 - LATE_TIME / 2
-        more = _more(budget, search, LATE_SHARE, steps, time_budget, until)
-        late = Annealer(search, more)
-        best = _decide_late(late, best, goal, bound.seconds, seed)
-        if wider is not None:
-            search, best = _look_wider(search, best, wider)
-            more = _more(budget, search, SOURCES_SHARE, steps, time_budget, 1.0)
-            best, bound = _keep_sources(Annealer(search, more), best, bound, seed)
+        search, best, bound = _decide_more(
+            annealer, best, bound, tolerance, steps, time_budget, seed
+        )
     options = {
         'steps': steps,
         'time_budget': time_budget,
@@ -341,6 +333,34 @@ def _refine(
     return best
 
 
+def _decide_more(
+    annealer: Annealer,
+    best: Candidate,
+    bound: Bound,
+    tolerance: float,
+    steps: int | None,
+    time_budget: float | None,
+    seed: int,
+) -> tuple[Search, Candidate, Bound]:
+    """What is late and, where nothing is swapped, which sources stay.
+
+    Returns:
+        tuple: The search that judges the best candidate, that, and what is proven.
+    """
+    search, budget, wider = annealer.search, annealer.budget, None
+    if not bound.swapped.any():
+        wider = _allow_sources(search.problem, search.limit_bytes, bound, time_budget)
+    until = 1.0 if wider is None else 1 - LATE_TIME / 2
+    more = _more(budget, search, LATE_SHARE, steps, time_budget, until)
+    goal = bound.seconds * (1 + tolerance)
+    best = _decide_late(Annealer(search, more), best, goal, bound.seconds, seed)
+    if wider is not None:
+        search, best = _look_wider(search, best, wider)
+        more = _more(budget, search, SOURCES_SHARE, steps, time_budget, 1.0)
+        best, bound = _keep_sources(Annealer(search, more), best, bound, seed)
+    return search, best, bound
+
+
 def _keep_sources(
     annealer: Annealer, best: Candidate, bound: Bound, seed: int
 ) -> tuple[Candidate, Bound]:
@@ -360,9 +380,9 @@ def _keep_sources(
         steps = min(annealer.budget.take(REFINING_SHARE), LATE_STEPS)
         if steps == 0:
             break
-        start = (
-            others[number // 2] if number % 2 and number // 2 < len(others) else best
-        )
+        start, other = best, number // 2
+        if number % 2 and other < len(others):
+            start = others[other]
         warm = SOURCE_WARMTHS[number % len(SOURCE_WARMTHS)]
         warm *= search.problem.in_core_seconds
         found = annealer.run_round(start, steps, warm, 0.0, seed + number, late=True)

@@ -295,11 +295,10 @@ def anneal(
         changed = 0
         if late and np.random.random() < DELAYS:
             changed = _delay(current, proposed)
-        if changed > 0 and np.random.random() < 0.5:
-            pass
-        elif len(pointers) == 0:
+        is_enough = changed > 0 and np.random.random() < 0.5
+        if not is_enough and len(pointers) == 0:
             changed += _move(current, a.allowed, a.size, kind_of, proposed)
-        else:
+        elif not is_enough:
             changed += spread(current, a.allowed, pointers, alike, proposed)
             if np.random.random() < 0.5:  # a change that may pay for the first
                 changed += spread(current, a.allowed, pointers, alike, proposed)

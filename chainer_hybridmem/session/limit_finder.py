@@ -173,7 +173,7 @@ def find_least_limit(
     if 'tolerance' in options_of(planner):
         own.setdefault('tolerance', TOLERANCE)
     check_options(planner, own)
-    pairs = list(zip(recorded.make_problems(), recorded.kinds, strict=True))
+    pairs = list(zip(recorded.problems, recorded.kinds, strict=True))
 
     def is_cheap(limit_bytes: int) -> bool:
         seconds = in_core_seconds = 0.0

@@ -12,6 +12,7 @@ Note: [two sessions]
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from typing import Any
 
@@ -46,17 +47,18 @@ class RecordedProgram:
     iterations: int
     complete: bool
 
-    def make_problems(self) -> list[Problem]:
+    @functools.cached_property
+    def problems(self) -> tuple[Problem, ...]:
         """What there is to plan, for each kind."""
-        return [make_problem(kind.profile) for kind in self.kinds]
+        return tuple(make_problem(kind.profile) for kind in self.kinds)
 
     def find_largest(self) -> Problem:
         """The kind of iteration that needs most in-core."""
-        return max(self.make_problems(), key=lambda one: one.in_core_peak_bytes)
+        return max(self.problems, key=lambda one: one.in_core_peak_bytes)
 
     def find_peak(self) -> int:
         """Bytes that plain Chainer needs for a step."""
-        pairs = zip(self.make_problems(), self.kinds, strict=True)
+        pairs = zip(self.problems, self.kinds, strict=True)
         return max(one.in_core_peak_bytes + kind.older_bytes for one, kind in pairs)
 
 

@@ -315,12 +315,10 @@ class RecordedPass:
     Attributes:
         profile (Profile): Of the pass that has most blobs.
         link (str): The class that was called.
-        kinds (int): How many kinds of passes there were.
     """
 
     profile: Profile
     link: str
-    kinds: int
 
 
 class PassRecorder(chainer.LinkHook):
@@ -388,7 +386,7 @@ class PassRecorder(chainer.LinkHook):
         if self._largest is None or blob_bytes(profile) > blob_bytes(
             self._largest.profile
         ):
-            self._largest = RecordedPass(profile, type(link).__name__, 0)
+            self._largest = RecordedPass(profile, type(link).__name__)
 
     def _end(self) -> None:
         self._finished = True
@@ -400,4 +398,4 @@ class PassRecorder(chainer.LinkHook):
                 )
             )
         else:
-            self._finish(dataclasses.replace(self._largest, kinds=len(self._kinds)))
+            self._finish(self._largest)

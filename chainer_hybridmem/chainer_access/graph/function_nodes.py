@@ -42,7 +42,7 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return type(vars(function).get('_function') or function).__name__
+    return type(vars(function).get('_function') or function).__name__  # one call less
 
 
 def name_and_arrays(function: Any) -> tuple[str, ...]:
