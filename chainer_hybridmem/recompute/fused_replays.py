@@ -32,6 +32,7 @@ from chainer.functions.normalization.local_response_normalization import (
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.utils.conv import get_conv_outsize
 
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.functions import is_by_cudnn
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.recompute import cuda_sums, kernels
@@ -59,7 +60,7 @@ def stays(function: Any, attribute: str) -> bool:
     The statistics of a batch have one number per channel, and a fused replay
     needs them: they stay with the graph whatever the plan.
     """
-    return type(function) is BatchNormalization and attribute in _STATISTICS
+    return graph.kind_of(function) is BatchNormalization and attribute in _STATISTICS
 
 
 def find_candidates(function: Any) -> list[tuple[Any, ...]]:
@@ -69,16 +70,16 @@ def find_candidates(function: Any) -> list[tuple[Any, ...]]:
         list of tuple of FunctionNode: The given one comes last; what covers
         most comes first. Empty if only the whole forward will do.
     """
-    kind = type(function)
+    kind = graph.kind_of(function)
     if kind in (BatchNormalization, MaxPoolingND, LocalResponseNormalization):
         return [(function,)]
     if kind is Add:
         return _before_add(function)
     if kind is ReLU:
         before = function.inputs[0].creator_node
-        if type(before) is BatchNormalization:
+        if graph.kind_of(before) is BatchNormalization:
             return [(before, function)]
-        if type(before) is Add:
+        if graph.kind_of(before) is Add:
             return [(*covered, function) for covered in _before_add(before)]
     return []
 
@@ -88,7 +89,7 @@ def _before_add(add: Any) -> list[tuple[Any, ...]]:
     found: list[Any] = []
     for node in add.inputs:
         creator = node.creator_node
-        if type(creator) is BatchNormalization and creator not in found:
+        if graph.kind_of(creator) is BatchNormalization and creator not in found:
             found.append(creator)
     result = [(normalisation, add) for normalisation in found]
     if len(found) == 2:
@@ -98,7 +99,7 @@ def _before_add(add: Any) -> list[tuple[Any, ...]]:
 
 def may_go_on(function: Any) -> bool:
     """Whether a fused replay that ends here could be part of a longer one."""
-    return type(function) in (BatchNormalization, Add)
+    return graph.kind_of(function) in (BatchNormalization, Add)
 
 
 def find_inputs(functions: Sequence[Any]) -> list[Any]:
@@ -117,7 +118,7 @@ def list_formulas(functions: Sequence[Any]) -> range:
     The first one is that of Chainer's own code.
     """
     by_cudnn = any(
-        type(function) is BatchNormalization and is_by_cudnn(function)
+        graph.kind_of(function) is BatchNormalization and is_by_cudnn(function)
         for function in functions
     )
     return range(len(cuda_sums.FORMULAS) if by_cudnn else 1)
@@ -141,12 +142,12 @@ def run(
         NoFusedReplayError: If there is no loop for arrays like these.
     """
     last = functions[-1]
-    if type(last) is MaxPoolingND:
+    if graph.kind_of(last) is MaxPoolingND:
         return pool(last, fetch(last.inputs[0]))
-    if type(last) is LocalResponseNormalization:
+    if graph.kind_of(last) is LocalResponseNormalization:
         return normalise_responses(last, fetch(last.inputs[0]))
-    head = last.inputs[0].creator_node if type(last) is ReLU else last
-    if type(head) is Add:
+    head = last.inputs[0].creator_node if graph.kind_of(last) is ReLU else last
+    if graph.kind_of(head) is Add:
         creators = [node.creator_node for node in head.inputs]
         terms = [
             normalise(creator, *map(fetch, creator.inputs))
@@ -156,7 +157,7 @@ def run(
         ]
     else:
         terms = [normalise(head, *map(fetch, head.inputs))]
-    relu = last if type(last) is ReLU else None
+    relu = last if graph.kind_of(last) is ReLU else None
     return (add_up(terms, relu, formula),), types.SimpleNamespace()
 
 

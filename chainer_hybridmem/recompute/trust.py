@@ -74,7 +74,7 @@ def recomputable(kind: Kind) -> Kind:
 
 def is_declared(function: Any) -> bool:
     """Whether the program has declared the class of a function."""
-    return type(graph.target(function)) in _declared
+    return graph.kind_of(graph.target(function)) in _declared
 
 
 def may_replay(function: Any) -> bool:
@@ -90,7 +90,7 @@ def may_replay(function: Any) -> bool:
 def is_trusted(function: Any) -> bool:
     """Whether the code of a function may be run again, with any inputs."""
     own = graph.target(function)
-    kind = type(own)
+    kind = graph.kind_of(own)
     if 'forward' in vars(own):  # of this object alone
         return False
     return kind in _declared or (
@@ -132,7 +132,9 @@ def effects_refused(function: Any) -> Iterator[None]:
 
 def _surroundings(function: Any) -> dict[str, Any]:
     own, name = graph.target(function), graph.function_name(function)
-    return effects.surroundings([(name, own), (f'class {name}', {**vars(type(own))})])
+    return effects.surroundings(
+        [(name, own), (f'class {name}', {**vars(graph.kind_of(own))})]
+    )
 
 
 def _is_of_chainer(kind: type) -> bool:

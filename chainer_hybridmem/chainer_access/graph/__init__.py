@@ -23,6 +23,7 @@ from chainer_hybridmem.chainer_access.graph.doors import (
     BACKWARD_LOOP,
     BringBack,
     backward_runs,
+    kind_of,
     watch,
 )
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
@@ -70,6 +71,7 @@ __all__ = [
     'function_name',
     'function_of',
     'is_unfinished',
+    'kind_of',
     'name_and_arrays',
     'node_array',
     'output_arrays',

@@ -2,9 +2,12 @@
 
 Note: [attributes that are away]
     A program may read what a function keeps, as an upsampling takes the indexes of a
-    pooling. While such an array is away the function does not have the attribute, so
-    Python calls ``__getattr__``, which restores it. Where the class has a default of
-    that name, :class:`_Default` takes its place and does the same.
+    pooling. While such an array is away the function does not have the attribute, and
+    is of a class like its own, a door: Python calls ``__getattr__`` of that, which
+    restores it. Where the class has a default of that name, the door has a
+    :class:`_Default` in its place, which does the same. Only functions that miss
+    something have a door: with a ``__getattr__`` of Chainer's class, every access to
+    an attribute of any function would take several times as long.
 
     What others can reach without the function's attribute stays: a shared list, or
     anything of an old-style function that outlives its graph. An array also stays if
@@ -53,11 +56,7 @@ def watch(owner: Any, bring_back: BringBack) -> None:
         owner: A function, the wrapped old-style function, or a node.
         bring_back: Restores attributes of an owner by name, or what a node retains.
     """
-    if vars(chainer.FunctionNode).get('__getattr__') is not _ask:
-        for kind in (chainer.FunctionNode, chainer.Function):
-            kind.__getattr__ = _ask
-            kind.__delattr__ = _delete
-            kind.__reduce_ex__ = _reduce
+    if VariableNode.data.fget is not _read_node:
         VariableNode.data = VariableNode.data.getter(_read_node)
     _watchers[owner] = bring_back
 
@@ -87,7 +86,6 @@ def _is_away(owner: Any, names: tuple[str, ...]) -> bool:
     return is_node_away(owner)
 
 
-# -- methods that take the place of Chainer's ---------------------------------
 def _read_node(node: Any) -> Array | None:
     """``VariableNode.data``."""
     if node._data is None and is_node_away(node) and not is_loop(sys._getframe(1)):
@@ -95,8 +93,67 @@ def _read_node(node: Any) -> Array | None:
     return node._data
 
 
+# -- doors --------------------------------------------------------------------
+_DOOR = '_hybridmem_door'  # of a class: its door
+_IS_DOOR = '_hybridmem_is_door'
+
+
+def kind_of(function: Any) -> type:
+    """The class of a function, or of an old-style one; also while it has a door."""
+    kind = type(function)
+    return kind.__bases__[0] if _IS_DOOR in vars(kind) else kind
+
+
+def open_door(owner: Any, name: str) -> None:
+    """Restores an attribute when it is read, from before it leaves."""
+    kind = kind_of(owner)
+    door = vars(kind).get(_DOOR)
+    if door is None:
+        door = _make_door(kind)
+    if hasattr(kind, name) and name not in vars(door):
+        setattr(door, name, _Default(kind, name))
+    if type(owner) is not door:
+        owner.__class__ = door
+
+
+def close_door(owner: Any) -> None:
+    """Lets an owner be of its own class again, if it has all its attributes."""
+    if not list_away(owner):
+        kind = kind_of(owner)
+        if type(owner) is not kind:
+            owner.__class__ = kind
+
+
+def _make_door(kind: type) -> type:
+    names = {
+        '__slots__': (),
+        '__module__': kind.__module__,
+        '__qualname__': kind.__qualname__,
+        '__getattr__': _ask,
+        '__delattr__': _delete,
+        '__reduce_ex__': _reduce,
+        _IS_DOOR: True,
+    }
+    door = type(kind.__name__, (kind,), names)
+    setattr(kind, _DOOR, door)
+    return door
+
+
+class _Default:
+    """In place of a class's default value: that, unless an array is away."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind = kind
+        self._name = name
+
+    def __get__(self, owner: Any, door: type | None = None) -> Any:
+        if owner is not None and is_attribute_away(owner, self._name):
+            return _ask(owner, self._name)
+        return getattr(self._kind, self._name)
+
+
 def _ask(owner: Any, name: str) -> Any:
-    """``__getattr__`` of functions."""
+    """``__getattr__`` of a door."""
     if not name.startswith('__') and is_attribute_away(owner, name):
         _bring_back(owner, name)
         if name in vars(owner):
@@ -109,65 +166,48 @@ def _ask(owner: Any, name: str) -> Any:
 
 
 def _delete(owner: Any, name: str) -> None:
-    """``__delattr__`` of functions."""
+    """``__delattr__`` of a door."""
     if is_attribute_away(owner, name):
         _bring_back(owner, name)
-    object.__delattr__(owner, name)
+    kind_of(owner).__delattr__(owner, name)
 
 
 def _reduce(owner: Any, protocol: Any) -> Any:
-    """``__reduce_ex__`` of functions: a copy has everything."""
-    for name in list_away(owner) if _copying is not owner else ():
+    """``__reduce_ex__`` of a door: a copy has everything."""
+    for name in list_away(owner):
         if is_attribute_away(owner, name):
             _bring_back(owner, name)
-    return object.__reduce_ex__(owner, protocol)
+    owner.__class__ = kind_of(owner)
+    return owner.__reduce_ex__(protocol)
 
 
-class _Default:
-    """In place of a class's default value: that, unless an array is away."""
-
-    def __init__(self, name: str, value: Any) -> None:
-        self._name = name
-        self._value = value
-
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        if owner is not None and is_attribute_away(owner, self._name):
-            return _ask(owner, self._name)
-        return self._value
-
-
-def watch_default(kind: type, name: str) -> None:
-    """Restores an attribute also where its class has a default for it."""
-    for base in kind.__mro__:
-        if name in vars(base):
-            value = vars(base)[name]
-            if not hasattr(value, '__get__'):
-                setattr(base, name, _Default(name, value))
-            return
-
-
-# -- classes that answer themselves -------------------------------------------
+# -- classes without a door ---------------------------------------------------
 _answers: ByOwner[dict[str, bool]] = ByOwner()  # by class, by attribute
 
 
-def answers_itself(kind: type, name: str) -> bool:
-    """Whether a class would not call our ``__getattr__`` for an away attribute."""
+def may_leave(function: Any, name: str) -> bool:
+    """Whether a door would restore an attribute: no other code answers for it."""
+    kind = kind_of(function)
     answers = _answers.get(kind)
     if answers is None:
         answers = _answers[kind] = {}
     answer = answers.get(name)
     if answer is None:
-        answer = answers[name] = _looks_itself(kind, name)
+        answer = answers[name] = not _answers_itself(kind, name)
     return answer
 
 
-def _looks_itself(kind: type, name: str) -> bool:
-    if getattr(kind, '__getattr__', _ask) is not _ask:
+_SUBCLASS = '__init_subclass__'
+
+
+def _answers_itself(kind: Any, name: str) -> bool:
+    if type(kind) is not type or hasattr(kind, '__getattr__'):
         return True
-    if getattr(kind, '__getattribute__', None) is not object.__getattribute__:
+    if kind.__getattribute__ is not object.__getattribute__:
         return True
-    value = inspect.getattr_static(kind, name, None)
-    return type(value) is not _Default and hasattr(value, '__get__')
+    if inspect.getattr_static(kind, _SUBCLASS) is not vars(object)[_SUBCLASS]:
+        return True  # it would hear of its door
+    return hasattr(inspect.getattr_static(kind, name, None), '__get__')
 
 
 # -- copies that restore nothing ----------------------------------------------
@@ -175,22 +215,20 @@ _COPYING = (
     *('__copy__', '__new__', '__reduce__', '__reduce_ex__'),
     *('__getstate__', '__setstate__', '__slots__'),
 )
-_copying: Any = None  # the function that is copied as it is
 
 
 def copy_as_it_is(function: Any) -> Any:
     """Copies a function; what is away stays away."""
-    global _copying
-    kind: Any = type(function)
+    kind, door = kind_of(function), type(function)
     if _copies_by_fields(kind):
         result = object.__new__(kind)
         vars(result).update(vars(function))
         return result
-    _copying = function
+    function.__class__ = kind
     try:
         return copy.copy(function)
     finally:
-        _copying = None
+        function.__class__ = door
 
 
 @functools.cache
@@ -198,7 +236,7 @@ def _copies_by_fields(kind: Hashable) -> bool:
     """Whether copies of a class's objects are objects with the same fields."""
     assert isinstance(kind, type)
     own = (vars(base).get(name) for base in kind.__mro__[:-1] for name in _COPYING)
-    is_plain = all(method is None or method is _reduce for method in own)
+    is_plain = all(method is None for method in own)
     return is_plain and kind.__module__.partition('.')[0] == 'chainer'
 
 

@@ -27,7 +27,11 @@ from chainer_hybridmem.chainer_access.graph.attributes import (
     put_attribute,
     read_attribute,
 )
-from chainer_hybridmem.chainer_access.graph.doors import answers_itself, watch_default
+from chainer_hybridmem.chainer_access.graph.doors import (
+    close_door,
+    may_leave,
+    open_door,
+)
 from chainer_hybridmem.chainer_access.graph.function_nodes import function_of, target
 from chainer_hybridmem.chainer_access.graph.nodes import Content, find_content
 from chainer_hybridmem.devices.protocol import Array, View
@@ -105,8 +109,10 @@ class SlotRef:
             return
         elif array is not None or not self.shared():
             if array is None:
-                watch_default(type(owner), self.attribute.partition('.')[0])
+                open_door(owner, self.attribute.partition('.')[0])
             put_attribute(owner, self.attribute, array)
+            if array is not None:
+                close_door(owner)
             self._array = array_or_none
 
     def get(self) -> Array | None:
@@ -188,8 +194,9 @@ def _find_outputs(
 ) -> Iterator[Found]:
     """Retained outputs: the function has a reference, and the node has another."""
     retained = vars(function).get(_RETAINED) or ()
+    leaves = may_leave(function, _RETAINED)
     for position, (index, array) in enumerate(zip(indexes, retained, strict=False)):
-        if owns(array):
+        if leaves and owns(array):
             yield Slot(operation, SlotKind.RETAINED, position), function, array
         node = function.outputs[index]()
         if node is not None and owns(node._data):
@@ -200,12 +207,11 @@ def _find_attributes(
     owner: Any, operation: int, owns: Callable[[Any], bool]
 ) -> Iterator[Found]:
     """Attributes that may leave; see doors, [attributes that are away]."""
-    kind = type(owner)
     for key, array in list(attribute_arrays(owner, owns)):  # which refers to lists
         name = key
         if '.' in key:
             name = key.partition('.')[0]
             if is_shared(vars(owner), name):
                 continue
-        if not answers_itself(kind, name):
+        if may_leave(owner, name):
             yield Slot(operation, SlotKind.ATTRIBUTE, key), owner, array
