@@ -193,18 +193,21 @@ def _raise_top(slab: int, top: int) -> None:
 
 @compiled(_i64(_i64, _i64))
 def cut(slab: int, total: int) -> int:
-    """Takes space: the smallest hole, else above the top.
+    """Takes space: the smallest hole that has pages, else the smallest, else the top.
 
     Returns:
         int: Its address, 0 if there is none. EXTENT says how much it really
         is, FRESH for how much of it the system has to give pages.
     """
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
-    best, best_bytes = -1, 0
+    best, best_bytes, best_fresh = -1, 0, 1
     for i in range(count):
         nbytes = load(holes + HOLE_BYTES * i + HOLE_SIZE)
-        if nbytes >= total and (best < 0 or nbytes < best_bytes):
-            best, best_bytes = i, nbytes
+        if nbytes < total:
+            continue
+        fresh = load(holes + HOLE_BYTES * i + HOLE_HELD) < nbytes
+        if best < 0 or (fresh, nbytes) < (best_fresh, best_bytes):
+            best, best_bytes, best_fresh = i, nbytes, fresh
     if best >= 0:
         address = load(holes + HOLE_BYTES * best)
         if best_bytes - total < LEAST_HOLE:

@@ -179,6 +179,11 @@ class Rule:
     makes: tuple[str, ...] = ()
     fits: Callable[[Any, tuple[Array, ...]], bool] = lambda function, inputs: True
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Attributes that a forward finds unlike the one before left them."""
+        return self.reads + self.makes
+
     def axis(self, index: int) -> int | None:
         """Along which an input is cut."""
         return self.inputs[min(index, len(self.inputs) - 1)]
@@ -415,27 +420,41 @@ def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
 
 
 def state(function: Any, whole: bool = False) -> Callable[[], None]:
-    """Saves everything that a forward changes besides its outputs.
+    """Saves what tells a forward that it has run, and what it changes elsewhere.
+
+    All else that a forward sets, another one sets again.
 
     Args:
-        function: Before its forward.
+        function: Before its forward; it has a rule.
         whole: Whether it is to run as a whole.
 
     Returns:
         callable: Undoes the changes of a forward that has failed.
     """
-    noted = dict(vars(function))
+    rule = _RULES[type(function)]
+    if not rule.changes:
+        return _undo_nothing
+    own = vars(function)
+    noted = [(name, own.get(name, _ABSENT)) for name in rule.changes]
     undo = _outside(function, whole) if type(function) in _CHANGES_MORE else None
 
     def restore() -> None:
-        vars(function).clear()
-        vars(function).update(noted)
+        for name, value in noted:
+            if value is _ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = value
         if undo is not None:
             undo()
 
     return restore
 
 
+def _undo_nothing() -> None:
+    """Nothing has changed."""
+
+
+_ABSENT: Any = object()
 _CHANGES_MORE = dropout.Dropout, bn.BatchNormalization
 
 

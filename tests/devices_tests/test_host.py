@@ -1,5 +1,6 @@
 """What is particular to NumPy: threads, throttle, exit and foreign memory."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -10,6 +11,8 @@ import time
 
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.own_time import own_time
 
 from chainer_hybridmem.devices import addresses, slab
@@ -498,3 +501,52 @@ def test_what_was_set_for_one_device_is_not_left_to_the_next():
     assert device.arrays.allocation_id(used[device]) & 0xFFFF > 1, (
         'ids are never used twice'
     )
+
+
+# -- pages ----------------------------------------------------------------------
+def _resident_bytes(device):
+    """Bytes of the device's slabs that the system has pages for."""
+    libc, total = ctypes.CDLL(None), 0
+    for place in (counter_words.SIDE, counter_words.ARENA):
+        base, touched = (
+            device.memory.counter._get(place + word)
+            for word in (slab.BASE, slab.TOUCHED)
+        )
+        if base:
+            pages = (ctypes.c_ubyte * (touched // mmap.PAGESIZE + 1))()
+            error = libc.mincore(ctypes.c_void_p(base), ctypes.c_size_t(touched), pages)
+            assert not error
+            total += mmap.PAGESIZE * sum(page & 1 for page in pages)
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(16, 400)), max_size=60))
+def test_pages_never_exceed_the_limit(steps):
+    device = HostDevice(4 * _MIB)
+    device.memory.install(lambda nbytes: None)
+    try:
+        arrays = []
+        for takes, size in steps:
+            if arrays and not takes:
+                arrays.pop(size % len(arrays))
+                continue
+            try:
+                arrays.append(numpy.ones(size << 12, 'u1'))
+            except MemoryError:
+                arrays.pop(0)
+            ends = 2 * mmap.PAGESIZE * (len(arrays) + 1)  # pages of two neighbours
+            assert _resident_bytes(device) <= 4 * _MIB + ends
+        del arrays
+    finally:
+        device.memory.uninstall()
+        device.close()
+
+
+def test_as_few_pages_go_back_as_will_do(open_host):
+    """Else all of a hole is faulted in again, for a block that lies elsewhere."""
+    device = open_host(8 * _MIB)
+    hole, others = numpy.ones(4 * _MIB, 'u1'), [numpy.ones(_MIB, 'u1')]
+    del hole
+    others.append(numpy.ones(9 * _MIB // 2, 'u1'))  # 1.5 MiB more than the limit
+    assert 7 * _MIB < _resident_bytes(device) <= 8 * _MIB + 8 * mmap.PAGESIZE

@@ -98,7 +98,7 @@ _DOOR = '_hybridmem_door'  # of a class: its door
 _IS_DOOR = '_hybridmem_is_door'
 
 
-def kind_of(function: Any) -> type:
+def kind_of(function: Any) -> Any:
     """The class of a function, or of an old-style one; also while it has a door."""
     kind = type(function)
     return kind.__bases__[0] if _IS_DOOR in vars(kind) else kind
@@ -197,17 +197,16 @@ def may_leave(function: Any, name: str) -> bool:
     return answer
 
 
-_SUBCLASS = '__init_subclass__'
+_READS = '__getattribute__', '__init_subclass__'  # which would hear of its door
 
 
-def _answers_itself(kind: Any, name: str) -> bool:
+def _answers_itself(kind: type, name: str) -> bool:
+    find = inspect.getattr_static
     if type(kind) is not type or hasattr(kind, '__getattr__'):
         return True
-    if kind.__getattribute__ is not object.__getattribute__:
+    if any(find(kind, method) is not find(object, method) for method in _READS):
         return True
-    if inspect.getattr_static(kind, _SUBCLASS) is not vars(object)[_SUBCLASS]:
-        return True  # it would hear of its door
-    return hasattr(inspect.getattr_static(kind, name, None), '__get__')
+    return hasattr(find(kind, name, None), '__get__')
 
 
 # -- copies that restore nothing ----------------------------------------------

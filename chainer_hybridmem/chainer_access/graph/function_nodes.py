@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import chainer
+from chainer.function import FunctionAdapter
 from chainer.graph_optimizations.static_graph import (
     StaticScheduleFunction as StaticScheduleFunction,
 )
@@ -27,7 +29,9 @@ FRAMEWORK = frozenset(
 
 def target(function: Any) -> Any:
     """The object that has the attributes: function nodes wrap old-style functions."""
-    return vars(function).get('_function') or function
+    if isinstance(function, FunctionAdapter):
+        return function._function or function
+    return function
 
 
 def function_of(owner: Any) -> Any:
@@ -42,15 +46,23 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return type(vars(function).get('_function') or function).__name__  # one call less
+    return type(target(function)).__name__
 
 
 def name_and_arrays(function: Any) -> tuple[str, ...]:
-    """Name of the class, and of arrays that it has before its forward, as a mask."""
-    own = vars(function).get('_function') or function
-    kinds = _array_types()
-    given = [name for name, value in vars(own).items() if isinstance(value, kinds)]
-    return type(own).__name__, *given
+    """Name of the class, and of arrays that it has before its forward, as a mask.
+
+    An object whose ``__dict__`` nobody has asked for does without one, and reads its
+    attributes faster. So only functions that seem to have arrays are asked.
+    """
+    own, kinds = target(function), _array_types()
+    for held in gc.get_referents(own):
+        if isinstance(held, kinds) or type(held) is dict:  # which may be its own
+            given = [
+                name for name, value in vars(own).items() if isinstance(value, kinds)
+            ]
+            return type(own).__name__, *given
+    return (type(own).__name__,)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ Note: [slabs]
     arena for those with a planned offset, the side slab for all others, with best fit.
     Addresses cost nothing (:mod:`..addresses`), pages are kept: before one more is
     touched than the limit allows, pages of holes, the largest first, go back to the
-    system, so that physical memory follows the load, not its history.
+    system, as few as will do, so that physical memory follows the load, not its history.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from chainer_hybridmem.jit import compiled
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
 _HUGE_BYTES = 1 << 22  # from this size on NumPy asks for huge pages, so do we
+_PIECE_BYTES = 1 << 16  # of pages that are given back at least; a call costs something
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAPPED_FLAGS, _RESERVED_FLAGS = addresses.MAPPED, addresses.RESERVED
 
@@ -53,31 +54,42 @@ def count_held(counter: int) -> int:
     )
 
 
-@_native(_i64(_i64))
-def _release_tail(place: int) -> int:
-    """Gives the pages above the top of a slab back; returns their bytes."""
+@_native(_i64(_i64, _i64))
+def _release_tail(place: int, nbytes: int) -> int:
+    """Gives pages above the top of a slab back, from the end; returns their bytes."""
     base, top = load(place + slab.BASE), load(place + slab.TOP)
     touched = load(place + slab.TOUCHED)
     if touched <= top:
         return 0
-    release_pages(base + top, base + touched)
-    store(place + slab.TOUCHED, top)
-    add(place + slab.HELD, top - touched)
-    return touched - top
+    kept = touched - min(touched - top, max(nbytes, _PIECE_BYTES))
+    kept = max(top, kept & -4096)
+    release_pages(base + kept, base + touched)
+    store(place + slab.TOUCHED, kept)
+    add(place + slab.HELD, kept - touched)
+    return touched - kept
 
 
-@_native(_i64(_i64))
-def _release_largest(place: int) -> int:
-    """Gives the pages of the largest hole of a slab back; returns their bytes."""
+@_native(_i64(_i64, _i64))
+def _release_largest(place: int, nbytes: int) -> int:
+    """Gives pages of the hole with the most of them back; returns their bytes.
+
+    No more than asked for, up to a piece: those at its end, for blocks are cut from
+    its beginning.
+    """
     index = slab.largest_held(place)
     if index < 0:
         return 0
     hole = load(place + slab.HOLES) + slab.HOLE_BYTES * index
     start, pages = load(hole + slab.HOLE_AT), load(hole + slab.HOLE_HELD)
-    release_pages(start, start + load(hole + slab.HOLE_SIZE))
-    store(hole + slab.HOLE_HELD, 0)
-    add(place + slab.HELD, -pages)
-    return pages
+    end = start + load(hole + slab.HOLE_SIZE)
+    # Where its pages are is not known: it has none but those that are left to it.
+    kept = pages - min(pages, max(nbytes, _PIECE_BYTES))
+    first = (start + kept) & -4096
+    kept = max(0, first - start)
+    release_pages(first if kept > 0 else start, end)
+    store(hole + slab.HOLE_HELD, kept)
+    add(place + slab.HELD, kept - pages)
+    return pages - kept
 
 
 @_native(types.void(_i64, _i64))
@@ -89,9 +101,9 @@ def release_holes(counter: int, most: int) -> None:
     excess = load(counter + words.USED) + count_held(counter) - most
     for place in (counter + words.SIDE, counter + words.ARENA):
         if excess > 0:
-            excess -= _release_tail(place)
+            excess -= _release_tail(place, excess)
         while excess > 0:
-            nbytes = _release_largest(place)
+            nbytes = _release_largest(place, excess)
             if nbytes == 0:
                 break
             excess -= nbytes

@@ -137,14 +137,14 @@ class PlanArena:
         """No plan is made for an arena from now on, for this reason."""
         self.wanted, self.refusal = False, why
 
-    def reconsider(self, why: str) -> tuple[bool, str]:
-        """Wants an arena again if this reason alone has spoken against it.
+    def reconsider(self, *reasons: str) -> tuple[bool, str]:
+        """Wants an arena again if one of these reasons has spoken against it.
 
         Returns:
             tuple: What was wanted before; see :meth:`restore`.
         """
         before = self.wanted, self.refusal
-        self.wanted = self.wanted or self.refusal == why
+        self.wanted = self.wanted or self.refusal in reasons
         return before
 
     def restore(self, before: tuple[bool, str]) -> None:

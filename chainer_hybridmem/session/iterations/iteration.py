@@ -42,12 +42,16 @@ class Following:
 
     def fits(self, k: int, key: OperationKey) -> bool:
         """Takes operation k; False if the guide expects another one."""
-        self.operations.append(key)
         if not self._compares:
+            self.operations.append(key)
             return True
         assert self.guide is not None
         signature = self.guide.signature
-        return k < len(signature) and signature[k] == key
+        if k < len(signature) and signature[k] == key:
+            self.operations.append(signature[k])  # fewer objects that live long
+            return True
+        self.operations.append(key)
+        return False
 
     def switch(self, guide: Guide) -> None:
         """It is another guide's iteration, which begins in the same way."""

@@ -29,7 +29,7 @@ from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.planning.machine_plans import MachinePlans
-from chainer_hybridmem.session.planning.plan_maker import TOO_SLOW, PlanMaker
+from chainer_hybridmem.session.planning.plan_maker import NO_TIME, TOO_SLOW, PlanMaker
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time, outside_limit
@@ -298,13 +298,14 @@ class Planning:
     ) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one.
 
-        Or if only times have spoken against an arena, and these do not. If the bound
-        for these times leaves nothing to gain, none is made.
+        Or if only times, or the time that finding one takes, have spoken against an
+        arena, and these do not. If the bound for these times leaves nothing to gain,
+        none is made.
         """
         bound_seconds = self._lower_bound_seconds(guide, problem)
         if guide.arena.wanted and seconds <= bound_seconds * (1 + LEAST_GAIN):
             return None
-        before = guide.arena.reconsider(TOO_SLOW)
+        before = guide.arena.reconsider(TOO_SLOW, NO_TIME)
         try:
             plan = self.maker.make_plan(guide, problem)
         except InfeasibleError:  # it was replanned with another planner
