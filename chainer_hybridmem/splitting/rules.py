@@ -179,11 +179,6 @@ class Rule:
     makes: tuple[str, ...] = ()
     fits: Callable[[Any, tuple[Array, ...]], bool] = lambda function, inputs: True
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """Attributes that a forward finds unlike the one before left them."""
-        return self.reads + self.makes
-
     def axis(self, index: int) -> int | None:
         """Along which an input is cut."""
         return self.inputs[min(index, len(self.inputs) - 1)]
@@ -432,10 +427,11 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
         callable: Undoes the changes of a forward that has failed.
     """
     rule = _RULES[type(function)]
-    if not rule.changes:
+    names = rule.reads + rule.makes
+    if not names:
         return _undo_nothing
     own = vars(function)
-    noted = [(name, own.get(name, _ABSENT)) for name in rule.changes]
+    noted = [(name, own.get(name, _ABSENT)) for name in names]
     undo = _outside(function, whole) if type(function) in _CHANGES_MORE else None
 
     def restore() -> None:

@@ -7,7 +7,7 @@ Note: [slabs]
     arena for those with a planned offset, the side slab for all others, with best fit.
     Addresses cost nothing (:mod:`..addresses`), pages are kept: before one more is
     touched than the limit allows, pages of holes, the largest first, go back to the
-    system, as few as will do, so that physical memory follows the load, not its history.
+    system, as few as will do. So physical memory follows the load, not its history.
 """
 
 from __future__ import annotations

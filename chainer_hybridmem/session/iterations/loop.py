@@ -186,7 +186,7 @@ class Loop(chainer.FunctionHook):
                 graph.refuse_static()
         if not with_graph:  # it leaves nothing, as most in a backward function
             self._splitter.prepare(function)
-            if not (iteration.quiet or graph.is_unfinished(function)):
+            if function.inputs is not None and not iteration.quiet:
                 self._executor.restore_maps(function)  # it is applied once more
             return
         if iteration.depth and graph.backward_runs():
