@@ -286,6 +286,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
     Raises:
         HybridMemoryError: If it cannot be recorded.
     """
+    arguments.check_copies(args)
     limit: arguments.Limit = args.memory_limit
     limit_bytes = limit.bytes_of(1)
     if limit.is_share:

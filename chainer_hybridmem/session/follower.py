@@ -25,7 +25,7 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import SessionError, in_flags, use_flags
 from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
 from chainer_hybridmem.session.recording_session import SteppingSession
@@ -71,6 +71,7 @@ class Follower:
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
         self._sharers = 1
         self._own = False  # the program has a session itself
+        self._refused = False  # no session could begin
         self._backwards = 0  # of no session
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
@@ -147,10 +148,12 @@ class Follower:
         if self._session is not None:
             self._leave()
             gc.collect()  # ended sessions and optimizers are in cycles
-        self._own = active_session() is not None
+        self._step_back(active_session() is not None)
         models = self._find_models()
         if models and not self._own:
+            self._refused = True
             self._enter(models)
+            self._refused = False
 
     def _enter(self, models: list[chainer.Link]) -> None:
         session = self._make_session(models)
@@ -190,8 +193,13 @@ class Follower:
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
-        self._own = True
+        self._step_back()
         self._leave()
+
+    def _step_back(self, own: bool = True) -> None:
+        self._own = own
+        if own:
+            use_flags({})  # messages are for who has written the program
 
     def _start_backward(self) -> None:
         """A backward is about to run, perhaps in a thread that has no session."""
@@ -274,7 +282,7 @@ class Follower:
         if self._caught:
             lines.append(
                 f'the limit was exceeded once, to find out what does, and the program '
-                f'has caught the error: {self._caught}'
+                f'has caught the error: {in_flags(self._caught)}'
             )
         if self._finder.lacks_profile:
             lines.append(f'no profile: {self._find_reason()}')
@@ -283,6 +291,8 @@ class Follower:
     def _find_reason(self) -> str:
         if self._own:
             return 'the program has a session of its own'
+        if self._refused:
+            return 'a session was refused, as the error says'
         if self._optimizers:
             if self._finder.has_begun:
                 return self._finder.reason
@@ -336,7 +346,8 @@ class Follower:
         plain = one['in_core_seconds'] or self._finder.in_core_seconds
         told = f'time {format_seconds(seconds)} / iteration'
         if not plain:
-            return f'{told}; what plain Chainer takes is known once there is a plan'
+            told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
+            return f"{told}; plain Chainer's is known once what comes again has a plan"
         told += f', {seconds / plain:.2f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
             told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'
