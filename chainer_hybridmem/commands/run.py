@@ -224,8 +224,23 @@ def prepare(program: str, args: list[str], is_module: bool) -> Callable[[], Any]
         script = None if path is None else os.path.realpath(path)
         sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
     if path is None:
+        check_module(program)
         return lambda: runpy.run_module(program, run_name='__main__', alter_sys=True)
     return lambda: runpy.run_path(path, run_name='__main__')
+
+
+def check_module(name: str) -> None:
+    """Refuses what Python cannot find; packages that it is in are not imported yet.
+
+    Raises:
+        OptionError: If there is no such module.
+    """
+    first = name.partition('.')[0]
+    if not first or importlib.util.find_spec(first) is None:
+        raise OptionError(
+            f'There is no module {name!r}: Python looks for it in the current folder '
+            f'and among what is installed.'
+        )
 
 
 def find_program(name: str) -> str:

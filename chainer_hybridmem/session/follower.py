@@ -72,6 +72,7 @@ class Follower:
         self._sharers = 1
         self._own = False  # the program has a session itself
         self._refused = False  # no session could begin
+        self._failed = False  # the program has ended with an error
         self._backwards = 0  # of no session
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
@@ -91,6 +92,7 @@ class Follower:
             OutOfMemoryError: In place of a MemoryError, with a limit that would do.
         """
         self._beginnings.stop()
+        self._failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if isinstance(error, SystemExit):
             kind = error = trace = None
         if error is None and self._finding is not None and self.trains_here:
@@ -303,7 +305,8 @@ class Follower:
                 'unknown; call setup() of one, or put hybridmem.optimize() around the '
                 'loop'
             )
-        return 'it only infers: no optimizer has got a model, and no backward has run'
+        none = 'no optimizer has got a model, and no backward has run'
+        return f'it has failed: {none}' if self._failed else f'it only infers: {none}'
 
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes

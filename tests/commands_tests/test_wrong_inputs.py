@@ -119,6 +119,8 @@ def files(profile, folder, network, monkeypatch):
         ((*RUN, '--host-limit', '1kB', 'p.py'), 1, '--host-limit is 1000 and there is'),
         ((*RUN, '--disk-bandwidth', '1MB/s', 'p.py'), 1, 'there is no --swap-dir; '),
         ((*RUN, '--shared-link', 'bus', 'p.py'), 1, 'there is no --link-bandwidth to'),
+        ((*RUN, '-m', 'no_such.p'), 1, "There is no module 'no_such.p': "),
+        ((*RUN, '-m', '.p'), 1, "There is no module '.p': "),
         (RUN, 2, 'the following arguments are required: PROGRAM'),
         (('estimate', '--batch-arg', '--size'), 2, 'has = before it: --batch-arg='),
         (

@@ -202,6 +202,16 @@ def test_what_the_first_iterations_cannot_show(limit, says):
     assert named == pytest.approx(wanted, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ('error', 'why'),
+    [(None, 'only infers'), (SystemExit(0), 'only infers'), (SystemExit(2), 'failed')],
+)
+def test_a_program_that_does_not_train(error, why):
+    follower = Follower(LIMIT, {})
+    follower.__exit__(error and SystemExit, error)
+    assert re.search(f'not applied: it (has )?{why}: ', follower.describe()[0])
+
+
 def test_a_session_that_is_refused():
     follower = Follower(LIMIT, {'shared_link': 'bus'})
     with pytest.raises(OptionError), follower:
