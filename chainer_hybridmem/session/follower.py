@@ -16,6 +16,7 @@ Note: [which thread trains]
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import types
 import weakref
@@ -26,6 +27,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.errors import SessionError, in_flags, use_flags
+from chainer_hybridmem.session.iterations.overrun import Needs
 from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
 from chainer_hybridmem.session.recording_session import SteppingSession
@@ -74,6 +76,7 @@ class Follower:
         self._refused = False  # no session could begin
         self._failed = False  # the program has ended with an error
         self._backwards = 0  # of no session
+        self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
@@ -245,6 +248,7 @@ class Follower:
                 self._caught = session.exceeded or self._caught
         finally:
             if session is not finding:
+                self._needs = session.needs
                 self._figures.append(session.statistics())
                 if self._report is not None:
                     session.report(html=self._report)
@@ -326,7 +330,7 @@ class Follower:
     def _describe_limit(self) -> str:
         limit_bytes = self._figures[-1]['limit_bytes']
         limit = format_apart(self._peak_bytes, limit_bytes)[1]
-        found = f' ({self._asked})' if self._finder.is_found else ''
+        found = f' ({self._asked}{self._tell_needs()})' if self._finder.is_found else ''
         if self._sharers > 1:
             found = f' (of {format_bytes(limit_bytes * self._sharers)}, shared by '
             found += f'{self._sharers} processes)'
@@ -338,6 +342,14 @@ class Follower:
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
             f'{guided} of them with a plan'
         )
+
+    def _tell_needs(self) -> str:
+        """The percentage that is known to do, where one was too small."""
+        plain_bytes, needs = self._finder.in_core_bytes, self._needs
+        if needs is None or not plain_bytes or self._asked == AUTO:
+            return ''
+        percentage = math.ceil(100 * needs.enough_bytes / plain_bytes)
+        return f'; {percentage}% {"do" if needs.complete else "at least are needed"}'
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])

@@ -212,6 +212,16 @@ def test_a_program_that_does_not_train(error, why):
     assert re.search(f'not applied: it (has )?{why}: ', follower.describe()[0])
 
 
+def test_a_percentage_that_is_too_small_is_told_with_one_that_does():
+    follower = Follower('20%', {})
+    with pytest.raises(MemoryError), follower:
+        one_model(20)
+    found = re.search(r'\(20%; (\d+%) do\)', follower.describe()[1])
+    with Follower(found[1], {}) as follower:
+        one_model(20)
+    assert f'({found[1]})' in follower.describe()[1]
+
+
 def test_a_session_that_is_refused():
     follower = Follower(LIMIT, {'shared_link': 'bus'})
     with pytest.raises(OptionError), follower:
