@@ -9,14 +9,67 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
+from collections.abc import Mapping
 from typing import TypeVar
 
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+_flags: dict[str, str] = {}  # that the user of this process can type
+_options = re.compile('(?!)')  # finds their Python names
+
+
+def use_flags(flags: Mapping[str, str]) -> dict[str, str]:
+    """From now on messages name options as a command line does.
+
+    Args:
+        flags: Such as ``'--memory-limit'`` for ``'memory_limit'``; empty for a user
+            who writes Python.
+
+    Returns:
+        dict: Those used before.
+    """
+    global _flags, _options
+    before, _flags = _flags, dict(flags)
+    any_name, long_name, word = (
+        '|'.join(names) or '(?!)'
+        for names in (
+            _flags,
+            [name for name in _flags if '_' in name],
+            [name for name in _flags if '_' not in name],
+        )
+    )
+    _options = re.compile(
+        rf"""(?<![\w./(\\'"-])(?:{any_name})=(?:'[\w.%+-]+'|[\w%+-]+)
+        |(?<![\w./(\\'"-])(?:{long_name})(?![\w=(/'"]|\.\w)
+        |(?:^|(?<=[.]\s))(?:{word})(?=\s(?:is|has|must|needs|can|'))
+        |(?<=option\s)'(?:{any_name})'""",
+        re.VERBOSE,
+    )
+    return before
+
+
+def in_flags(text: str) -> str:
+    """A message as the user of this process can follow it.
+
+    An option is found where its name has an underscore, a value (``planner='hybrid'``),
+    or begins a sentence: so messages name options.
+    """
+    return _options.sub(_name_flag, text)
+
+
+def _name_flag(found: re.Match[str]) -> str:
+    name, _, value = found.group().strip("'").partition('=')
+    return ' '.join([_flags[name], value.strip("'")]).rstrip()
+
+
 class HybridMemoryError(Exception):
     """Root of all errors raised by this package."""
+
+    def __str__(self) -> str:
+        return in_flags(super().__str__())
 
 
 class UnknownNameError(HybridMemoryError, ValueError):
@@ -84,7 +137,7 @@ class OutOfMemoryError(HybridMemoryError, MemoryError):
     def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
         return (
             type(self),
-            (str(self), self.requested_bytes, self.limit_bytes, self.used_bytes),
+            (self.args[0], self.requested_bytes, self.limit_bytes, self.used_bytes),
         )
 
 

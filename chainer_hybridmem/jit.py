@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-import types
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import event
 from numba.core.ccallback import CFunc
 from numba.core.cpu import CPUTargetOptions
+from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
+from numba.core.types import IntegerLiteral
+from numba.core.types.misc import unliteral
 
 from chainer_hybridmem.compiling import Stopwatch
 
@@ -27,7 +30,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 def compiled(
     *signature: Any,
-    uses: Sequence[types.ModuleType] = (),
+    uses: Sequence[ModuleType] = (),
     nogil: bool = False,
     inline: bool = False,
     counted: bool = True,
@@ -47,9 +50,9 @@ def compiled(
             code of an older version of those would stay inside.
         nogil: Whether other threads may run Python meanwhile. Arrays made inside
             are numba's own: no memory handler is asked for them.
-        inline: Whether it becomes part of every function that calls it. A call hands
-            over each array as five numbers and more: with dozens of arrays that
-            takes longer than a short function.
+        inline: Whether it becomes part of every function that calls it, and Python
+            cannot call it. A call hands over each array as five numbers and more: with
+            dozens of arrays that takes longer than a short function.
         counted: Whether numba counts references to arrays. A function that makes no
             array needs none; counting dozens of them takes longer than a short
             function, and every part of it that is inlined counts again.
@@ -58,12 +61,22 @@ def compiled(
     def decorate(function: Function) -> Function:
         _ours.add(function)
         options = {'nogil': nogil, 'forceinline': inline}
+        # Each wrapper has a copy of what is inlined, which takes as long to compile.
+        options |= {'no_cfunc_wrapper': True, 'no_cpython_wrapper': inline}
         if not counted and hasattr(CPUTargetOptions, '_nrt'):
             options['_nrt'] = False
+        cached = True
         try:
             dispatcher = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # nowhere to write a cache
-            return cast(Function, numba.njit(*signature, **options)(function))
+            cached = False
+            dispatcher = numba.njit(*signature, **options)(function)
+        if isinstance(
+            dispatcher, CPUDispatcher
+        ):  # numba may be told to compile nothing
+            dispatcher.__class__ = _Inlined if inline else _Compiled
+        if not cached:
+            return cast(Function, dispatcher)
         if uses:
             _depend(dispatcher, uses)
         for types_ in signature:  # only now, or the cache is asked too early
@@ -73,6 +86,30 @@ def compiled(
         return cast(Function, dispatcher)
 
     return decorate
+
+
+class _Compiled(CPUDispatcher):
+    """One that is not compiled again for each number in the code of a call.
+
+    It is for each bool: what that decides about is then left out.
+    """
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return super().get_call_template(
+            tuple(map(_without_number, args)),
+            {name: _without_number(kind) for name, kind in kws.items()},
+        )
+
+
+def _without_number(kind: Any) -> Any:
+    return unliteral(kind) if isinstance(kind, IntegerLiteral) else kind
+
+
+class _Inlined(_Compiled):
+    """There is nothing that Python could call: it would crash."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f'{self.py_func.__name__} is inlined: Python cannot call it')
 
 
 class _Listener(event.Listener):
@@ -103,7 +140,7 @@ def compiling_seconds() -> float:
     return _listener.seconds
 
 
-def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:
+def _depend(dispatcher: Any, modules: Sequence[ModuleType]) -> None:
     """Makes a function's cached code depend on the sources of other modules."""
     digest = hashlib.sha256()
     for module in modules:
@@ -113,7 +150,7 @@ def _depend(dispatcher: Any, modules: Sequence[types.ModuleType]) -> None:
 
 
 def callback(
-    signature: Any, uses: Sequence[types.ModuleType] = ()
+    signature: Any, uses: Sequence[ModuleType] = ()
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorates a function to be called from C code, at its ``address``.
 

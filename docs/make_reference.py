@@ -303,8 +303,8 @@ def _repairs() -> Iterator[str]:
         'is done about it? `import chainer_hybridmem`, `hybridmem run` and `hybridmem '
         'repair --enable` do all of this, and nothing where it is not needed: with '
         'Python 3.11 or older and NumPy 1, Chainer works without it. Its examples have '
-        'trained under `hybridmem run` with Python 3.10 and NumPy 1.26, 3.11 and 2.3, '
-        '3.12 and 1.26, 3.12 and 3.13 and 2.5.'
+        'trained under `hybridmem run` with Python 3.10 and NumPy 1.26 and 2.2, 3.11 '
+        'and 2.3, 3.12 and 1.26 and 2.5, 3.13 and 2.1 and 2.5.'
     )
     yield WRITTEN
     lines = ['| what | since | without it | in `compat/` | test in `tests/` |']

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from chainer_hybridmem import version
+from chainer_hybridmem.commands import arguments
 from chainer_hybridmem.commands.arena import ArenaCommand
 from chainer_hybridmem.commands.base import Command
 from chainer_hybridmem.commands.batch import BatchCommand
@@ -43,7 +44,7 @@ from chainer_hybridmem.commands.show import ShowCommand
 from chainer_hybridmem.commands.trace import TraceCommand
 from chainer_hybridmem.commands.verify import VerifyCommand
 from chainer_hybridmem.compiling import told
-from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.errors import HybridMemoryError, use_flags
 from chainer_hybridmem.terminal import printable
 
 __all__ = ['COMMANDS', 'main', 'make_parser']
@@ -83,10 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the arguments cannot be understood, and with 0
             after ``--help`` and ``--version``.
     """
-    unread = sys.stdout is None
+    unread, python = sys.stdout is None, use_flags({})
     try:
         argv = sys.argv[1:] if argv is None else argv
         args = make_parser(argv).parse_args(argv)
+        use_flags(args.flags)
         _prepare_streams()
         try:
             with told(_tell):
@@ -106,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _abandon_broken_stdout()
         return _fail(str(error))
+    finally:
+        use_flags(python)
     return status or (OUTPUT_UNREAD if unread else 0)
 
 
@@ -136,7 +140,8 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         )
         if argv is None or command.name in argv:
             command.add_arguments(subparser)
-        subparser.set_defaults(command=command, refuse=subparser.error)
+        flags = arguments.find_flags(subparser)
+        subparser.set_defaults(command=command, refuse=subparser.error, flags=flags)
     return parser
 
 
@@ -160,6 +165,8 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r'-\.?\d')
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith('expected one argument'):
+            message += '; one that begins with - has = before it: --batch-arg=--size'
         super().error(printable(message))
 
 

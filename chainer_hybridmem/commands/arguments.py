@@ -172,6 +172,19 @@ class Limit:
 
 
 # -- arguments ----------------------------------------------------------------
+OF_NETWORKS = 'n_class', 'insize'  # in messages, they are parameters of a user's class
+
+
+def find_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """What a command has for options of Python, as for ``errors.use_flags``."""
+    found = {}
+    for action in parser._actions:
+        flag = next((s for s in action.option_strings if s.startswith('--')), None)
+        if flag is not None and action.dest not in OF_NETWORKS:
+            found[action.dest] = found[flag[2:].replace('-', '_')] = flag
+    return found
+
+
 SAMPLE_BATCHSIZES = (2, 4)
 PART_SAMPLE_BATCHSIZES = (8, 16)  # enough to see how memory in parts grows
 
@@ -270,6 +283,24 @@ def add_copies(group: Any) -> None:
         metavar='RATE',
         help='slow copies to and from --swap-dir down, such as 200MB/s',
     )
+
+
+def check_copies(args: argparse.Namespace) -> None:
+    """Refuses, before a program begins, what its session on a CPU would refuse.
+
+    Raises:
+        OptionError: If options of :func:`add_copies` contradict each other.
+        SwapStoreError: If there can be no files in ``--swap-dir``.
+    """
+    names = 'link_bandwidth', 'shared_link', 'swap_dir', 'disk_bandwidth'
+    told = {name: getattr(args, name) for name in names}
+    if args.host_limit is None and not any(told.values()):
+        return
+    from chainer_hybridmem.devices import open_device
+    from chainer_hybridmem.devices.host_limit import host_limit_bytes
+
+    most_bytes = host_limit_bytes(args.host_limit, args.swap_dir)
+    open_device('cpu', FEWEST_BYTES, host_limit_bytes=most_bytes, **told).close()
 
 
 def add_sample_batches(

@@ -286,6 +286,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
     Raises:
         HybridMemoryError: If it cannot be recorded.
     """
+    arguments.check_copies(args)
     limit: arguments.Limit = args.memory_limit
     limit_bytes = limit.bytes_of(1)
     if limit.is_share:
@@ -439,10 +440,10 @@ def run_watched(folder: str) -> int:
 
     is_module = words[0] == MODULE
     program, *args = words[is_module:]
-    start = run.prepare(program, args, is_module)
     os.environ.setdefault(starting.VARIABLE, starting.REPAIR_ONLY)  # for its children
     watchers: list[Watcher] = []
     try:
+        start = run.prepare(program, args, is_module)
         with contextlib.ExitStack() as stack:
 
             def follow() -> None:

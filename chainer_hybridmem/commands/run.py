@@ -90,9 +90,10 @@ class RunCommand(base.Command):
             metavar='PROGRAM',
             help='a script, or the name of an installed console script',
         )
-        parser.add_argument(
+        args = parser.add_argument(
             'args', nargs=argparse.REMAINDER, metavar='ARGS', help='of the program'
         )
+        args.required = False
 
     def run(self, args: argparse.Namespace) -> int:
         options = read_options(args)
@@ -111,6 +112,7 @@ class RunCommand(base.Command):
         if args.memory_limit is not None or args.profile is not None:
             settings.first = os.getpid()
             settings.folder = tempfile.mkdtemp(prefix='hybridmem-run-')
+            settings.flags = args.flags
         os.environ[starting.VARIABLE] = settings.to_text()
         return self._run(starting.begin(settings), start, args, interrupted)
 
@@ -146,6 +148,7 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         OptionError: If it says something without a limit that is about one.
         UnknownNameError: If there is no such planner.
+        HybridMemoryError: If a folder or link cannot be used.
     """
     options = {
         'planner': args.planner,
@@ -177,6 +180,11 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.memory_limit is not None or args.profile is not None:
         check_can_limit()
+        arguments.check_copies(args)
+    if args.cache_dir is not None:
+        from chainer_hybridmem.session.setting.cache_folder import open_folder
+
+        open_folder(args.cache_dir)
     if args.planner is not None:
         from chainer_hybridmem.planners import check_name
 
@@ -216,8 +224,23 @@ def prepare(program: str, args: list[str], is_module: bool) -> Callable[[], Any]
         script = None if path is None else os.path.realpath(path)
         sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
     if path is None:
+        check_module(program)
         return lambda: runpy.run_module(program, run_name='__main__', alter_sys=True)
     return lambda: runpy.run_path(path, run_name='__main__')
+
+
+def check_module(name: str) -> None:
+    """Refuses what Python cannot find; packages that it is in are not imported yet.
+
+    Raises:
+        OptionError: If there is no such module.
+    """
+    first = name.partition('.')[0]
+    if not first or importlib.util.find_spec(first) is None:
+        raise OptionError(
+            f'There is no module {name!r}: Python looks for it in the current folder '
+            f'and among what is installed.'
+        )
 
 
 def find_program(name: str) -> str:

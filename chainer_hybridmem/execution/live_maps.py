@@ -376,15 +376,10 @@ class LiveMaps:
             if live.state not in away and live.slots.are_held()
         )
 
-    @property
-    def away_bytes(self) -> int:
-        """Bytes of maps that living graphs have and the device has not."""
+    def find_away(self) -> list[LiveMap]:
+        """Maps that living graphs have and the device has not."""
         away = (State.AWAY, State.GONE)
-        return sum(
-            live.nbytes
-            for live in self
-            if live.state in away and live.slots.are_alive()
-        )
+        return [live for live in self if live.state in away and live.slots.are_alive()]
 
     def count_small(self) -> tuple[int, int]:
         """Number and bytes of what the graph keeps and is too small to leave.

@@ -362,7 +362,7 @@ def check_host(problem: Problem, plan: Plan) -> None:
         f'Planner {plan.planner!r} does not fit the host: what it swaps takes '
         f'{needs} ({needed} bytes) of host memory, host_limit is {limit} '
         f'({limit_bytes} bytes). {where}, raise the memory '
-        "limit, or use planner 'hybrid', which keeps and recomputes instead where it "
+        "limit, or use planner='hybrid', which keeps and recomputes instead where it "
         'can.',
         needed,
         limit_bytes,

@@ -16,6 +16,7 @@ Note: [which thread trains]
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import types
 import weakref
@@ -25,7 +26,8 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import SessionError, in_flags, use_flags
+from chainer_hybridmem.session.iterations.overrun import Needs
 from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
 from chainer_hybridmem.session.optimizing import optimize
 from chainer_hybridmem.session.recording_session import SteppingSession
@@ -71,7 +73,10 @@ class Follower:
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
         self._sharers = 1
         self._own = False  # the program has a session itself
+        self._refused = False  # no session could begin
+        self._failed = False  # the program has ended with an error
         self._backwards = 0  # of no session
+        self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
@@ -90,6 +95,7 @@ class Follower:
             OutOfMemoryError: In place of a MemoryError, with a limit that would do.
         """
         self._beginnings.stop()
+        self._failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if isinstance(error, SystemExit):
             kind = error = trace = None
         if error is None and self._finding is not None and self.trains_here:
@@ -147,10 +153,12 @@ class Follower:
         if self._session is not None:
             self._leave()
             gc.collect()  # ended sessions and optimizers are in cycles
-        self._own = active_session() is not None
+        self._step_back(active_session() is not None)
         models = self._find_models()
         if models and not self._own:
+            self._refused = True
             self._enter(models)
+            self._refused = False
 
     def _enter(self, models: list[chainer.Link]) -> None:
         session = self._make_session(models)
@@ -190,8 +198,13 @@ class Follower:
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
-        self._own = True
+        self._step_back()
         self._leave()
+
+    def _step_back(self, own: bool = True) -> None:
+        self._own = own
+        if own:
+            use_flags({})  # messages are for who has written the program
 
     def _start_backward(self) -> None:
         """A backward is about to run, perhaps in a thread that has no session."""
@@ -235,6 +248,7 @@ class Follower:
                 self._caught = session.exceeded or self._caught
         finally:
             if session is not finding:
+                self._needs = session.needs
                 self._figures.append(session.statistics())
                 if self._report is not None:
                     session.report(html=self._report)
@@ -274,7 +288,7 @@ class Follower:
         if self._caught:
             lines.append(
                 f'the limit was exceeded once, to find out what does, and the program '
-                f'has caught the error: {self._caught}'
+                f'has caught the error: {in_flags(self._caught)}'
             )
         if self._finder.lacks_profile:
             lines.append(f'no profile: {self._find_reason()}')
@@ -283,6 +297,8 @@ class Follower:
     def _find_reason(self) -> str:
         if self._own:
             return 'the program has a session of its own'
+        if self._refused:
+            return 'a session was refused, as the error says'
         if self._optimizers:
             if self._finder.has_begun:
                 return self._finder.reason
@@ -293,7 +309,8 @@ class Follower:
                 'unknown; call setup() of one, or put hybridmem.optimize() around the '
                 'loop'
             )
-        return 'it only infers: no optimizer has got a model, and no backward has run'
+        none = 'no optimizer has got a model, and no backward has run'
+        return f'it has failed: {none}' if self._failed else f'it only infers: {none}'
 
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes
@@ -313,7 +330,7 @@ class Follower:
     def _describe_limit(self) -> str:
         limit_bytes = self._figures[-1]['limit_bytes']
         limit = format_apart(self._peak_bytes, limit_bytes)[1]
-        found = f' ({self._asked})' if self._finder.is_found else ''
+        found = f' ({self._asked}{self._tell_needs()})' if self._finder.is_found else ''
         if self._sharers > 1:
             found = f' (of {format_bytes(limit_bytes * self._sharers)}, shared by '
             found += f'{self._sharers} processes)'
@@ -326,6 +343,14 @@ class Follower:
             f'{guided} of them with a plan'
         )
 
+    def _tell_needs(self) -> str:
+        """The percentage that is known to do, where one was too small."""
+        plain_bytes, needs = self._finder.in_core_bytes, self._needs
+        if needs is None or not plain_bytes or self._asked == AUTO:
+            return ''
+        percentage = math.ceil(100 * needs.enough_bytes / plain_bytes)
+        return f'; {percentage}% {"do" if needs.complete else "at least are needed"}'
+
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
         seconds = one['iteration_seconds']
@@ -336,7 +361,8 @@ class Follower:
         plain = one['in_core_seconds'] or self._finder.in_core_seconds
         told = f'time {format_seconds(seconds)} / iteration'
         if not plain:
-            return f'{told}; what plain Chainer takes is known once there is a plan'
+            told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
+            return f"{told}; plain Chainer's is known once what comes again has a plan"
         told += f', {seconds / plain:.2f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
             told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'

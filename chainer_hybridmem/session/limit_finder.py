@@ -24,7 +24,7 @@ from chainer_hybridmem.session.guides.forecast import forecast
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
-from chainer_hybridmem.units import is_percentage, parse_bytes
+from chainer_hybridmem.units import format_bytes, is_percentage, parse_bytes
 
 AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
@@ -119,9 +119,7 @@ class LimitFinder:
                 return False
         except SessionError as error:
             self.is_over = True
-            self.reason = str(error)
-            if self._asked == AUTO:
-                self.reason += '; or name a size, such as 8GiB, or a percentage'
+            self.reason = f'{error}{self._suggest_size(session)}'
             return True
         if recorder.recorded is not None:
             outside_limit(self._take_recorded, recorder.recorded)
@@ -130,13 +128,24 @@ class LimitFinder:
         self.is_over = recorder.is_over
         return True
 
+    def _suggest_size(self, session: SteppingSession) -> str:
+        """What to name if iterations cannot show it."""
+        seen = self._recorder.plain_peak_bytes or session.statistics()['peak_bytes']
+        if not (self.is_found and seen):
+            return ''
+        told = f', or name a size: it needs {format_bytes(seen)}'
+        if self._share:
+            told += f', {self._asked} of which are {format_bytes(self._share_of(seen))}'
+        return told
+
+    def _share_of(self, whole_bytes: int) -> int:
+        return parse_bytes(str(self._asked), 'memory_limit', whole_bytes=whole_bytes)
+
     def _take_plain(self) -> None:
         self.in_core_bytes = self._recorder.plain_peak_bytes
         self.in_core_seconds = self._recorder.plain_seconds
         if self._share:
-            self.limit_bytes = parse_bytes(
-                str(self._asked), 'memory_limit', whole_bytes=self.in_core_bytes
-            )
+            self.limit_bytes = self._share_of(self.in_core_bytes)
 
     def _take_recorded(self, recorded: RecordedProgram) -> None:
         if self._profile is not None:

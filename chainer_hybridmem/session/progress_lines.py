@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from chainer_hybridmem.compiling import told
+from chainer_hybridmem.errors import in_flags
 from chainer_hybridmem.terminal import printable
 
 
@@ -33,4 +34,5 @@ class ProgressLines:
     def tell(self, message: str) -> None:
         """Writes a line, if the option asks for lines."""
         if self._file is not None:
-            print(printable(f'hybridmem: {message}'), file=self._file, flush=True)
+            line = printable(f'hybridmem: {in_flags(message)}')
+            print(line, file=self._file, flush=True)

@@ -36,7 +36,7 @@ from chainer_hybridmem.session.iterations.learning import (
 from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Detail, InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
-from chainer_hybridmem.session.iterations.overrun import Overrun
+from chainer_hybridmem.session.iterations.overrun import Needs, Overrun
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.page import make_cell, title_of, write_page
 from chainer_hybridmem.session.planning.planning import HostShare, Planning
@@ -452,6 +452,11 @@ class Session:
     def exceeded(self) -> str:
         """The error that was raised for going beyond the limit once; else empty."""
         return self._overrun.told
+
+    @property
+    def needs(self) -> Needs | None:
+        """What it has found out about limits that do, if its own did not."""
+        return self._overrun.needs
 
     def last_iteration(self) -> dict[str, Any]:
         """Figures of the last finished iteration; empty before the first."""

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.errors import use_flags
 
 if TYPE_CHECKING:
     from chainer_hybridmem.session.follower import Follower
@@ -53,6 +54,7 @@ class Settings:
         old_names (bool): Whether names that NumPy and Python have removed come back.
         folder (str or None): Where processes tell of themselves.
         first (int): The process that ``run`` is in.
+        flags (dict or None): As for ``errors.use_flags``.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Settings:
         old_names: bool = False,
         folder: str | None = None,
         first: int = 0,
+        flags: dict[str, str] | None = None,
     ) -> None:
         self.memory_limit = memory_limit
         self.options = options or {}
@@ -72,6 +75,7 @@ class Settings:
         self.old_names = old_names
         self.folder = folder
         self.first = first
+        self.flags = flags or {}
 
     def to_text(self) -> str:
         """The value of the variable."""
@@ -111,6 +115,7 @@ class Process:
 
     def begin(self) -> None:
         """Has Chainer repaired and what trains followed, once it is imported."""
+        use_flags(self.settings.flags)
         if self.settings.old_names:
             from chainer_hybridmem.chainer_access.compat import old_names
 

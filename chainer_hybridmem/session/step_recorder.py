@@ -181,8 +181,7 @@ class StepRecorder:
         kinds = count_kinds(problems, self.plain_peak_bytes)
         if not kinds:
             raise SessionError(
-                f'of {format_count(self._seen, "iteration")} a few have to compute the '
-                f'same, with arrays of the same shapes, and let it train for longer if '
-                f'it has ended'
+                f'too few of {format_count(self._seen, "iteration")} have computed the '
+                f'same, with arrays of the same shapes; let it train for longer'
             )
         self.recorded = RecordedProgram(tuple(kinds), self._seen, complete)

@@ -21,11 +21,19 @@ def in_core_seconds(profile: Profile) -> float:
 
 def in_core_peak_bytes(profile: Profile) -> int:
     """Highest load of plain Chainer: feature maps stay until the graph dies."""
-    load = peak = profile.initial_bytes
-    for storage, sign in _walk(profile):
+    return max(in_core_peaks(profile))
+
+
+def in_core_peaks(profile: Profile) -> tuple[int, int]:
+    """The same before the first backward function, and from it on."""
+    load = profile.initial_bytes
+    peaks = [load, 0]
+    forward = profile.span_of(profile.first_backward - 1)[1]
+    for position, storage, sign in _walk(profile):
         load += sign * storage.nbytes
-        peak = max(peak, load)
-    return peak
+        behind = position >= forward
+        peaks[behind] = max(peaks[behind], load)
+    return peaks[0], peaks[1]
 
 
 def in_core_peak(profile: Profile) -> Peak:
@@ -41,13 +49,13 @@ def in_core_peak(profile: Profile) -> Peak:
         count(storage, 1)
     unknown = profile.initial_bytes - sum(storage.nbytes for storage in before)
     load.add([(len(profile.storages) + 1, unknown)], UNKNOWN)
-    for storage, sign in _walk(profile):
+    for _, storage, sign in _walk(profile):
         count(storage, sign)
     return load.peak
 
 
-def _walk(profile: Profile) -> Iterator[tuple[Storage, int]]:
-    """Mallocs (1) and frees (-1) of plain Chainer, in their order.
+def _walk(profile: Profile) -> Iterator[tuple[int, Storage, int]]:
+    """Positions of mallocs (1) and frees (-1) of plain Chainer, in their order.
 
     What the recording has swapped is freed where the graph dies.
     """
@@ -57,15 +65,15 @@ def _walk(profile: Profile) -> Iterator[tuple[Storage, int]]:
     for position, event in enumerate(profile.events):
         if position == end:
             for storage in waiting:
-                yield storage, -1
+                yield position, storage, -1
         if event > 0:
-            yield storages[event - 1], 1
+            yield position, storages[event - 1], 1
             continue
         storage = storages[-event - 1]
         if position < end and storage.id in held:
             waiting.append(storage)
         else:
-            yield storage, -1
+            yield position, storage, -1
 
 
 def fixed_load(

@@ -8,6 +8,7 @@ Note: [no choice]
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -162,7 +163,9 @@ def keeps_everything(a: Arrays) -> bool:
     """Whether the rules allow what plain Chainer does."""
     if not a.ruled:
         return True
-    return not breaks_rules(a, np.full(len(a.allowed), KEEP, np.int64))
+    spans = itertools.pairwise(a.kept_pointers)
+    kept = [a.size[a.kept_members[begin:end]].sum() for begin, end in spans]
+    return bool(a.allowed[:, KEEP].all() and np.all(np.array(kept) <= a.kept_most))
 
 
 def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ from chainer_hybridmem.simulation.in_core import (
     fixed_load,
     held_by_graph,
     in_core_peak_bytes,
+    in_core_peaks,
     in_core_seconds,
     last_forward,
 )
@@ -89,11 +90,13 @@ class InCore(NamedTuple):
         plain_peak_bytes (int or None): Highest load of plain Chainer, which runs every
             function as a whole; None if the recording ran some in parts.
         seconds (float): Time without any swap or recompute.
+        forward_bytes (int): Highest load of forward, as recorded.
     """
 
     peak_bytes: int
     plain_peak_bytes: int | None
     seconds: float
+    forward_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,11 +379,12 @@ def make_problem(
 
 def _find_in_core(recorded: Profile, profile: Profile) -> InCore:
     """The iteration in which every map stays; the profile may have more parts."""
-    peak = recorded_peak = in_core_peak_bytes(recorded)
+    peaks = in_core_peaks(recorded)
+    peak = recorded_peak = max(peaks)
     if profile is not recorded:
         peak = in_core_peak_bytes(profile)
     plain = None if recorded.functions_in_parts else recorded_peak
-    return InCore(peak, plain, in_core_seconds(profile))
+    return InCore(peak, plain, in_core_seconds(profile), peaks[0])
 
 
 class _Items(NamedTuple):

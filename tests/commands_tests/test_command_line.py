@@ -14,9 +14,16 @@ from support import toys
 import chainer_hybridmem
 from chainer_hybridmem import commands, version
 from chainer_hybridmem.commands import arguments
+from chainer_hybridmem.errors import (
+    InfeasibleError,
+    OptionError,
+    OutOfMemoryError,
+    use_flags,
+)
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile_file import serialise_profile
+from chainer_hybridmem.simulation import make_problem
 
 HALF = ('--memory-limit', '50%')
 READERS = [
@@ -217,6 +224,43 @@ def test_exit_status(error, status, expected, profile, hybridmem, monkeypatch):
     found, _, err = hybridmem('compare', 'p.json', '--memory-limit', '50%')
     assert found == status
     assert err.startswith('hybridmem: error: ') and expected in err
+
+
+@pytest.mark.parametrize('command', commands.COMMANDS)
+def test_errors_name_options_as_they_are_typed(command):
+    parser = argparse.ArgumentParser()
+    command().add_arguments(parser)
+    flags = arguments.find_flags(parser)
+    assert all(flag in parser.format_help() for flag in flags.values())
+    python = use_flags(flags)
+    try:
+        for name, flag in flags.items():
+            told = str(
+                OutOfMemoryError(f'{name} is 3; use {name}=4, or {name}={"ab"!r}.')
+            )
+            assert told == f'{flag} is 3; use {flag} 4, or {flag} ab.'
+            for other in (
+                f'/{name}/{name}.py',
+                f'of({name})',
+                f'x_{name}',
+                f'{name!r}',
+            ):
+                assert str(OptionError(other)) == other
+    finally:
+        use_flags(python)
+    assert str(OptionError('Raise memory_limit.')) == 'Raise memory_limit.'
+
+
+def test_a_command_says_its_own_flags_only(profile, hybridmem):
+    most = ('p.json', '--memory-limit', '90%', '--planner', 'swap-all')
+    _, _, err = hybridmem('plan', *most, '--time-budget', '3')
+    assert "'swap-all' has no option --time-budget; it has" in err
+    _, _, err = hybridmem('plan', *most, '--host-limit', '1MiB')
+    assert '--host-limit is ' in err and 'give swap_dir' in err
+    assert 'use --planner hybrid, which' in err
+    with pytest.raises(InfeasibleError, match='host_limit is'):
+        problem = make_problem(profile, host_limit_bytes=2**20)
+        make_plan(problem, problem.in_core_peak_bytes, 'swap-all')
 
 
 def test_a_bug_is_not_hidden(profile, hybridmem, monkeypatch):

@@ -104,6 +104,23 @@ def test_a_program_runs_as_without_it(folder):
     assert re.match(r'hybridmem: time [\d.]+ m?s / iteration', time)
 
 
+@pytest.mark.parametrize(
+    ('program', 'named'),
+    [
+        (('program.py',), 'raise --memory-limit or'),
+        (('children.py', 'spawn'), 'raise --memory-limit or'),
+        (('own.py',), 'raise memory_limit or'),
+    ],
+)
+def test_errors_name_what_their_reader_can_change(folder, program, named):
+    (folder / 'children.py').write_text(CHILDREN)
+    own = 'import chainer_hybridmem as h; h.optimize(model, 400000).__enter__()'
+    source = (folder / 'program.py').read_text()
+    (folder / 'own.py').write_text(source.replace('x = np', f'{own}\nx = np'))
+    _, _, err = run(folder, '--memory-limit', '400kB', *program)
+    assert any(named in line for line in err), err
+
+
 def test_what_cannot_be_run_or_limited(folder):
     status, out, err = run(folder, '--memory-limit', '1GB', 'infers.py')
     assert (status, out) == (0, ['no Chainer'])

@@ -13,6 +13,7 @@ GPU = ('--gpu', 'v100-16gb-pcie3')
 LIMIT = ('--memory-limit', '70%')
 NET = ('--arch', 'own_networks:Tiny', '--n-class', '10')
 IN_4 = (*NET, '--batchsize', '4')
+RUN = ('run', *LIMIT)
 PLAN = ('plan', 'p.json', *LIMIT)
 
 
@@ -33,6 +34,7 @@ def files(profile, folder, network, monkeypatch):
         'few.json': json.dumps(short),
         'no_imports.py': 'import there_is_no_such_module',
         'no_syntax.py': 'def (',
+        'p.py': 'raise AssertionError("it must not run")',
         'ok.csv': 'id,lower,upper,size\n0,0,1,4\n',
     }.items():
         (folder / name).write_text(text)
@@ -111,6 +113,20 @@ def files(profile, folder, network, monkeypatch):
             ('inference', '--arch', 'no_imports:Net', '--batchsize', '4'),
             1,
             'cannot be imported',
+        ),
+        ((*RUN, '--swap-dir', 'none', 'p.py'), 1, "--swap-dir 'none' cannot"),
+        ((*RUN, '--cache-dir', 'none/x', 'p.py'), 1, 'which cannot be made: '),
+        ((*RUN, '--host-limit', '1kB', 'p.py'), 1, '--host-limit is 1000 and there is'),
+        ((*RUN, '--disk-bandwidth', '1MB/s', 'p.py'), 1, 'there is no --swap-dir; '),
+        ((*RUN, '--shared-link', 'bus', 'p.py'), 1, 'there is no --link-bandwidth to'),
+        ((*RUN, '-m', 'no_such.p'), 1, "There is no module 'no_such.p': "),
+        ((*RUN, '-m', '.p'), 1, "There is no module '.p': "),
+        (RUN, 2, 'the following arguments are required: PROGRAM'),
+        (('estimate', '--batch-arg', '--size'), 2, 'has = before it: --batch-arg='),
+        (
+            ('verify', *LIMIT, '--shared-link', 'bus', '--', 'p.py'),
+            1,
+            'there is no --link-bandwidth to',
         ),
         (('doctor', '--json', 'dir'), 1, 'Name another file.'),
         (('doctor', 'x'), 2, 'unrecognized arguments: x'),

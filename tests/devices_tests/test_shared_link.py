@@ -380,7 +380,7 @@ def test_a_name_without_a_bandwidth():
 
 
 def test_a_gpu():
-    with pytest.raises(OptionError, match=r"'bus0', but GPUs.*use device 'cpu'"):
+    with pytest.raises(OptionError, match=r"'bus0', but GPUs.*use device='cpu'"):
         CudaDevice(LIMIT, shared_link='bus0')
 
 

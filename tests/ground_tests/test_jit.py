@@ -73,7 +73,7 @@ def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
     def njit(
         function: Any = None, cache: bool = False, **options: bool
     ) -> Callable[..., Any]:
-        assert not any(options.values())
+        assert not options.get('nogil') and not options.get('forceinline')
         if function is not None:
             return lambda *arguments: ('compiled', function(*arguments))
 
@@ -84,3 +84,29 @@ def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
 
     monkeypatch.setattr(jit.numba, 'njit', njit)
     assert jit.compiled()(lambda x: x + 1)(2) == ('compiled', 3)
+
+
+def test_what_is_inlined_is_compiled_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper would have a copy of it, as long to compile as the function itself."""
+    monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
+
+    @jit.compiled(inline=True)
+    def add(x: int) -> int:
+        return x + 1
+
+    @jit.compiled()
+    def call(x: int) -> int:
+        return add(x) + add(1) + add(2)
+
+    assert call(2) == 8
+    for made, wrappers in ((add, set()), (call, {'cpython'})):
+        (overload,) = made.overloads.values()  # type: ignore[attr-defined]
+        code = overload.library.get_llvm_str()
+        found = {
+            name for name in ('cpython', 'cfunc') if f'_ZN{len(name)}{name}' in code
+        }
+        assert found == wrappers
+    with pytest.raises(TypeError, match='add is inlined'):
+        add(2)

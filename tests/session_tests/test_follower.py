@@ -17,6 +17,7 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.limit_finder import find_least_limit
@@ -26,6 +27,7 @@ from chainer_hybridmem.session.recording_session import (
 )
 from chainer_hybridmem.session.session import active_session
 from chainer_hybridmem.session.step_recorder import RecordedProgram
+from chainer_hybridmem.units import parse_bytes
 
 LIMIT = 3_000_000  # of 4.3 MB
 ITERATIONS = 6
@@ -178,16 +180,64 @@ def test_a_program_that_catches_the_error_is_told_of():
     assert last.endswith(f'the program has caught the error: {caught[0]}')
 
 
-def test_what_the_first_iterations_cannot_show():
-    follower = Follower('60%', {})
+@pytest.mark.parametrize(
+    ('limit', 'says'), [('60%', r', 60% of which are ([\d.]+ \w+)'), ('auto', '')]
+)
+def test_what_the_first_iterations_cannot_show(limit, says):
+    follower = Follower(limit, {})
     model = Layers()
     model(np.zeros((10, 64), np.float32))
-    optimizer = chainer.optimizers.SGD(0.1).setup(model)
-    model(np.zeros((10, 64), np.float32)).backward()
-    optimizer.update()
+    one_model(1)
+    session = active_session()
     follower.__exit__()
+    peak_bytes = session.statistics()['peak_bytes']
     (told,) = follower.describe()
-    assert told.endswith('it ends after 1 iteration; let it train for longer')
+    found = re.search(
+        rf'it ends after 1 iteration; let it train for longer, or name a size: it '
+        rf'needs ([\d.]+ \w+){says}$',
+        told,
+    )
+    named = [parse_bytes(size) for size in found.groups()]
+    wanted = [peak_bytes, 0.6 * peak_bytes][: len(named)]
+    assert named == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ('error', 'why'),
+    [(None, 'only infers'), (SystemExit(0), 'only infers'), (SystemExit(2), 'failed')],
+)
+def test_a_program_that_does_not_train(error, why):
+    follower = Follower(LIMIT, {})
+    follower.__exit__(error and SystemExit, error)
+    assert re.search(f'not applied: it (has )?{why}: ', follower.describe()[0])
+
+
+def test_a_percentage_that_is_too_small_is_told_with_one_that_does():
+    follower = Follower('20%', {})
+    with pytest.raises(MemoryError), follower:
+        one_model(20)
+    found = re.search(r'\(20%; (\d+%) do\)', follower.describe()[1])
+    with Follower(found[1], {}) as follower:
+        one_model(20)
+    assert f'({found[1]})' in follower.describe()[1]
+
+
+def test_a_session_that_is_refused():
+    follower = Follower(LIMIT, {'shared_link': 'bus'})
+    with pytest.raises(OptionError), follower:
+        one_model()
+    assert follower.describe()[-1].endswith('refused, as the error says')
+
+
+@pytest.mark.parametrize('limit', [LIMIT, '70%'])
+def test_time_beside_plain_of_a_short_program(limit):
+    """Iterations of a percentage have shown it; a size needs a plan for it."""
+    with Follower(limit, {}) as follower:
+        one_model(6 if limit == '70%' else 2)
+    *_, time = follower.describe()
+    known = 'times that of plain Chainer' in time
+    assert known == (limit == '70%')
+    assert known or re.search(r'of which .+ wait for copies; .+ known once', time)
 
 
 def test_auto_is_the_least_limit_that_costs_little():

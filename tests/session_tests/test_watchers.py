@@ -139,7 +139,7 @@ def test_a_limit_holds_while_it_is_recorded():
 @pytest.mark.parametrize(
     ('program', 'reason'),
     [
-        (differs, 'of 16 iterations a few have to compute the same'),
+        (differs, 'too few of 16 iterations have computed the same'),
         (few, 'it ends after 2 iterations; let it train for longer'),
         (infers, 'no optimizer of Chainer has got a model'),
         (only_set_up, 'no function has run for a backward since'),

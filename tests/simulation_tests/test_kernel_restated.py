@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
+from typing import Any
 
+import numba
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import Problem, kernel, make_problem
+from chainer_hybridmem.simulation import Problem, kernel, lanes, make_problem, replays
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.kernel import place_swap_ins
-from chainer_hybridmem.simulation.lanes import list_by
-from chainer_hybridmem.simulation.replays import choose_stays
 from chainer_hybridmem.simulation.work import NEED, Outcome, make_work
+
+
+@functools.cache
+def from_python(inlined: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function that has a function inside which Python cannot call."""
+    return numba.njit(lambda *args: inlined(*args))
+
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**32)
@@ -58,7 +66,7 @@ def test_what_stays_is_what_fits_up_to_its_need(seed: int) -> None:
     w.chain[: len(chain)] = chain
     w.load[:] = loads
     w.load[k + 1 :] -= loads[k:-1]
-    choose_stays(a, action, limit, k, len(chain), True, w)
+    from_python(replays.choose_stays)(a, action, limit, k, len(chain), True, w)
 
     stays = set()
     for op in reversed(chain):
@@ -94,8 +102,8 @@ def test_swap_ins_walk_back_as_far_as_memory_allows(seed: int) -> None:
     extra[:] = [rng.choice([0, 1]) * rng.randint(0, 300) * toys.MIB for _ in extra]
     loads = load[:n] + np.maximum(a.fixed_peak, extra[:n])
     heads, following = w.heads[NEED], w.following[NEED]
-    list_by(w.needed, w.swap_out, heads, following)
-    outcome = place_swap_ins(a, limit, lead, w)
+    from_python(lanes.list_by)(w.needed, w.swap_out, heads, following)
+    outcome = from_python(kernel.place_swap_ins)(a, limit, lead, w)
 
     previous = b0
     for m in sorted(swapped, key=lambda m: (w.needed[m], m)):

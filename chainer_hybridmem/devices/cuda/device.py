@@ -69,7 +69,7 @@ class CudaDevice(Device):
         if shared_link is not None:
             raise OptionError(
                 f'shared_link is {shared_link!r}, but GPUs share the links that the '
-                "machine has; leave it out, or use device 'cpu'."
+                "machine has; leave it out, or use device='cpu'."
             )
         _check_options(limit_bytes, link_bandwidth, swap_dir, disk_bandwidth)
         self._gpu = gpu = Gpu(device_id)
@@ -99,17 +99,17 @@ def _check_options(
     if link_bandwidth is not None:
         raise OptionError(
             f"link_bandwidth is {link_bandwidth}, but a GPU's link cannot be "
-            "throttled; leave it out, or use device 'cpu'."
+            "throttled; leave it out, or use device='cpu'."
         )
     if swap_dir is not None:
         raise OptionError(
             f'swap_dir is {swap_dir!r}, but a GPU swaps to pinned memory; leave it '
-            "out, or use device 'cpu'."
+            "out, or use device='cpu'."
         )
     if disk_bandwidth is not None:
         raise OptionError(
             f'disk_bandwidth is {disk_bandwidth}, but a GPU swaps to no disk; leave it '
-            "out, or use device 'cpu'."
+            "out, or use device='cpu'."
         )
 
 

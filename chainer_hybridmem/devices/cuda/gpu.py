@@ -76,7 +76,7 @@ def import_cupy() -> Any:
     except ImportError as error:
         raise OptionError(
             'a CUDA device needs CuPy, which cannot be imported '
-            f"({error}); use device 'cpu', or install it: "
+            f"({error}); use device='cpu', or install it: "
             f'{describe_installation("cuda12")}'
         ) from error
     return cupy
@@ -89,7 +89,7 @@ def _choose_gpu(runtime: Any, number: int | None) -> int:
     except runtime.CUDARuntimeError as error:
         raise OptionError(
             f'CUDA finds no GPU ({error}); check the driver with nvidia-smi, or use '
-            "device 'cpu'."
+            "device='cpu'."
         ) from error
     if not 0 <= chosen < count:
         raise OptionError(

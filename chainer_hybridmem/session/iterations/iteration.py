@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chainer_hybridmem import timing
+from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Category
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.operation_key import (
@@ -87,6 +88,7 @@ class Iteration:
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
+        late_bytes (int): Of these, what has lived on until backward.
         older_waits (bool): Whether an older graph had a backward still to come then.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
@@ -99,6 +101,7 @@ class Iteration:
     """
 
     __slots__ = (
+        '_away',
         '_start_seconds',
         'backward_seen',
         'categories',
@@ -109,6 +112,7 @@ class Iteration:
         'knows',
         'labels',
         'last',
+        'late_bytes',
         'named',
         'older_bytes',
         'older_waits',
@@ -130,7 +134,8 @@ class Iteration:
         self.backward_seen = False
         self.short = self.wary = False
         self.foreign_bytes = 0
-        self.plain_bytes = self.older_bytes = 0
+        self.plain_bytes = self.older_bytes = self.late_bytes = 0
+        self._away: list[weakref.ref[LiveMap]] = []
         self.older_waits = False
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
@@ -155,9 +160,11 @@ class Iteration:
         """The program holds so much more than its guide's profile knows."""
         self.foreign_bytes = nbytes
 
-    def note_older(self, used_bytes: int, older_bytes: int) -> None:
+    def note_older(self, used_bytes: int, away: Sequence[LiveMap]) -> None:
         """What is there, and what of older graphs would be in plain Chainer."""
-        self.plain_bytes, self.older_bytes = used_bytes + older_bytes, older_bytes
+        self._away = [weakref.ref(live) for live in away]
+        self.older_bytes = sum(live.nbytes for live in away)
+        self.plain_bytes = used_bytes + self.older_bytes
 
     def note_waiting(self, older_waits: bool) -> None:
         """Whether an older graph has a backward still to come."""
@@ -209,9 +216,19 @@ class Iteration:
         """A backward function is about to run; returns its number."""
         self.depth += 1
         self.backward_seen = True
+        if self._away:
+            self._count_late()
         k = self.position
         self.position = k + 1
         return k
+
+    def _count_late(self) -> None:
+        """Programs mostly give the last graph up between forward and backward."""
+        found = [reference() for reference in self._away]
+        self._away = []
+        self.late_bytes = sum(
+            live.nbytes for live in found if live is not None and live.slots.are_alive()
+        )
 
     def end_backward(self) -> int:
         """A backward function has run; returns how many still do."""

@@ -126,8 +126,8 @@ class PlainPeak:
         Args:
             begin_bytes: What plain Chainer would have held when it began.
             older_bytes: Of these, maps of older graphs that were away.
-            above_bytes: Its highest load without swapping, above what was there when
-                it began; None if that is not known.
+            above_bytes: Its highest load without swapping, above what it began with;
+                None if that is not known.
         """
         if not older_bytes:
             return

@@ -151,13 +151,15 @@ class Learning:
 
     def _note_plain_peak(self, iteration: Iteration, problem: Problem | None) -> None:
         """What plain Chainer would have needed beside graphs of older iterations."""
+        begun = iteration.plain_bytes, iteration.older_bytes
+        dead_bytes = iteration.older_bytes - iteration.late_bytes
         plain = kept = None
         if problem is not None:
-            initial = problem.profile.initial_bytes
-            kept = problem.in_core_peak_bytes - initial
-            if problem.in_core.plain_peak_bytes is not None:
-                plain = problem.in_core.plain_peak_bytes - initial
-        begun = iteration.plain_bytes, iteration.older_bytes
+            in_core, initial = problem.in_core, problem.profile.initial_bytes
+            forward = in_core.forward_bytes - initial
+            kept = max(forward, in_core.peak_bytes - initial - dead_bytes)
+            if in_core.plain_peak_bytes is not None:
+                plain = max(forward, in_core.plain_peak_bytes - initial - dead_bytes)
         self._history.plain.note(*begun, plain)
         self._history.kept.note(*begun, kept)
 

@@ -459,8 +459,8 @@ class Loop(chainer.FunctionHook):
         executor.begin(None, {})
         wary = not executor.maps.all_present
         if wary:
-            away_bytes = executor.maps.away_bytes
-            iteration.note_older(self._device.memory.used_bytes, away_bytes)
+            away = executor.maps.find_away()
+            iteration.note_older(self._device.memory.used_bytes, away)
         self._splitter.begin(None)
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
@@ -475,8 +475,8 @@ class Loop(chainer.FunctionHook):
         self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._executor.know_older(self._ledger.older)
-        away_bytes = self._executor.maps.away_bytes
-        iteration.note_older(self._device.memory.used_bytes, away_bytes)
+        away = self._executor.maps.find_away()
+        iteration.note_older(self._device.memory.used_bytes, away)
         self._host_share.give_to(guide)
         may_switch = not self._guidebook.begins_alone(key)
         if guide is None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.errors import InfeasibleError, OptionError, in_flags
 from chainer_hybridmem.planners import DEFAULT, find_planner
 from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.recording.stopwatch import Lateness
@@ -217,7 +217,7 @@ class Planning:
                 advice = f'{seen}, and go on so with planner={DEFAULT!r}.'
                 self._tell(advice)
                 if sys.version_info >= (3, 11):
-                    error.add_note(advice)
+                    error.add_note(in_flags(advice))
                 raise
             guide.give_up()
             message = f'{error} {seen}, and go on without a plan, in passive mode.'

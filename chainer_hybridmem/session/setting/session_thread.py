@@ -13,7 +13,7 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import SessionError, in_flags
 from chainer_hybridmem.units import format_count
 
 # What calls the package on the user's behalf: a Trainer, an updater, a link.
@@ -35,7 +35,7 @@ def warn_user(message: str) -> None:
     frame = _user_frame(caller) or caller
     names = frame.f_globals
     warnings.warn_explicit(
-        f'hybridmem: {message}',
+        f'hybridmem: {in_flags(message)}',
         UserWarning,
         frame.f_code.co_filename,
         frame.f_lineno,
