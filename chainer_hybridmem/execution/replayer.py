@@ -374,12 +374,14 @@ class Restorer:
         may_be_written = self._recipes.has_sources
         try:
             act()
+            return
         except SessionError:
             if not may_be_written:
                 raise
-            self._recipes.give_up_sources()
-            self._temporaries.clear()
-            act()
+        # Out here nothing holds what the first run has made.
+        self._recipes.give_up_sources()
+        self._temporaries.clear()
+        act()
 
     def _replay(
         self, replay: Replay, recipe: Recipe, products: dict[int, Array]
