@@ -16,7 +16,7 @@ from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting.rows import rule_rows
+from chainer_hybridmem.reporting.rows import rule_rows, source_rows
 from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
 from chainer_hybridmem.units import (
     format_bound,
@@ -159,6 +159,8 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     return {
         **figures.plan_figures(problem, plan),
         **sizes,
+        'sources': len(plan.sources),
+        'source_bytes': plan.source_bytes(problem.profile),
         **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
         **figures.timeline_figures(simulate(problem, plan)),
         **({'parts': _parts(problem, plan)} if plan.parts else {}),
@@ -191,6 +193,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('host memory', format_bytes(f['host_bytes'])),
         *([('disk', format_bytes(f['disk_bytes']))] if f['disk_bytes'] else []),
         *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
+        *source_rows(f['sources'], f['source_bytes']),
         ('recomputing', format_seconds(f['recompute_seconds'])),
         (
             'stalled',
@@ -259,9 +262,17 @@ def read_actions(path: str) -> dict[str, str]:
 
 
 def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
-    """The figures of each feature map, in order of production."""
-    from chainer_hybridmem.records.plan import Action
+    """The figures of each feature map, in order of production, then of each source."""
+    from chainer_hybridmem.records.plan import FOR_REPLAYS, Action
 
+    rows = [
+        (storage, bool(recomputable), entry.action.value, entry.tier.value)
+        for storage, recomputable, entry in zip(
+            problem.maps, problem.recomputable, plan.maps, strict=True
+        )
+    ]
+    storages = problem.profile.storages
+    rows += [(storages[s.storage], True, FOR_REPLAYS, '') for s in plan.sources]
     return [
         {
             'storage': storage.id,
@@ -269,13 +280,11 @@ def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
             'bytes': storage.nbytes,
             'producer': storage.producer,
             'backward_uses': list(storage.backward_uses),
-            'recomputable': bool(recomputable),
-            'action': entry.action.value,
-            'tier': entry.tier.value if entry.action is Action.SWAP else None,
+            'recomputable': recomputable,
+            'action': action,
+            'tier': tier if action == Action.SWAP.value else None,
         }
-        for storage, recomputable, entry in zip(
-            problem.maps, problem.recomputable, plan.maps, strict=True
-        )
+        for storage, recomputable, action, tier in rows
     ]
 
 

@@ -48,7 +48,7 @@ from chainer_hybridmem.pools.offline import exact, given, smartpool
 from chainer_hybridmem.pools.trace import Trace
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.profile import Link, Profile
 from chainer_hybridmem.records.rules import check_rules, pairs_of
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.bound import bound_of_schedules
@@ -60,7 +60,12 @@ from chainer_hybridmem.search.candidates import (
 )
 from chainer_hybridmem.search.planner_options import read_value
 from chainer_hybridmem.simulation import simulate
-from chainer_hybridmem.simulation.problem import Problem, make_problem, with_parts
+from chainer_hybridmem.simulation.problem import (
+    Problem,
+    make_problem,
+    with_parts,
+    with_profile,
+)
 from chainer_hybridmem.units import parse_bytes
 
 LEAVES = 0.8  # of the time limit, for searches that are told how long to search
@@ -258,7 +263,8 @@ def _plan_in_form(
     """A plan; on MONeT's instances for less and less, until it fits in their form.
 
     There a map that a stage has read last still counts in the next one, unless that
-    stage has made it, which a planner does not know.
+    stage has made it, which a planner does not know. If even the least is too much, it
+    plans as if the next stage read each map as well.
 
     Raises:
         HybridMemoryError: If there is none.
@@ -272,8 +278,23 @@ def _plan_in_form(
         plan = make(problem, least + int(share * (limit_bytes - least)))
         schedule = monet_rules.as_schedule(graph, problem.profile, plan)
         if monet_rules.judge(graph, schedule).peak_kib * KIB <= limit_bytes:
-            break
-    return plan
+            return plan
+    plan = make(with_profile(problem, _read_longer(problem)), limit_bytes)
+    fingerprint = problem.profile.fingerprint()
+    return dataclasses.replace(plan, profile_fingerprint=fingerprint)
+
+
+def _read_longer(problem: Problem) -> Profile:
+    """The profile in which the operation after its last reads each map as well."""
+    profile, maps = problem.profile, {storage.id for storage in problem.maps}
+    storages = []
+    for storage in profile.storages:
+        after = max(storage.backward_uses, default=-1) + 1
+        if storage.id in maps and 0 < after < len(profile.operations):
+            uses = (*storage.backward_uses, after)
+            storage = dataclasses.replace(storage, backward_uses=uses)
+        storages.append(storage)
+    return dataclasses.replace(profile, storages=tuple(storages))
 
 
 def _bounds(cell: Cell, problem: Problem) -> Iterator[Answer]:

@@ -405,8 +405,10 @@ class Executor:
     def know_older(self, count: int) -> None:
         """So many functions of older graphs become known.
 
-        To be called while no plan is followed: it would take their maps for its own.
+        No plan is followed any more, which would take their maps, and host copies that
+        later iterations use, for its own.
         """
+        self._planned.end()
         functions, ended = self.ledger.take_older(count)
         for origin, k, serial, function in functions:
             self.know(k, function, serial, origin)

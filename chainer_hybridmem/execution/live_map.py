@@ -36,6 +36,7 @@ from chainer_hybridmem.errors import HostFullError, OutOfMemoryError, SwapStoreE
 from chainer_hybridmem.execution.fingerprints import Fingerprints
 from chainer_hybridmem.execution.graph_slots import (
     GraphSlots,
+    Prints,
     copy_memory,
     find_nothing,
     track_memory,
@@ -434,6 +435,16 @@ class LiveMap:
                 return self.prints.match(final)
             self._return(held)
         return True
+
+    def refuse(self, final: Prints) -> None:
+        """Is gone again: what has been put into it is not what forward had made.
+
+        Args:
+            final: What its fingerprints must be.
+        """
+        self._leave(State.GONE)
+        self._held = find_nothing  # that memory has the wrong contents
+        self.prints.expect(final)
 
     def return_if_held(self) -> bool:
         """Puts what has left back if others still have it; whether that is so."""

@@ -27,6 +27,12 @@ Note: [written meanwhile]
     replays]). A function that did not draw random numbers when it was recorded may do
     so later: what it makes then is copied out instead of dropped. A replay runs under
     Chainer's configuration of its forward.
+
+Note: [written sources]
+    What stays for replays alone is no map: nobody looks whether the program writes into
+    it. If a replay makes something else than forward, all that stays is given up, and
+    the replay runs once more with what others make again. A device that compares later
+    tells an error, as it does of maps.
 """
 
 from __future__ import annotations
@@ -202,8 +208,13 @@ class Recipes:
                 self._sources.pop(node, None)
 
     def give_up_sources(self) -> None:
-        """Memory is short: replays make again what was kept for them."""
+        """Replays make again what was kept for them."""
         self._sources.clear()
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether anything is kept for replays."""
+        return bool(self._sources)
 
     def find_source(self, node: Any) -> Array | None:
         """What the plan keeps of a node for replays, if it is there."""
@@ -353,9 +364,24 @@ class Restorer:
             for replay in replays:
                 recipe = recipes[replay.operation]
                 act = functools.partial(self._replay, replay, recipe, products)
+                act = functools.partial(self._run_unless_written, act)
                 self._observers.replay(replay.operation, act)
         finally:
             self._temporaries.clear()
+
+    def _run_unless_written(self, act: Callable[[], None]) -> None:
+        """Runs again what others have written into; see [written sources]."""
+        may_be_written = self._recipes.has_sources
+        try:
+            act()
+            return
+        except SessionError:
+            if not may_be_written:
+                raise
+        # Out here nothing holds what the first run has made.
+        self._recipes.give_up_sources()
+        self._temporaries.clear()
+        act()
 
     def _replay(
         self, replay: Replay, recipe: Recipe, products: dict[int, Array]
@@ -395,6 +421,9 @@ class Restorer:
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
         live.host.refuse_lost()
+        self._run_unless_written(functools.partial(self._make_by_any, live))
+
+    def _make_by_any(self, live: LiveMap) -> None:
         for reference in live.slots:
             function = self._recipes.find_maker(reference)
             if function is not None:
@@ -424,11 +453,16 @@ class Restorer:
             f'depends on something that has changed. Write into a copy, or use a '
             f'planner that only swaps, such as swap-opt.'
         )
-        start = timing.now()
+        start, final = timing.now(), live.prints.final
         same = live.refill(self._device.arrays.root(array), message)
         checks = 2 * (timing.now() - start)  # one when it was dropped
         self._mover.counters.time_replay(checks, 0.0)
-        if not same and not self._observers.judge:  # which will tell more
+        if same:
+            return
+        if self._recipes.has_sources:
+            live.refuse(final)
+            raise SessionError(message)
+        if not self._observers.judge:  # which will tell more
             raise SessionError(message)
 
     # -- one function ---------------------------------------------------------

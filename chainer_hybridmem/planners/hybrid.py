@@ -21,6 +21,8 @@ A problem of a few feature maps has all its assignments simulated. Else:
    the plan is as close to the bound as ``tolerance``.
 6. A few rounds more that also decide which recomputed maps do not stay when a replay
    for others passes them (LATE): what stays takes the memory of what is needed later.
+   Where nothing is copied, rounds in which sources may stay follow: from the best so
+   far, and in turns from the relaxation rounded and from all that can be made again.
 7. What leaves without making the plan faster stays (``undo_useless_moves``).
 
 So the result is not slower than what the planners asked find, or than the bound by
@@ -64,6 +66,7 @@ from chainer_hybridmem.search.bound import (
     warm_up,
 )
 from chainer_hybridmem.search.candidates import (
+    KEEP,
     LATE,
     RECOMPUTE,
     Candidate,
@@ -97,11 +100,12 @@ LATE_SHARE = 0.28  # of the steps, on top of these
 LATE_GAP = 0.01  # up to which plans that copy do not gain by it
 LATE_TIME = 0.5  # of the time, if it is limited
 LATE_STEPS = 20_000  # of a round at most: many short ones find more than few long ones
-SOURCES_SHARE = 0.84  # of the steps, for what sources may stay
+SOURCES_SHARE = 2.5  # of the steps, for what sources may stay
 DOUBT = 0.4  # share of its price that a source must save if there is time to try
+QUICK_MAPS = 100  # feature maps, up to which there always is
 LEAST_SAVED = 2e-4  # of the in-core time, by each of them
 LEAST_GAINED = 1e-5  # of the in-core time, by all of them together
-SOURCE_WARMTHS = (5e-4, 5e-4, 2e-3)  # first temperatures, of the in-core time
+SOURCE_WARMTHS = (5e-4, 2e-3)  # first temperatures from the best, of the in-core time
 LATE_WARMTHS = (0.2, 0.05, 0.0125)  # in turns, as REFINING_WARMTH
 PILOT_STEPS = 100  # to learn how long a step takes
 RIVAL_MAPS = 600  # feature maps, beyond which slow rivals are not asked
@@ -375,20 +379,31 @@ def _keep_sources(
     search = annealer.search
     proven = lower_bound(search.problem, search.limit_bytes)
     best, proven, others = _ask_whole(annealer, best, proven)
+    # What is best without sources is many decisions away from what is best with them.
+    others += [*round_bound(search, proven), *_make_again(search)]
     seconds, number = min(bound.seconds, proven.seconds), 0
     while best.seconds > seconds * (1 + TOLERANCE):
         steps = min(annealer.budget.take(REFINING_SHARE), LATE_STEPS)
         if steps == 0:
             break
-        start, other = best, number // 2
-        if number % 2 and other < len(others):
-            start = others[other]
-        warm = SOURCE_WARMTHS[number % len(SOURCE_WARMTHS)]
+        turn, from_others = divmod(number, 2)
+        if from_others and others:
+            start, warm = others[turn % len(others)], WARMEST
+        else:
+            start, warm = best, SOURCE_WARMTHS[turn % len(SOURCE_WARMTHS)]
         warm *= search.problem.in_core_seconds
         found = annealer.run_round(start, steps, warm, 0.0, seed + number, late=True)
         best = min(best, found, key=lambda c: c.seconds)
         number += 1
     return best, dataclasses.replace(bound, seconds=seconds)
+
+
+def _make_again(search: Search) -> list[Candidate]:
+    """Whatever can be made again is, late, and all sources stay, if that fits."""
+    a, recomputable = search.problem.arrays, search.problem.recomputable
+    action = np.where(recomputable & a.read, LATE, search.fill(KEEP))
+    found = search.evaluate(action)
+    return [found] if found.fits else []
 
 
 def _look_wider(
@@ -406,28 +421,30 @@ def _allow_sources(
 ) -> Problem | None:
     """The problem in which sources may stay, if that promises something.
 
-    Without a time budget, the relaxation has to gain by it.
+    Where time is short, the relaxation has to gain by it.
     """
-    sources = _find_worthy(problem, bound, time_budget)
+    patient = time_budget is not None or len(problem.maps) <= QUICK_MAPS
+    sources = _find_worthy(problem, bound, DOUBT if patient else 1.0)
     if not sources:
         return None
     wider = with_sources(problem, sources)
     plain, gained = (lower_bound(p, limit_bytes).seconds for p in (problem, wider))
     least = LEAST_GAINED * problem.in_core_seconds
-    return wider if time_budget is not None or plain - gained > least else None
+    return wider if patient or plain - gained > least else None
 
 
-def _find_worthy(
-    problem: Problem, bound: Bound, time_budget: float | None
-) -> tuple[int, ...]:
+def _find_worthy(problem: Problem, bound: Bound, doubt: float) -> tuple[int, ...]:
     """Sources that may save more than the memory is worth that they take in forward.
 
     They stay until the first map made of them is needed. Prices are those of the
     relaxation; what is saved is at most the time of all that makes them from maps.
-    With a time budget, prices are not taken at their word.
+
+    Args:
+        problem: Without sources.
+        bound: What is proven of it, with prices.
+        doubt: Share of its price that each of them must save.
     """
     a, items = problem.arrays, {s: i for i, s in enumerate(problem.items)}
-    doubt = 1.0 if time_budget is None else DOUBT
     worthy = []
     for source in find_sources(problem):
         item = items[source]

@@ -33,6 +33,9 @@ class Action(enum.Enum):
     RECOMPUTE = 'recompute'
 
 
+FOR_REPLAYS = 'keep for replays'  # what people read of a source
+
+
 class Tier(enum.Enum):
     """Where the host copy of a swapped map lies."""
 
@@ -197,6 +200,10 @@ class Plan:
         return sum(
             profile.storages[m.storage].nbytes for m in self.maps if m.action is action
         )
+
+    def source_bytes(self, profile: Profile) -> int:
+        """Bytes of all that stays for replays alone."""
+        return sum(profile.storages[s.storage].nbytes for s in self.sources)
 
     def tier_bytes(self, profile: Profile, tier: Tier) -> int:
         """Bytes of the host copies in a tier, which stay for the whole iteration."""

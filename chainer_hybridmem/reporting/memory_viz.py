@@ -252,7 +252,7 @@ class _Log(_Walk):
     def __init__(self, profile: Profile, plan: Plan) -> None:
         super().__init__(profile, plan)
         self.events: list[Event] = []
-        self._blocks: dict[int, int] = {}  # by storage
+        self._blocks: dict[int, list[int]] = {}  # by storage; a replay has its own
         self._next = 1
         self._position = 0
         self._why = ''
@@ -269,14 +269,14 @@ class _Log(_Walk):
         if why:
             frames.insert(1, _frame('plan', op.index, why))
         if malloc:
-            block = self._blocks[storage] = self._next
+            block = self._next
+            self._blocks.setdefault(storage, []).append(block)
             self._next += 1
-        else:
-            known = self._blocks.pop(storage, None)
-            if known is None:  # it was there before
-                known = self._next
-                self._next += 1
-            block = -known
+        elif self._blocks.get(storage):
+            block = -self._blocks[storage].pop()
+        else:  # it was there before
+            block = -self._next
+            self._next += 1
         workspace = item.category is Category.WORKSPACE
         category = UNKNOWN if workspace else item.category.value
         if self._why and malloc:
@@ -296,6 +296,8 @@ class _Log(_Walk):
 
     def _before(self, k: int) -> int:
         self._position, self._why = k, 'swapped in'
+        for storage in self.ending.get(k, ()):
+            self._emit(storage, False)
         return super()._before(k)
 
     def _replay(self, k: int) -> int:
@@ -327,10 +329,10 @@ class _Log(_Walk):
                 self._emit(storage, True)
                 if storage in self.entries:
                     made.append(storage)
-            elif storage not in self.entries and not (
-                lives and self._left_to_graph(storage)
-            ):
-                self._emit(storage, False)
-            elif storage not in self.entries:
+            elif storage in self.entries or storage in self.sources:
+                continue
+            elif lives and self._left_to_graph(storage):
                 self.graph_held.add(storage)
+            else:
+                self._emit(storage, False)
         return super()._during(k)

@@ -23,6 +23,7 @@ GROUP_COLOURS = {
     'keep': '#a9d5b5',
     'swap': '#cdb4ee',
     'recompute': '#f5d38a',
+    'keep for replays': '#efc3da',
     'replay': '#e6a117',
     'workspace': '#b59a83',
     'other map': '#d3d8a6',
@@ -32,7 +33,7 @@ GROUP_COLOURS = {
     'optimizer state': '#b3c2dc',
     'rest': '#c8cdd4',
 }
-"""Of memory, by what is in it; the first three by what happens to feature maps."""
+"""Of memory, by what is in it; the first four by what happens to feature maps."""
 
 LINE_COLOURS = (
     *('#3b7dd8', '#e6a117', '#4c9f70', '#d64545', '#7d53de', '#ff87ff', '#485048'),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.plan import FOR_REPLAYS, Action, Plan, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.units import format_bytes, format_count, format_seconds
 
 IN_CORE_PEAK = 'in-core peak'
 IN_CORE_PEAK_IN_PARTS = 'in-core peak, functions in parts'
@@ -51,6 +51,18 @@ def all_reduce_rows(seconds: float, exchanged_bytes: int) -> list[tuple[str, str
     return [('sum of gradients', f'{format_seconds(seconds)}, {sent}')]
 
 
+def source_rows(count: int, nbytes: int) -> list[tuple[str, str]]:
+    """Says what stays for replays alone; nothing where nothing does.
+
+    Args:
+        count: Of such maps.
+        nbytes: Of all of them.
+    """
+    if not count:
+        return []
+    return [(FOR_REPLAYS, f'{format_count(count, "map")}, {format_bytes(nbytes)}')]
+
+
 def rule_rows(costs: Iterable[RuleCost]) -> list[tuple[str, str]]:
     """A name and a value for each rule: what it names, and what it costs."""
     return [(f'rule {cost.pattern}: {cost.says}', _value(cost)) for cost in costs]
@@ -68,17 +80,21 @@ def _value(cost: RuleCost) -> str:
 
 
 def as_table(profile: Profile, plan: Plan) -> str:
-    """What happens to each feature map, in order of production.
+    """What happens to each feature map and source, in order of production.
 
     Returns:
         str: Lines ``layer :: operation -> action``; several maps of one operation have
         a line each.
     """
-    rows = []
+    found = [(source.storage, FOR_REPLAYS) for source in plan.sources]
     for entry in plan.maps:
-        layer, _, operation = profile.storages[entry.storage].label.rpartition('/')
         disk = entry.action is Action.SWAP and entry.tier is Tier.DISK
-        action = f'{entry.action.value}{" to disk" if disk else ""}'
+        found.append((entry.storage, entry.action.value + ' to disk' * disk))
+    storages = profile.storages
+    found.sort(key=lambda row: (storages[row[0]].persistent, storages[row[0]].producer))
+    rows = []
+    for storage, action in found:
+        layer, _, operation = storages[storage].label.rpartition('/')
         rows.append((printable(layer or '/'), printable(operation), action))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return ''.join(

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
-from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, rule_rows
+from chainer_hybridmem.reporting.rows import (
+    all_reduce_rows,
+    in_core_row,
+    rule_rows,
+    source_rows,
+)
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -49,6 +54,7 @@ def session_report(
     rows += _peaks(s)
     if plan is not None and profile is not None:
         rows += [(action.value, _maps(plan, profile, action)) for action in Action]
+        rows += source_rows(len(plan.sources), plan.source_bytes(profile))
         rows += _times(s)
         rows += all_reduce_rows(profile.all_reduce_seconds, profile.exchanged_bytes)
         rows.append(

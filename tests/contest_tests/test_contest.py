@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import html.parser
+import itertools
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
 from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import registry
 from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import simulate
 
 RULES = (('*', 'no swap'),)
 LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'
@@ -224,18 +226,26 @@ def test_in_monets_form_less_is_asked_for_until_it_fits(tmp_path, monkeypatch):
     assert answer['bound'] is None
     seconds = cells._judge(cell, answer, lambda i: problem)
     assert 155e-5 <= seconds < 400e-5
-    peaks, asked = iter([10**9, 10**9, 0]), []
+    peaks, asked, maker = iter([10**9, 10**9, 0]), [], cells.make_plan
     verdict = lambda *_: monet_rules.Verdict(0, next(peaks))  # noqa: E731
     monkeypatch.setattr(monet_rules, 'judge', verdict)
 
     def make(problem, limit_bytes):
         asked.append(limit_bytes)
-        return cells.make_plan(problem, limit_bytes)
+        return maker(problem, limit_bytes)
 
     plan = cells._plan_in_form(cell, problem, make)
     assert asked[0] == cells.limit_of(cell, problem)
     assert len(asked) == 3 and asked == sorted(asked, reverse=True)
     assert plan.memory_limit_bytes == asked[2] >= least_memory(problem)[0]
+
+    peaks, maker = itertools.repeat(10**9), cells.recompute_all
+    plan = cells._plan_in_form(cell, problem, make)  # in which maps stay longer
+    assert asked[-1] == asked[0] == plan.memory_limit_bytes
+    assert simulate(problem, plan).peak_bytes <= asked[0]
+    lasts = {s.id: max(s.backward_uses) for s in problem.maps}
+    longer = [m for m in plan.maps if m.drop_before > lasts[m.storage] + 1]
+    assert longer
 
 
 def test_a_planner_that_fails_says_so(tmp_path, monkeypatch):

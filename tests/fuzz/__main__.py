@@ -110,6 +110,7 @@ class _Totals:
         self.sums['deviations'] += result.deviations
         self.sums['refusals'] += result.refusals
         self.sums['moving'] += any(result.moved)
+        self.sums['sources'] += bool(result.sources)
         if result.failed:
             self.failures.append(seed)
             print(f'FAILED {result.outcome}: {result.detail}')
@@ -138,7 +139,8 @@ class _Totals:
         print(
             f'{sums["guided"]} guided iterations, '
             f'{sums["deviations"]} left their plan; '
-            f'{sums["moving"]} cases end with a plan that moves maps; '
+            f'{sums["moving"]} cases end with a plan that moves maps, '
+            f'{sums["sources"]} with one that lets something stay for replays; '
             f'{sums["refusals"]} limits were too small'
         )
         for planner, counts in sorted(self.planners.items()):

@@ -9,6 +9,9 @@ from typing import Any
 
 from chainer_hybridmem import planners
 
+# isort: split
+from support.drawn_plans import RANDOM
+
 from .layers import KINDS
 
 # Searches are short: it is execution that is tried.
@@ -23,7 +26,6 @@ QUICK: dict[str, dict[str, Any]] = {
     'exact': {'time_budget': 0.1},
     'hybrid': {'steps': 300},
 }
-RANDOM = 'random'  # see training.random_plan
 UNNAMED = 'none named'  # unknown iterations are not recorded then
 RARE = ('exact', 'autoswap-bo')  # slow ones
 STEPS = (
@@ -35,6 +37,8 @@ DEEP = ('penalty', 'grad')  # those that need gradients of gradients
 EVENTS = ('replan', 'trace', 'retime', 'finish', 'report')
 OPTIMIZERS = ('SGD', 'MomentumSGD', 'Adam', 'RMSprop', 'AdaGrad', 'NesterovAG')
 MOST_BATCH = 8
+SHARES = 0.0, 0.5, 1.0
+HOARDS = 0, 0, 1, 4, 16  # KiB
 RULES = (
     *('keep', 'swap', 'recompute', 'no keep', 'no swap', 'no recompute'),
     *('at most 0', 'at most 2kB'),
@@ -52,6 +56,7 @@ class Step:
         evaluate: ``''``, ``'between'`` forward and backward or ``'after'`` the update.
         keep: Whether the loss lives until the next iteration.
         event: What is asked of the session before it; see ``EVENTS``.
+        hoard: KiB that the program takes before backward and holds until the end.
     """
 
     kind: str
@@ -60,6 +65,7 @@ class Step:
     evaluate: str = ''
     keep: bool = False
     event: str = ''
+    hoard: int = 0
 
 
 @dataclasses.dataclass
@@ -98,6 +104,7 @@ def draw(seed: int) -> Case:
     """The case of a seed: the same in every process."""
     rng = random.Random(seed)
     steps = _steps(rng)
+    _hoard(random.Random(~seed), steps)
     deep = any(step.kind in DEEP for step in steps)
     names = [name for name, kind in KINDS.items() if kind.twice or not deep]
     layers = []
@@ -147,6 +154,13 @@ def _steps(rng: random.Random) -> list[Step]:
     return steps
 
 
+def _hoard(rng: random.Random, steps: list[Step]) -> None:
+    """Makes memory short in some iterations, which plans do not know of."""
+    if rng.random() < 0.2:
+        for step in steps[3:]:
+            step.hoard = rng.choice(HOARDS)
+
+
 def _training(rng: random.Random, dtype: str) -> dict[str, Any]:
     half = dtype in ('float16', 'mixed16')  # some have an epsilon too small for it
     return {
@@ -165,12 +179,18 @@ def _training(rng: random.Random, dtype: str) -> dict[str, Any]:
 def _planner(rng: random.Random) -> tuple[str, dict[str, Any]]:
     if rng.random() < 0.3:
         weights = [rng.random() ** 2 for _ in range(3)]
+        seed = rng.randrange(1 << 30)
+        chance = random.Random(seed)  # so that what follows stays what it was
+        late, sources = chance.choice(SHARES), chance.choice(SHARES)
+        weights[2] += sources  # else no replay reads them
         return RANDOM, {
-            'seed_of_plan': rng.randrange(1 << 30),
+            'seed_of_plan': seed,
             'weights': [w / sum(weights) for w in weights],
             'early': rng.random() < 0.5,
             'barrier': rng.random() < 0.5,
             'relax': rng.random() < 0.3,
+            'late': late,
+            'sources': sources,
         }
     names = [n for n in planners.PLANNERS if n not in RARE or rng.random() < 0.15]
     name = rng.choice(names)
@@ -183,11 +203,14 @@ def _planner(rng: random.Random) -> tuple[str, dict[str, Any]]:
 def _session(rng: random.Random) -> dict[str, Any]:
     planner, options = (UNNAMED, {}) if rng.random() < 0.25 else _planner(rng)
     other, other_options = _planner(rng)
+    share = rng.choice((rng.uniform(0.4, 1), rng.uniform(0.6, 1), 1.1))
+    if options.get('sources') and share < 1:
+        share = (share + 1) / 2  # they take memory
     return {
         'planner': planner,
         'options': options,
         'replan': [other, other_options],
-        'share': rng.choice((rng.uniform(0.4, 1), rng.uniform(0.6, 1), 1.1)),
+        'share': share,
         'arena': rng.random() < 0.5,
         'feedback': rng.choice((None, None, True, False)),
         'cross_iteration': rng.choice((False, False, 'states', 'all')),

@@ -51,6 +51,7 @@ class Result:
         guided: Iterations that followed a plan.
         deviations: Iterations that left their plan.
         moved: Maps that the last plan swaps and recomputes.
+        sources: What the last plan lets stay for replays alone.
     """
 
     outcome: str
@@ -59,6 +60,7 @@ class Result:
     guided: int = 0
     deviations: int = 0
     moved: tuple[int, int] = (0, 0)
+    sources: int = 0
 
     @property
     def failed(self) -> bool:
@@ -177,6 +179,7 @@ def _train(
         result.guided = figures['guided_iterations']
         result.deviations = figures['deviations']
         result.moved = figures['swap'] or 0, figures['recompute'] or 0
+        result.sources = 0 if opened.plan is None else len(opened.plan.sources)
     for nbytes in (figures['peak_bytes'], taken):
         if nbytes > limit:
             raise _Wrong('limit', f'{nbytes} bytes of {limit} were used')
@@ -273,7 +276,7 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield _without(case, 'steps', i)
     for i in range(len(case.steps)):
         for key, value in (('event', ''), ('evaluate', ''), ('keep', False),
-                           ('kind', 'plain'), ('batch', 2)):  # fmt: skip
+                           ('kind', 'plain'), ('batch', 2), ('hoard', 0)):  # fmt: skip
             if getattr(case.steps[i], key) != value:
                 other = copy.deepcopy(case)
                 setattr(other.steps[i], key, value)
@@ -288,6 +291,11 @@ def _smaller(case: Case) -> Iterator[Case]:
         if any(case.session.get(key) != value for key, value in changes.items()):
             other = copy.deepcopy(case)
             other.session.update(changes)
+            yield other
+    for key in ('late', 'sources'):
+        if case.session['options'].get(key):
+            other = copy.deepcopy(case)
+            other.session['options'][key] = 0.0
             yield other
     for changes in ({'decay': False}, {'clip': False}, {'frozen': False},
                     {'optimizer': 'SGD'}, {'initialised': True},

@@ -34,15 +34,20 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from support.drawn_plans import RANDOM, random_plan
 from support.virtual import Machine, draw
 
+from chainer_hybridmem import planners
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.execution.evictor import Prefetcher
 from chainer_hybridmem.execution.executor import Executor
 
 ITERATIONS = 500  # of a session
 STRIDE = 1 << 20  # seeds of one run; another run's begin beyond them
-PLANNERS = (None, 'swap-all', 'swap-opt', 'hybrid', 'pooch', 'capuchin', 'manual')
+PLANNERS = (
+    *(None, 'swap-all', 'swap-opt', 'hybrid', 'pooch', 'capuchin', 'manual'),
+    *(RANDOM, RANDOM),
+)
 OPTIONS: dict[str | None, dict[str, Any]] = {
     'hybrid': {'steps': 200},
     'pooch': {'node_budget': 20},
@@ -106,14 +111,26 @@ def draw_session(seed: int) -> Drawn:
     chance = random.Random(seed)
     planner = chance.choice(PLANNERS)
     options = {'planner': planner, 'verify': chance.choice([0, 0, 3])}
-    options |= OPTIONS.get(planner, {})
+    options |= _draw_plan(chance) if planner == RANDOM else OPTIONS.get(planner, {})
     if planner is None:
         del options['planner']
     options['arena'] = chance.random() < 0.7
     switches = [name for name in SWITCHES if chance.random() < 0.15]
     share = chance.uniform(0.6, 0.98)
+    if options.get('sources'):
+        share += 0.2  # they take memory
     network = chance.randrange(len(NETWORKS))
     return Drawn(seed, network, share, options, tuple(switches))
+
+
+def _draw_plan(chance: random.Random) -> dict[str, Any]:
+    return {
+        'seed_of_plan': chance.randrange(1 << 30),
+        'weights': [chance.random(), chance.random(), 2.0],
+        'barrier': chance.random() < 0.5,
+        'late': chance.choice((0.0, 0.5)),
+        'sources': chance.choice((0.0, 0.5, 1.0)),
+    }
 
 
 def _never(*_: Any) -> bool:
@@ -206,6 +223,9 @@ def run(drawn: Drawn) -> tuple[str, int]:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter('ignore')
             stack.enter_context(machine.running())
+            stack.enter_context(
+                mock.patch.dict(planners.PLANNERS, {RANDOM: random_plan})
+            )
             for name in drawn.without:
                 stack.enter_context(SWITCHES[name]())
             train(NETWORKS[drawn.network], session, each)

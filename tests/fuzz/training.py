@@ -19,21 +19,18 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from support.drawn_plans import RANDOM, random_plan
 from support.virtual import Conditions, Machine
 
 from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.recording import profile_builder, recipe_trials, trials
-from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.session.guides import guide as guides
 from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.setting import link_measurement
-from chainer_hybridmem.simulation import Problem
 
-from .cases import DEEP, RANDOM, UNNAMED, Case, Step
+from .cases import DEEP, UNNAMED, Case, Step
 from .layers import Layer, bring, overwrite, reach
 from .places import place
 
@@ -215,8 +212,10 @@ class Run:
         if step.evaluate == 'between':
             self.evaluate(step)
         test = self.case.training.get('test_backward', False)
+        hoard = self.model.xp.empty(step.hoard << 10, np.uint8)
         with chainer.using_config('train', not test):
             loss.backward(**options)
+        del hoard
         self.seen['loss'] = loss.array.tobytes()
         if step.keep:
             self.kept = loss
@@ -467,30 +466,6 @@ def _bits(array: Any) -> Any:
 
 
 # -- sessions ------------------------------------------------------------------
-def random_plan(
-    problem: Problem,
-    limit_bytes: int,
-    seed_of_plan: int = 0,
-    weights: Any = (1, 1, 1),
-    early: bool = True,
-    barrier: bool = True,
-    relax: bool = False,
-) -> Plan:
-    """Any assignment that the simulator allows."""
-    n = len(problem.arrays.seconds)
-    rng = np.random.default_rng(seed_of_plan)
-    lead = None if early else np.arange(n) - rng.integers(0, 4, n)
-    search = Search(problem, limit_bytes, lead=lead, barrier=barrier)
-    action = rng.choice(3, size=len(problem.maps), p=weights)
-    action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
-    candidate = search.evaluate(action)
-    while not candidate.fits and (action != SWAP).any():
-        action[rng.choice(np.nonzero(action != SWAP)[0])] = SWAP
-        candidate = search.evaluate(action)
-    plan = search.finish(RANDOM, candidate)
-    return relaxed(problem, plan, margin=0) if relax else plan
-
-
 @contextlib.contextmanager
 def surroundings(case: Case) -> Iterator[None]:
     """Odd memory and copies, a drawn link, and no map too small to move."""

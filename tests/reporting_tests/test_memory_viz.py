@@ -12,6 +12,7 @@ import pickletools
 
 import pytest
 from support import toys
+from support.drawn_plans import random_plan
 
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.reporting import memory_viz
@@ -169,3 +170,21 @@ def test_plans(planner, seed):
     assert max(loads) <= simulate(profile, plan).peak_bytes
     assert max(loads) >= 0.7 * simulate(profile, plan).peak_bytes
     assert loads[0] == profile.initial_bytes
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_what_stays_for_replays_is_there_until_it_is_dropped(seed):
+    profile = toys.random_network(seed, 12)
+    problem = make_problem(profile)
+    limit = problem.in_core_peak_bytes * 2
+    options = {'seed_of_plan': seed, 'weights': (0, 1, 9), 'late': 0.5}
+    plain, plan = (
+        random_plan(problem, limit, sources=share, **options) for share in (0, 1)
+    )
+    assert plan.sources
+    loads, without = (
+        check_snapshot(memory_viz.planned_snapshot(profile, one))
+        for one in (plan, plain)
+    )
+    assert loads[-1] == without[-1]
+    assert without[-1] < max(loads) <= simulate(profile, plan).peak_bytes

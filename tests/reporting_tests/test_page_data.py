@@ -11,11 +11,12 @@ import pathlib
 import numpy as np
 import pytest
 from support import toys
+from support.drawn_plans import random_plan
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Sample
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.records.plan import FOR_REPLAYS, Action
 from chainer_hybridmem.records.profile import Category, Profile, Storage
 from chainer_hybridmem.records.timeline import Interval
 from chainer_hybridmem.reporting import page
@@ -35,6 +36,8 @@ from chainer_hybridmem.reporting.page.data import (
     thin_samples,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
+from chainer_hybridmem.reporting.page.reasons import PASSED
+from chainer_hybridmem.reporting.rows import as_table
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem, simulate
@@ -82,6 +85,36 @@ def test_parts_add_up_for_drawn_networks(seed):
     assert (sum(found.group_bytes.values()) == found.load_bytes).all()
     assert all((column >= 0).all() for column in found.group_bytes.values())
     assert len(set(found.group_bytes[REST].tolist())) == 1
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_what_stays_for_replays_has_a_name(seed):
+    profile = toys.random_network(seed, 12)
+    problem = make_problem(profile)
+    limit = 2 * problem.in_core_peak_bytes
+    options = {'seed_of_plan': seed, 'weights': (0, 1, 9), 'late': 0.5}
+    plain, plan = (
+        random_plan(problem, limit, sources=share, **options) for share in (0, 1)
+    )
+    found = compose(profile, plan)
+    assert found.load_bytes.tolist() == list(simulate(problem, plan).load_bytes)
+    assert (sum(found.group_bytes.values()) == found.load_bytes).all()
+    there = {p.storage: p.stays for p in found.presences if p.group == FOR_REPLAYS}
+    assert {s.storage: s.drop_before for s in plan.sources} == {
+        storage: last for storage, ((_, last),) in there.items()
+    }
+    data = make_data(profile, [Run('a', plan), Run('b', plain)], 'toy')
+    figures = data['runs'][0]['figures']
+    assert figures['sources'] == len(plan.sources) > 0
+    sizes = [profile.storages[s.storage].nbytes for s in plan.sources]
+    assert figures['source_bytes'] == sum(sizes)
+    rows = [row for row in data['runs'][0]['maps'] if row[1] == FOR_REPLAYS]
+    assert sorted(row[2] for row in rows) == sorted(s.drop_before for s in plan.sources)
+    (difference,) = data['differences']
+    treated = [row[1:] for row in difference['largest']]
+    assert treated == [[FOR_REPLAYS, PASSED]] * len(plan.sources)
+    table = as_table(profile, plan).splitlines()
+    assert sum(line.endswith(f'-> {FOR_REPLAYS}') for line in table) == len(sizes)
 
 
 def test_a_moment_is_the_highest_of_its_operation():

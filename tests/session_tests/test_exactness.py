@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import networks
+from support.drawn_plans import RANDOM, random_plan
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.execution.replayer import Recipes
 from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.planners.swap_all import swap_all
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.records.plan import FOR_REPLAYS
 from chainer_hybridmem.search.relaxed import relaxed
 
 PLANNERS = list(planners.PLANNERS)
@@ -67,23 +68,9 @@ def test_predicted_in_core_peak_is_the_measured_one(data):
     )
 
 
-def random_plan(problem, limit_bytes, seed_of_plan=0, weights=(1, 1, 1)):
-    """A planner: random actions, swapped where something else does not work."""
-    search = Search(problem, limit_bytes)
-    rng = np.random.default_rng(seed_of_plan)
-    action = rng.choice(3, size=len(problem.maps), p=weights)
-    action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
-    candidate = search.evaluate(action)
-    while not candidate.fits:
-        others = np.nonzero(action != SWAP)[0]
-        action[rng.choice(others)] = SWAP
-        candidate = search.evaluate(action)
-    return search.finish('random-for-tests', candidate)
-
-
 def test_random_plans_are_exact(data, in_core, peak, monkeypatch):
     """Any assignment the simulator allows must execute exactly."""
-    monkeypatch.setitem(planners.PLANNERS, 'random-for-tests', random_plan)
+    monkeypatch.setitem(planners.PLANNERS, RANDOM, random_plan)
     rng = np.random.default_rng(1)
     for _ in range(6):
         weights = rng.dirichlet([1, 1, 1])
@@ -91,7 +78,9 @@ def test_random_plans_are_exact(data, in_core, peak, monkeypatch):
             networks.Everything,
             data,
             memory_limit=peak,
-            planner='random-for-tests',
+            planner=RANDOM,
+            late=0.3,
+            sources=0.7,
             seed_of_plan=int(rng.integers(1 << 30)),
             weights=tuple(weights),
         )
@@ -118,6 +107,7 @@ def test_what_stays_for_replays_spares_them(data, in_core, peak, monkeypatch):
     )
     replays = session._runtime.executor.counters.replays
     assert replays == len(session.plan.replays)
+    assert f'{FOR_REPLAYS} ' in session.report()
 
 
 def test_what_stays_for_replays_goes_first_when_memory_is_short(

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support import networks
+from support.drawn_plans import random_plan
 
 # isort: split
 import chainer
 import chainer.functions as F
 
+from chainer_hybridmem import planners
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, SwapStoreError, VerificationError
 from chainer_hybridmem.execution.live_map import LiveMap, State
@@ -244,6 +246,57 @@ def test_a_gpu_tells_at_the_end_of_what_the_last_iteration_has_written(data):
         networks.train_on_gpu(
             Last, data, memory_limit='1GB', planner='checkpoint-speed'
         )
+
+
+class IntoASource(Writing):
+    """Backward never reads what the convolution makes; it may stay for replays."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = self.conv(x)
+        y = F.sigmoid(h)
+        if self.calls > self.begins_at:
+            h.array[:, ::2] *= 0.5
+        del h
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
+
+
+class IntoASourceLate(IntoASource):
+    begins_at = LATE
+
+
+def stays(problem, limit_bytes):
+    """A planner: recomputes all it can, and keeps whatever replays read."""
+    return random_plan(problem, limit_bytes, weights=(0, 0, 1), sources=1)
+
+
+@pytest.mark.parametrize('verify', [False, True])
+@pytest.mark.parametrize('program', [IntoASource, IntoASourceLate])
+def test_what_the_program_writes_into_is_no_source(program, verify, data, monkeypatch):
+    """Replays make it again, which is what they would do without sources."""
+    monkeypatch.setitem(planners.PLANNERS, 'stays', stays)
+    expected = networks.train(program, data)[0]
+    options = {'memory_limit': '1GB', 'planner': 'stays', 'verify': verify}
+    result, session = networks.train(program, data, **options)
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+    assert bool(session.plan.sources) == (program.begins_at > 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('program', [IntoASource, IntoASourceLate])
+def test_a_gpu_tells_later_of_writing_into_a_source(program, data, monkeypatch):
+    monkeypatch.setitem(planners.PLANNERS, 'stays', stays)
+    expected = networks.train_on_gpu(program, data)[0]
+    options = {'memory_limit': '1GB', 'planner': 'stays'}
+    try:
+        result, session = networks.train_on_gpu(program, data, **options)
+    except SessionError as error:
+        assert program is IntoASourceLate
+        assert f'since iteration {LATE + 1} are wrong' in str(error)
+    else:
+        networks.assert_same(expected, result)
+        assert session.statistics()['guided_iterations'] > 3
 
 
 class AfterBackward(Writing):

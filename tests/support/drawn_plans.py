@@ -4,18 +4,74 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
+
+import numpy as np
 
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import (
     KEEP,
+    LATE,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
+from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.simulation.problem import find_sources, with_sources
 
 from . import toys
+
+RANDOM = 'random'  # the planner below
+
+
+def random_plan(
+    problem: Problem,
+    limit_bytes: int,
+    seed_of_plan: int = 0,
+    weights: Sequence[float] = (1, 1, 1),
+    early: bool = True,
+    barrier: bool = True,
+    relax: bool = False,
+    late: float = 0.0,
+    sources: float = 0.0,
+) -> Plan:
+    """A planner: any assignment that the simulator allows, made to fit.
+
+    Args:
+        problem: What to plan.
+        limit_bytes: Memory limit.
+        seed_of_plan: Of what is drawn.
+        weights: Of keep, swap and recompute.
+        early: Whether swap-ins begin as early as memory allows, or at drawn positions.
+        barrier: Whether backward starts when every swap-out has finished.
+        relax: Whether maps are away for as long as they can be.
+        late: Share of the recomputed maps that no replay for others keeps.
+        sources: Share of what backward never reads that stays for replays.
+    """
+    n = len(problem.arrays.seconds)
+    rng = np.random.default_rng(seed_of_plan)
+    lead = None if early else np.arange(n) - rng.integers(0, 4, n)
+    weights = np.divide(weights, sum(weights))
+    action = rng.choice(3, size=len(problem.maps), p=weights)
+    action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
+    if late:
+        action[(action == RECOMPUTE) & (rng.random(len(action)) < late)] = LATE
+    wider, least = problem, np.full(len(action), SWAP)
+    if sources:
+        wider = with_sources(problem, find_sources(problem))
+        drawn = rng.random(len(wider.sources)) < sources
+        action = np.append(action, np.where(drawn, KEEP, RECOMPUTE))
+        least = np.append(least, np.full(len(wider.sources), RECOMPUTE))
+    search = Search(wider, limit_bytes, lead=lead, barrier=barrier)
+    candidate = search.evaluate(action)
+    while not candidate.fits and (action != least).any():
+        m = rng.choice(np.flatnonzero(action != least))
+        action[m] = least[m]
+        candidate = search.evaluate(action)
+    plan = search.finish(RANDOM, candidate)
+    return relaxed(problem, plan, margin=0) if relax else plan
 
 
 def drawn_plan(problem: Problem, rng: random.Random) -> Plan:

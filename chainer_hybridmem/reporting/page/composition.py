@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
 from chainer_hybridmem.records.profile import Category, Profile, Recipe
 from chainer_hybridmem.records.splits import in_parts
 from chainer_hybridmem.records.validation import _Walk
@@ -27,6 +27,7 @@ GROUPS = (
     'other map',
     'workspace',
     REPLAY,
+    FOR_REPLAYS,
     'recompute',
     'swap',
     'keep',
@@ -124,6 +125,8 @@ class _Journal(_Walk):
         item, entry = self.profile.storages[storage], self.entries.get(storage)
         if storage in self.passing:
             return REPLAY
+        if storage in self.sources:
+            return FOR_REPLAYS
         if entry is None or item.persistent:
             return _OF_CATEGORY[item.category]
         return entry.action.value

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sample
-from chainer_hybridmem.records.plan import MapPlan
+from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import (
@@ -162,7 +162,7 @@ class _RunColumns:
             'figures': run_figures(self._profile, run, timeline),
             'moments': self._moment_columns(composition, timeline),
             'presences': [self._presence(p, costs) for p in shown],
-            'maps': self._map_rows(plan.maps),
+            'maps': self._map_rows(plan),
             'lanes': self._lane_columns(timeline.intervals),
             'measured': self._measured(run.measured, timeline),
             'prices': {
@@ -242,18 +242,22 @@ class _RunColumns:
             ],
         }
 
-    def _map_rows(self, maps: Sequence[MapPlan]) -> list[list[Any]]:
+    def _map_rows(self, plan: Plan) -> list[list[Any]]:
         """Storage, action, position of release and of need; the largest maps."""
-        storages = self._profile.storages
-        ordered = sorted(maps, key=lambda entry: -storages[entry.storage].nbytes)
-        return [
-            [
-                self._place(entry.storage),
+        rows: list[tuple[Any, ...]] = [
+            (
+                entry.storage,
                 entry.action.value,
                 entry.release_before,
                 entry.needed_before,
-            ]
-            for entry in ordered[: self._most_storages]
+            )
+            for entry in plan.maps
+        ]
+        rows += [(s.storage, FOR_REPLAYS, s.drop_before, -1) for s in plan.sources]
+        rows.sort(key=lambda row: -self._profile.storages[row[0]].nbytes)
+        return [
+            [self._place(storage), *row]
+            for storage, *row in rows[: self._most_storages]
         ]
 
     def _lane_columns(self, intervals: Sequence[Interval]) -> Figures:

@@ -100,6 +100,8 @@ def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
         'host_bytes': plan.tier_bytes(profile, Tier.RAM),
         'disk_bytes': plan.tier_bytes(profile, Tier.DISK),
         **actions,
+        'sources': len(plan.sources),
+        'source_bytes': plan.source_bytes(profile),
         'parts': len(profile.functions_in_parts),
         'planning_seconds': plan.planning_seconds,
         'simulations': plan.simulations,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.records.measured_timeline import OPERATIONS
-from chainer_hybridmem.records.plan import MapPlan, Part, Plan
+from chainer_hybridmem.records.plan import FOR_REPLAYS, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import Profile, Storage
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import Composition
@@ -21,6 +21,7 @@ from chainer_hybridmem.reporting.page.figures import Run, shown_name
 from chainer_hybridmem.reporting.page.tables import Tables
 from chainer_hybridmem.simulation.problem import CrossIteration, decided_by
 
+PASSED = 'made anew'  # by each chain of replays that reads it
 MOST_MOVED = 200
 MOST_THERE = 100
 _POSITIONS = {
@@ -117,6 +118,12 @@ def _find_moved(tables: Tables, one: Side, other: Side) -> Figures:
         (storages[entry.storage], *change)
         for entry in other.run.plan.maps
         for change in _list_changes(entries.get(entry.storage), entry)
+    ]
+    firsts = {source.storage: source.drop_before for source in one.run.plan.sources}
+    rows += [
+        (storages[s.storage], 'is dropped', 'count', firsts[s.storage], s.drop_before)
+        for s in other.run.plan.sources
+        if firsts.get(s.storage, s.drop_before) != s.drop_before
     ]
     rows.sort(key=lambda row: -row[0].nbytes)
     maps = {storage.id: storage.nbytes for storage, *_ in rows}
@@ -267,11 +274,17 @@ def find_differences(
     """
     (side, timeline), (other_side, other_timeline) = one, other
     run, other_run, profile = side.run, other_side.run, side.profile
-    first = {entry.storage: entry.action for entry in run.plan.maps}
+    first, second = (_list_actions(one.plan) for one in (run, other_run))
+    sources = {source.storage for r in (run, other_run) for source in r.plan.sources}
+    known = sources | (first.keys() & second.keys())
     maps = [
-        (profile.storages[entry.storage], first[entry.storage], entry.action)
-        for entry in other_run.plan.maps
-        if entry.storage in first and first[entry.storage] is not entry.action
+        (
+            profile.storages[storage],
+            first.get(storage, PASSED),
+            second.get(storage, PASSED),
+        )
+        for storage in sorted(known)
+        if first.get(storage) != second.get(storage)
     ]
     maps.sort(key=lambda row: -row[0].nbytes)
     measured = run.measured is not None and other_run.measured is not None
@@ -279,7 +292,7 @@ def find_differences(
         'maps': len(maps),
         'bytes': sum(storage.nbytes for storage, _, _ in maps),
         'largest': [
-            [tables.place_storage(storage), before.value, after.value]
+            [tables.place_storage(storage), before, after]
             for storage, before, after in maps[:MOST_MAPS]
         ],
         'measured': measured,
@@ -291,6 +304,11 @@ def find_differences(
             _intervals(other_timeline, other_run, measured),
         ),
     }
+
+
+def _list_actions(plan: Plan) -> dict[int, str]:
+    actions = {entry.storage: entry.action.value for entry in plan.maps}
+    return actions | {source.storage: FOR_REPLAYS for source in plan.sources}
 
 
 def _intervals(timeline: Timeline, run: Run, measured: bool) -> Sequence[Interval]:

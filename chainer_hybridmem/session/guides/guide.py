@@ -600,4 +600,4 @@ class Guide:
 
 
 def _actions(plan: Plan) -> tuple[Any, ...]:
-    return plan.maps, plan.replays
+    return plan.maps, plan.replays, plan.sources

@@ -510,7 +510,7 @@ class Planning:
         took = format_seconds(guide.spent.tell())
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         predicted = f'predicted {format_seconds(plan.predicted_seconds)} per iteration'
-        if old is not None and plan.maps == old.maps:
+        if old is not None and (plan.maps, plan.sources) == (old.maps, old.sources):
             self._tell(
                 f'timed: the same plan, found in {took}; {predicted}, bound {bound}'
             )

@@ -76,14 +76,18 @@ def effects(at: Layer, x: Any, effect: str, since: int) -> Any:
 
 
 @kind(draw=lambda r: {'late': r.random() < 0.5, 'through': r.choice(('x', 'y')),
-                      'since': r.choice((0, 0, 0, 3, 5))})  # fmt: skip
-def written(at: Layer, x: Any, late: bool, through: str, since: int) -> Any:
+                      'since': r.choice((0, 0, 0, 3, 5)),
+                      'unread': r.random() < 0.3})  # fmt: skip
+def written(
+    at: Layer, x: Any, late: bool, through: str, since: int, unread: bool = False
+) -> Any:
     """The program writes into what a function has read or made, and lets go of it.
 
-    At once, or when forward is over (``late``); from some iteration on.
+    At once, or when forward is over (``late``); from some iteration on. It may be what
+    no backward reads (``unread``).
     """
     at.state['calls'] = at.state.get('calls', 0) + 1
-    h = F.sigmoid(x)
+    h = F.cumsum(x, 0) if unread else F.sigmoid(x)
     y = F.tanh(h)
     if at.state['calls'] > since:
         array = (h if through == 'x' else y).array

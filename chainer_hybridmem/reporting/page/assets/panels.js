@@ -3,7 +3,7 @@
 (function (h) {
   const {element: e, number, name} = h;
   const TITLES = {
-    keep: 'maps to keep', swap: 'maps to swap', recompute: 'maps to recompute',
+    keep: 'maps to keep', 'keep for replays': 'kept for replays', swap: 'maps to swap', recompute: 'maps to recompute',
     replay: 'replay under way', workspace: 'workspace', 'other map': 'other maps',
     gradient: 'gradients', input: 'inputs', parameter: 'parameters',
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
@@ -81,6 +81,7 @@
       ['host copies on disk', 'bytes', 'disk_bytes'],
       ['maps kept', 'count', 'keep_maps'], ['kept', 'bytes', 'keep_bytes'],
       ['maps swapped', 'count', 'swap_maps'], ['swapped', 'bytes', 'swap_bytes'],
+      ['kept for replays alone', 'count', 'sources'], ['their size', 'bytes', 'source_bytes'],
       ['maps recomputed', 'count', 'recompute_maps'], ['recomputed', 'bytes', 'recompute_bytes'],
       ['functions in parts', 'count', 'parts', 'measured_parts'],
       ['planning', 'seconds', 'planning_seconds'], ['plans simulated', 'count', 'simulations'],
@@ -144,7 +145,8 @@
     if (row >= 0) {
       const base = `runs.${run}.maps.${row}`, leaves = maps[row][2] >= 0;
       words.push(', ', number(`${base}.1`, 'name'), ...(leaves ? [': released before operation ',
-        number(`${base}.2`, 'count'), ', needed before operation ', number(`${base}.3`, 'count')] : []));
+        number(`${base}.2`, 'count'), ...(maps[row][3] >= 0
+          ? [', needed before operation ', number(`${base}.3`, 'count')] : [])] : []));
     }
     return e('p', {}, 'Selected: ', ...words, '. ', e('button', {
       type: 'button', class: 'link', onclick: () => h.select(-1)}, 'Clear'));
