@@ -50,6 +50,7 @@ RETURNED = (
     'records.measured_timeline.Sample',
     'records.measured_timeline.MemoryEvent',
     'execution.verifier.Verdict',
+    'session.iterations.overrun.Needs',
     'session.inference_session.InferenceSession',
     'session.batch_estimate.Estimate',
     'planners.largest.LargestBatch',
