@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -155,6 +156,8 @@ class Process:
             profile,
             self._count_sharers,
         )
+        # What is imported by now stays: collections need not look at it each time.
+        gc.freeze()
         threading.excepthook = _Explaining(self, threading.excepthook)
         if not self.is_first:
             sys.excepthook = _Explaining(self, sys.excepthook)

@@ -21,6 +21,7 @@ from chainer_hybridmem.chainer_access.compat import switch
 METHODS = ['fork', 'spawn', 'forkserver']
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """
+import gc
 import sys
 import chainer
 import chainer.functions as F
@@ -42,7 +43,7 @@ for _ in range(6):
     optimizer.update()
     del h
     print(float(loss.array).hex())
-print(__name__, sys.argv[1:], sys.path[0])
+print(__name__, sys.argv[1:], sys.path[0], gc.get_freeze_count() > 0)
 if 'raise' in sys.argv:
     {}['what the program lacks']
 sys.exit(7)
@@ -90,10 +91,10 @@ def execute(
 def test_a_program_runs_as_without_it(folder):
     status, out, err = run(folder, 'program.py', '--epoch', '3')
     assert (status, err) == (7, [])
-    assert out[-1] == f"__main__ ['--epoch', '3'] {folder}"
+    assert out[-1] == f"__main__ ['--epoch', '3'] {folder} False"
     limited = run(folder, '--memory-limit', '1.5MB', '-m', 'program', 'raise')
     assert limited[0] == 1
-    assert limited[1] == [*out[:-1], f"__main__ ['raise'] {folder}"]
+    assert limited[1] == [*out[:-1], f"__main__ ['raise'] {folder} True"]
     *trace, peak, limit, time = limited[2]
     assert trace[0] == 'Traceback (most recent call last):'
     assert trace[-1] == "KeyError: 'what the program lacks'"
