@@ -160,7 +160,7 @@ def test_time_budget_is_for_planners_that_have_one(profile, hybridmem, refused):
     assert [row['fits'] for row in rows] == [True, True]
     names = ('--planner', 'swap-all', 'pooch')
     message = refused('compare', 'p.json', *LIMIT, *names, *budget)
-    assert "'swap-all' has no option 'time_budget'" in message
+    assert "'swap-all' has no option --time-budget" in message
 
 
 def test_one_bad_profile_stops_it(folder, profile, refused):

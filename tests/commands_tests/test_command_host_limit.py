@@ -60,7 +60,7 @@ def test_a_planner_that_needs_more_host_memory_is_a_row(profile, hybridmem):
     arguments = ('compare', 'p.json', *LIMIT, '--planner', 'swap-all', 'hybrid')
     status, out, _ = hybridmem(*arguments, '--host-limit', '0')
     assert status == 0
-    assert 'does not fit' in out and 'host_limit' in out and 'swap_dir' in out
+    assert 'does not fit' in out and '--host-limit' in out and 'swap_dir' in out
 
 
 def test_a_limit_that_cannot_be_read(profile, hybridmem):

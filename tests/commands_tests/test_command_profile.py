@@ -155,7 +155,7 @@ def test_refused(arguments, options, expected, folder, refused):
     'options, expected',
     [
         (('--memory-limit', '100kB'), 'do not fit'),
-        (('--shared-link', 'bus0'), 'there is no link_bandwidth to share'),
+        (('--shared-link', 'bus0'), 'there is no --link-bandwidth to share'),
         (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
         (('--arch', 'own_networks:Restless', '--iterations', '5'), 'Nothing has been'),
     ],
