@@ -65,15 +65,12 @@ def compiled(
         options |= {'no_cfunc_wrapper': True, 'no_cpython_wrapper': inline}
         if not counted and hasattr(CPUTargetOptions, '_nrt'):
             options['_nrt'] = False
-        cached = True
         try:
-            dispatcher = numba.njit(cache=True, **options)(function)
+            dispatcher, cached = numba.njit(cache=True, **options)(function), True
         except RuntimeError:  # nowhere to write a cache
-            cached = False
             dispatcher = numba.njit(*signature, **options)(function)
-        if isinstance(
-            dispatcher, CPUDispatcher
-        ):  # numba may be told to compile nothing
+            cached = False
+        if isinstance(dispatcher, CPUDispatcher):  # else numba is to compile nothing
             dispatcher.__class__ = _Inlined if inline else _Compiled
         if not cached:
             return cast(Function, dispatcher)

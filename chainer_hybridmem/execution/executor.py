@@ -374,12 +374,7 @@ class Executor:
 
     def may_note(self, k: int) -> bool:
         """Whether operation k may be noted before it has run: no replay asks for it."""
-        busy = self._busy
-        return (
-            busy is not None
-            and k not in busy
-            and not (self._recipes.prepares or self.observers.judge)
-        )
+        return not self._recipes.prepares and self.is_idle(k)
 
     def note_idle(self, k: int, function: Any) -> None:
         """Notes an idle function that has run, and that a replay may ask for."""

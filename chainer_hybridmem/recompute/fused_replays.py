@@ -60,7 +60,7 @@ def stays(function: Any, attribute: str) -> bool:
     The statistics of a batch have one number per channel, and a fused replay
     needs them: they stay with the graph whatever the plan.
     """
-    return graph.kind_of(function) is BatchNormalization and attribute in _STATISTICS
+    return attribute in _STATISTICS and graph.kind_of(function) is BatchNormalization
 
 
 def find_candidates(function: Any) -> list[tuple[Any, ...]]:
@@ -142,11 +142,12 @@ def run(
         NoFusedReplayError: If there is no loop for arrays like these.
     """
     last = functions[-1]
-    if graph.kind_of(last) is MaxPoolingND:
+    kind = graph.kind_of(last)
+    if kind is MaxPoolingND:
         return pool(last, fetch(last.inputs[0]))
-    if graph.kind_of(last) is LocalResponseNormalization:
+    if kind is LocalResponseNormalization:
         return normalise_responses(last, fetch(last.inputs[0]))
-    head = last.inputs[0].creator_node if graph.kind_of(last) is ReLU else last
+    head = last.inputs[0].creator_node if kind is ReLU else last
     if graph.kind_of(head) is Add:
         creators = [node.creator_node for node in head.inputs]
         terms = [
@@ -157,7 +158,7 @@ def run(
         ]
     else:
         terms = [normalise(head, *map(fetch, head.inputs))]
-    relu = last if graph.kind_of(last) is ReLU else None
+    relu = last if kind is ReLU else None
     return (add_up(terms, relu, formula),), types.SimpleNamespace()
 
 

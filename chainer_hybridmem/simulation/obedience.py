@@ -8,8 +8,7 @@ Note: [no choice]
 
 from __future__ import annotations
 
-import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,9 +162,8 @@ def keeps_everything(a: Arrays) -> bool:
     """Whether the rules allow what plain Chainer does."""
     if not a.ruled:
         return True
-    spans = itertools.pairwise(a.kept_pointers)
-    kept = [a.size[a.kept_members[begin:end]].sum() for begin, end in spans]
-    return bool(a.allowed[:, KEEP].all() and np.all(np.array(kept) <= a.kept_most))
+    in_python: Any = getattr(breaks_rules, 'py_func', breaks_rules)  # it is inlined
+    return not in_python(a, np.full(len(a.allowed), KEEP, np.int64))
 
 
 def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:

@@ -197,14 +197,14 @@ def may_leave(function: Any, name: str) -> bool:
     return answer
 
 
-_READS = '__getattribute__', '__init_subclass__'  # which would hear of its door
+_NOTICES = '__getattribute__', '__init_subclass__'  # methods that notice a door
 
 
 def _answers_itself(kind: type, name: str) -> bool:
     find = inspect.getattr_static
     if type(kind) is not type or hasattr(kind, '__getattr__'):
         return True
-    if any(find(kind, method) is not find(object, method) for method in _READS):
+    if any(find(kind, method) is not find(object, method) for method in _NOTICES):
         return True
     return hasattr(find(kind, name, None), '__get__')
 

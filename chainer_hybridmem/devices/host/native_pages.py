@@ -73,20 +73,19 @@ def _release_tail(place: int, nbytes: int) -> int:
 def _release_largest(place: int, nbytes: int) -> int:
     """Gives pages of the hole with the most of them back; returns their bytes.
 
-    No more than asked for, up to a piece: those at its end, for blocks are cut from
-    its beginning.
+    As many as asked for, or a piece if that is more: those at its end, for blocks are
+    cut from its beginning.
     """
     index = slab.largest_held(place)
     if index < 0:
         return 0
     hole = load(place + slab.HOLES) + slab.HOLE_BYTES * index
     start, pages = load(hole + slab.HOLE_AT), load(hole + slab.HOLE_HELD)
-    end = start + load(hole + slab.HOLE_SIZE)
-    # Where its pages are is not known: it has none but those that are left to it.
     kept = pages - min(pages, max(nbytes, _PIECE_BYTES))
-    first = (start + kept) & -4096
-    kept = max(0, first - start)
-    release_pages(first if kept > 0 else start, end)
+    # Where its pages lie is not known: beyond as many as it keeps, all of them go.
+    first = max(start, (start + kept) & -4096)
+    kept = first - start
+    release_pages(first, start + load(hole + slab.HOLE_SIZE))
     store(hole + slab.HOLE_HELD, kept)
     add(place + slab.HELD, kept - pages)
     return pages - kept

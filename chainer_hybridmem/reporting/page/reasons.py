@@ -274,8 +274,9 @@ def find_differences(
     """
     (side, timeline), (other_side, other_timeline) = one, other
     run, other_run, profile = side.run, other_side.run, side.profile
-    first, second = (_list_actions(one.plan) for one in (run, other_run))
-    sources = {source.storage for r in (run, other_run) for source in r.plan.sources}
+    plans = run.plan, other_run.plan
+    first, second = map(_list_actions, plans)
+    sources = {source.storage for plan in plans for source in plan.sources}
     known = sources | (first.keys() & second.keys())
     maps = [
         (
