@@ -197,6 +197,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the tests part by part and saves the counts."""
+    unknown = [entry for entry in options.what if entry.partition(':')[0] not in PARTS]
+    if unknown:
+        raise SystemExit(f'no part {unknown[0]!r}; known are {", ".join(PARTS)}')
     folder = os.path.abspath(options.folder)
     obtain(folder)
     rows = {row['part']: row for row in saved(options.name)} if options.add else {}
