@@ -56,55 +56,52 @@ def opened(request, tmp_path):
 
 
 @pytest.fixture
-def sharing():
+def grown():
     made = store.RamStore()
     yield made
     made.close()
 
 
-def test_small_copies_share_a_block(sharing):
-    spaces = [sharing.take(store.SMALL_BYTES // 4) for _ in range(20)]
-    assert sharing.host_bytes == store.SHARED_BYTES
-    assert len({space.block for space in spaces}) == 1
-    large = sharing.take(store.SMALL_BYTES + 1)
-    assert sharing.host_bytes == store.SHARED_BYTES + store.SMALL_BYTES + 1
-    large.close()
-    for space in spaces:
-        space.close()
-    again = sharing.take(10)
-    assert sharing.host_bytes == store.SHARED_BYTES
-    again.close()
+def test_what_becomes_free_is_taken_again(grown):
+    sizes = [10, store.GROWN_BYTES // 8, 3 * store.GROWN_BYTES, store.GROWN_BYTES]
+
+    def iterate():
+        spaces = [grown.take(size) for size in sizes * 3]
+        for space in spaces:
+            space.close()
+        return grown.host_bytes, list(grown._slabs)
+
+    held = iterate()
+    assert held[0] >= 3 * sum(sizes)
+    assert [iterate() for _ in range(3)] == [held] * 3
 
 
-def test_a_shared_block_that_is_full_goes_when_it_is_empty(sharing):
-    count = store.SHARED_BYTES // store.SMALL_BYTES
-    full = [sharing.take(store.SMALL_BYTES) for _ in range(count)]
-    other = sharing.take(store.SMALL_BYTES)
-    assert sharing.host_bytes == 2 * store.SHARED_BYTES
-    for space in full:
-        space.close()
-    assert sharing.host_bytes == store.SHARED_BYTES
-    other.close()
-
-
-def test_a_plan_ends_the_shared_block(sharing):
-    space = sharing.take(10)
-    sharing.reserve(1000)
-    assert sharing.host_bytes == store.SHARED_BYTES + 1000
+def test_a_plan_ends_what_has_grown(grown):
+    space = grown.take(10)
+    grown.reserve(1000)
+    assert grown.host_bytes == store.GROWN_BYTES + 1000
     space.close()
-    assert sharing.host_bytes == 1000
+    assert grown.host_bytes == 1000
+    within, beyond = grown.take(1000), grown.take(1000)
+    assert grown.host_bytes == store.GROWN_BYTES + 1000
+    beyond.close()
+    grown.reserve(1000)
+    assert grown.host_bytes == 1000
+    within.close()
 
 
-def test_no_blocks_are_shared_within_a_limit():
+def test_host_memory_within_a_limit_comes_as_it_is_asked_for():
     limited = store.RamStore(1000)
-    limited.take(600)
+    first = limited.take(600)
     assert limited.host_bytes == 600
     with pytest.raises(HostFullError):
         limited.take(600)
+    first.close()
+    assert limited.host_bytes == 0
     limited.close()
 
 
-def test_a_block_of_its_own_where_a_shared_one_cannot_be_had(monkeypatch):
+def test_as_much_as_is_needed_where_more_cannot_be_had(monkeypatch):
     monkeypatch.setattr(
         'chainer_hybridmem.devices.swap_store.blocks.available_ram', lambda: 5000
     )
@@ -290,7 +287,7 @@ def make_growing(limit_bytes=None, refuse_above=1 << 40):
         sizes.append(nbytes)
         return RamBlock(nbytes)
 
-    return store.Store(make_block, Tier.RAM, limit_bytes, 1000), sizes
+    return store.Store(make_block, Tier.RAM, limit_bytes, 1000, pinned=True), sizes
 
 
 def test_a_store_that_grows_takes_larger_blocks_and_keeps_them():

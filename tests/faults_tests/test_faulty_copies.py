@@ -17,8 +17,7 @@ from support import faulty
 import chainer_hybridmem
 from chainer_hybridmem.devices.host import copies, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.swap_store import store
-from chainer_hybridmem.devices.swap_store.space import Space
+from chainer_hybridmem.devices.swap_store.space import Slab, Space
 from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.session.session import Session
@@ -223,7 +222,7 @@ def no_host_memory(session: Session) -> Iterator[None]:
     ram = session.device.copies._store._ram  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ram, '_make_block', refuse)
-        patch.setattr(store, 'SMALL_BYTES', 0)  # a shared block may have room
+        patch.setattr(Slab, 'take', lambda slab, nbytes: None)  # none has room
         yield
 
 

@@ -78,7 +78,9 @@ class CudaDevice(Device):
         self.clock = CudaClock(gpu)
         engine = CudaCopyEngine(gpu, memory, self.clock)
         least_bytes = min(_PINNED_BYTES, max(1, memory.limit_bytes // WHOLE_SHARE))
-        pinned = Store(engine.make_block, Tier.RAM, host_limit_bytes, least_bytes)
+        pinned = Store(
+            engine.make_block, Tier.RAM, host_limit_bytes, least_bytes, pinned=True
+        )
         self.copies = Copies(TieredStore(pinned, None), engine, self.arrays)
         self.offsets = CudaOffsets(gpu, memory.pool)
         with gpu.current():

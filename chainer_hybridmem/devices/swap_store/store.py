@@ -5,14 +5,15 @@ the size a plan asked for; what does not fit the slab gets a block of its own.
 Freed space is merged with its free neighbours and given out first-fit.
 
 Note: [growing stores]
-    Pinning memory takes long, and giving it back waits for the GPU. A store that grows
-    takes larger blocks than it is asked for and keeps what becomes free in them. A plan
-    asks only for what they lack; what it needs less goes block by block.
+    Without a plan, memory for each copy would come and go in each iteration. The system
+    hands out pages that were never touched, and is asked first how much is left: that
+    costs more than small copies do. So blocks outside the slab are larger than what is
+    asked for, and stay when they are empty; a plan ends them. Within a limit each copy
+    has a block of its own: in a larger one, parts that are too small would be lost.
 
-Note: [shared blocks]
-    A block of its own for each small copy costs more than the copy: the system is asked
-    how much memory is left, and hands out pages that were never touched. So small
-    copies outside the reserved slab share a block. A full one goes when it is empty.
+    Pinning memory takes long, and giving it back waits for the GPU. So a plan takes
+    over what a pinned store has, and asks only for what that lacks; what it needs less
+    goes block by block.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.units import format_bytes
 
 NO_LIMIT = 1 << 62  # bytes
-SMALL_BYTES = 1 << 18  # copies up to here share blocks
-SHARED_BYTES = 1 << 21  # of such a block
+GROWN_BYTES = 1 << 21  # of a block of the host's memory, at least
 
 
 class Store:
@@ -41,9 +41,8 @@ class Store:
             :class:`OSError`, :class:`MemoryError` or :class:`ValueError`.
         tier: What the blocks are.
         limit_bytes: Most bytes of blocks at any time; None is without a limit.
-        least_bytes: Of a block of a store that grows; 0 for one that does not.
-            See [growing stores].
-        shares: Whether small copies share blocks; see [shared blocks].
+        least_bytes: Of a block outside the slab; 0 if each copy has its own.
+        pinned: Whether a plan takes over what there is; see [growing stores].
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class Store:
         tier: Tier,
         limit_bytes: int | None = None,
         least_bytes: int = 0,
-        shares: bool = False,
+        pinned: bool = False,
     ) -> None:
         self.tier = tier
-        self._shares = shares
-        self._shared: Slab | None = None
         self._least_bytes = least_bytes
+        self._pinned = pinned
         self.limit_bytes = limit_bytes
         self._make_block = make_block
         self._slab: Slab | None = None
@@ -90,17 +88,17 @@ class Store:
         """
         with self._lock:
             self._finish_closing()
-            if self._least_bytes:
+            if self._pinned:
                 self._reserve_more(nbytes)
                 return
-            self._retire(self._shared)
-            self._shared = None
-            former = self._slab
-            if former is not None:
-                if former.block.nbytes == nbytes:
-                    return
-                self._slab = None
-                self._retire(former)
+            kept = self._slab
+            if kept is not None and kept.block.nbytes != nbytes:
+                kept = self._slab = None
+            for slab in [slab for slab in self._slabs if slab is not kept]:
+                slab.retired = True
+                self._close_if_empty(slab)
+            if kept is not None:
+                return
             nbytes = min(nbytes, self.room_bytes)
             if nbytes > 0:
                 self._slab = self._new_slab(nbytes, retired=False)
@@ -125,8 +123,8 @@ class Store:
         with self._lock:
             self._finish_closing()
             size = max(nbytes, 1)
-            for slab in self._slabs if self._least_bytes else self._current(size):
-                offset = slab.take(size)
+            for slab in self._slabs:
+                offset = None if slab.retired else slab.take(size)
                 if offset is not None:
                     break
             else:
@@ -135,32 +133,17 @@ class Store:
                 assert offset is not None
             return Space(slab, offset, nbytes, self.tier, self._give)
 
-    def _current(self, nbytes: int) -> list[Slab]:
-        """Where space is looked for, unless the store grows."""
-        shared = self._shared if nbytes <= SMALL_BYTES else None
-        return [slab for slab in (self._slab, shared) if slab is not None]
-
     def _grow(self, nbytes: int) -> Slab:
         if not self._least_bytes:
-            return self._grow_shared(nbytes) or self._new_slab(nbytes, retired=True)
-        wanted = max(nbytes, self._least_bytes, self.host_bytes // 2)
+            return self._new_slab(nbytes, retired=True)
+        wanted = max(nbytes, self._least_bytes)
+        if self._pinned:
+            wanted = max(wanted, self.host_bytes // 2)
         wanted = min(wanted, self.room_bytes)
         if wanted > nbytes:
             with contextlib.suppress(SwapStoreError):  # there may be less
                 return self._new_slab(wanted, retired=False)
         return self._new_slab(nbytes, retired=False)
-
-    def _grow_shared(self, nbytes: int) -> Slab | None:
-        """A new block for small copies; None if there is not to be one, or cannot."""
-        if not self._shares or nbytes > SMALL_BYTES:
-            return None
-        try:
-            slab = self._new_slab(SHARED_BYTES, retired=False)
-        except SwapStoreError:  # there may be less
-            return None
-        self._retire(self._shared)
-        self._shared = slab
-        return slab
 
     def close(self) -> None:
         """Closes every block, also those that still hold copies."""
@@ -169,7 +152,7 @@ class Store:
                 slab.block.close()
             self._slabs.clear()
             self._closing.clear()
-            self._slab = self._shared = None
+            self._slab = None
 
     def _give(
         self, slab: Slab, offset: int, nbytes: int, last: Completion | None
@@ -187,11 +170,6 @@ class Store:
             closing, self._closing = self._closing, []
             for slab, offset, nbytes, last in closing:
                 self._give(slab, offset, nbytes, last)
-
-    def _retire(self, slab: Slab | None) -> None:
-        if slab is not None:
-            slab.retired = True
-            self._close_if_empty(slab)
 
     def _close_if_empty(self, slab: Slab) -> None:
         if slab.retired and not slab.spaces:
@@ -249,7 +227,8 @@ class RamStore(Store):
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
-        super().__init__(RamBlock, Tier.RAM, limit_bytes, shares=limit_bytes is None)
+        least_bytes = GROWN_BYTES if limit_bytes is None else 0
+        super().__init__(RamBlock, Tier.RAM, limit_bytes, least_bytes)
 
 
 class TieredStore:
