@@ -12,10 +12,12 @@ class Package:
     Attributes:
         name: On the package index.
         version: The one that is tried.
-        jobs: Command lines of scripts in ``jobs``.
+        jobs: Command lines of scripts in ``jobs``, or of programs in its source.
         needs: Requirements beside those that it names itself.
         alone: Whether it is installed without what it names: it pins what is long gone.
         old_names: Whether it uses names that NumPy or Python have removed.
+        source: Whether its jobs are programs of its source, run as they are beside
+            drawn data.
         note: What a user has to know.
     """
 
@@ -25,6 +27,7 @@ class Package:
     needs: tuple[str, ...] = ()
     alone: bool = False
     old_names: bool = False
+    source: bool = False
     note: str = ''
 
 
@@ -85,5 +88,31 @@ PACKAGES = (
         ),
         needs=('requests',),
         alone=True,
+    ),
+    Package(
+        'chainer',
+        '7.8.1',
+        (
+            'mnist/train_mnist.py -e 8 -b 500 -u 100',
+            'mnist/train_mnist_custom_loop.py -e 8 -b 500 -u 100',
+            'cifar/train_cifar.py -e 1 -b 8',
+            'cifar/train_cifar_custom_loop.py -e 1 -b 8',
+            'dcgan/train_dcgan.py -e 2 -b 8',
+            'vae/train_vae.py -e 8 -b 500',
+            'ptb/train_ptb.py -e 2 -u 200',
+            'ptb/train_ptb_custom_loop.py -e 2 -u 200',
+            'word2vec/train_word2vec.py -e 2 -b 500',
+            'sentiment/train_sentiment.py -e 4 -b 10',
+            'sentiment/train_recursive_minibatch.py -e 4 -b 10',
+            'memnn/train_memnn.py train.txt test.txt -e 10 -b 40',
+            'seq2seq/seq2seq.py source.txt target.txt source-vocabulary.txt '
+            'target-vocabulary.txt -e 4 -b 10 -u 128 -l 2',
+            'glance/glance.py',
+            'static_graph_optimizations/mnist/train_mnist_custom_loop.py -e 1 -u 200',
+        ),
+        needs=('matplotlib', 'pillow'),
+        alone=True,
+        source=True,
+        note='its own examples; data for them is drawn',
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
 import time
 from typing import Any
@@ -22,11 +23,17 @@ optimizers: list[Any] = []
 
 
 def watch() -> None:
-    """Chainer has been imported: updates, optimizers and sessions are noted."""
+    """Chainer has been imported: updates, optimizers and sessions are noted.
+
+    What is drawn is the same in each run.
+    """
     import chainer
+    import numpy
 
     from chainer_hybridmem.session.session import Session
 
+    random.seed(0)
+    numpy.random.seed(0)
     update, setup = chainer.GradientMethod.update, chainer.Optimizer.setup
     leave = Session.__exit__
 

@@ -10,15 +10,16 @@ HEAD = (
     'a limit cost them?',
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     'Each is installed unmodified into a fresh environment, and trains networks of its '
-    'own on drawn data by `hybridmem run`: without a limit, and at 75 % and 55 % of '
-    'what can leave above what is permanent. `python -m benchmarks run packages.run '
-    'FOLDER` repeats it. Python up to 3.11 with NumPy below 2 needs no repair.',
+    'own on drawn data by `hybridmem run` (Chainer: its examples as they are): without '
+    'a limit, and at 75 % and 55 % of what can leave above what is permanent. `python '
+    '-m benchmarks run packages.run FOLDER` repeats it. Python up to 3.11 with NumPy '
+    'below 2 needs no repair.',
 )
 FIGURES = (
     'CPU is that of the last quarter of the updates, and in brackets of all, over '
-    'plain Chainer; learning and planning count. Bits are equal if every printed loss '
-    'and all parameters are. Functions of these networks take less than a millisecond, '
-    'which is the dearest case.'
+    'plain Chainer; learning and planning count. Bits are equal if all parameters are, '
+    'and every printed word but those that differ from run to run. Functions of these '
+    'networks take less than a millisecond, which is the dearest case.'
 )
 
 
@@ -63,8 +64,9 @@ def page(body: Body) -> list[str]:
 
 
 def _name(row: dict[str, object]) -> str:
-    script = str(row.get('job', '')).split(' ')
-    return ' '.join([str(row['package']), *script[1:-1]])
+    script, *arguments = str(row.get('job', '')).split(' ')
+    told = [script] if '/' in script else arguments[:-1]  # a program as it is, or ours
+    return ' '.join([str(row['package']), *told])
 
 
 def _at(row: dict[str, object], share: int) -> list[object]:
