@@ -74,4 +74,8 @@ def _at(row: dict[str, object], share: int) -> list[object]:
         return ['refused', None, None]
     last, whole = row[f'cpu_last_{share}'], row[f'cpu_all_{share}']
     guided = f'{row[f"guided_{share}"]:.0%}'
-    return [f'{ratio(last)} ({ratio(whole)})', guided, yes(row[f'equal_{share}'])]
+    return [f'{ratio(last)} ({ratio(whole)})', guided, _same(row[f'equal_{share}'])]
+
+
+def _same(equal: bool | None) -> str:
+    return 'draws anew' if equal is None else yes(equal)

@@ -318,10 +318,13 @@ class Follower:
             if one['in_core_peak_bytes'] is not None:
                 plain_bytes = max(plain_bytes or 0, one['in_core_peak_bytes'])
         sizes = [self._peak_bytes, self._figures[-1]['limit_bytes']]
-        plain = (
-            '' if plain_bytes is None else f' of {format_bytes(plain_bytes)} in-core'
-        )
-        return f'peak {format_apart(*sizes)[0]}{plain}'
+        told = f'peak {format_apart(*sizes)[0]}'
+        if plain_bytes is None:
+            return told
+        plain = f'{format_bytes(plain_bytes)} in-core'
+        if plain_bytes < self._peak_bytes:  # it evaluates, or draws what it has learnt
+            return f'{told}; iterations need {plain}, beside other memory'
+        return f'{told} of {plain}'
 
     @property
     def _peak_bytes(self) -> int:

@@ -153,6 +153,19 @@ def test_the_first_iterations_show_what_a_limit_is(limit, tmp_path):
         assert hybridmem.load_profile(profile).operations
 
 
+@pytest.mark.parametrize(
+    'in_core, told', [(4e6, 'MiB of '), (1e6, '; iterations need ')]
+)
+def test_a_peak_above_that_of_iterations_is_no_share_of_it(in_core, told):
+    """Other memory of the program lay beside them."""
+    follower = Follower(LIMIT, {})
+    one_model()
+    follower.__exit__()
+    follower._figures[-1]['in_core_peak_bytes'] = int(in_core)
+    peak, *_ = follower.describe()
+    assert told in peak
+
+
 def test_what_trains_without_a_limit_in_the_end_is_told():
     follower = Follower('60%', {})
     two_models()  # the second one for six iterations, in which the first one is not
