@@ -110,7 +110,7 @@ PACKAGES = (
             'glance/glance.py',
             'static_graph_optimizations/mnist/train_mnist_custom_loop.py -e 1 -u 200',
         ),
-        needs=('matplotlib', 'nltk', 'pillow'),
+        needs=('matplotlib', 'nltk', 'pillow', 'progressbar2'),
         alone=True,
         source=True,
         note='its own examples; data for them is drawn',
