@@ -16,7 +16,8 @@ faster    the plan over the faster link is slower
 reuse     something uses memory before what was there is through with it, as simulated
 ========  ============================================================================
 
-Each is counted; the first hundred are listed with their figures. Writes
+Each is counted; the first hundred are listed with their figures. Cases of one result
+may be of several runs, each with the commit that it has tried. Writes
 ``benchmarks/results/drawn_cells.json``.
 """
 
@@ -69,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
         listed = list(_tried([options.case], options.planner))
         print(*(listed or ['no violation']), sep='\n')
         return int(bool(listed))
-    body = {'planner': options.planner, 'cases': 0, 'seed': options.seed}
+    body = {'planner': options.planner, 'cases': 0, 'seed': options.seed, 'runs': []}
     body |= {'violations': dict.fromkeys(PROMISES, 0), 'listed': []}
     if options.further:
         body = saving.read(NAME)
@@ -79,6 +80,8 @@ def main(options: argparse.Namespace) -> int:
         body['violations'][row['promise']] += 1
         body['listed'] = [*body['listed'], row][:LISTED]
     body['cases'] += options.cases
+    commit = saving.environment()['commit']
+    body['runs'].append({'first': first, 'cases': options.cases, 'commit': commit})
     saving.save(NAME, body)
     print(f'{body["cases"]} cases from {body["seed"]}: {body["violations"]}')
     return int(any(body['violations'].values()))

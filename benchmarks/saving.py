@@ -111,7 +111,8 @@ def save(name: str, body: dict[str, Any]) -> None:
     ``RESULTS_COPY`` may name a second folder. A process that is killed meanwhile leaves
     the earlier file.
     """
-    text = json.dumps({'environment': environment(), **body}, indent=1, default=str)
+    parts = {**body, 'environment': environment()}  # not that of an earlier result
+    text = json.dumps({'environment': None, **parts}, indent=1, default=str)
     _write(f'{name}.json', text + '\n')
 
 

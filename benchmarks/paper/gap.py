@@ -67,7 +67,6 @@ def main(options: argparse.Namespace) -> int:
         body = saving.read(options.name)
         if options.rates:
             measure_again(body, options.samples)
-            del body['environment']
             common.save(options.name, body)
         publish(options.name, body)
         return 0

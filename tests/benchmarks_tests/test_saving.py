@@ -50,6 +50,11 @@ class TestRows:
         assert {row['commit'] for row in found} == {about['commit']}
         assert {row['date'] for row in found} == {about['date']}
 
+    def test_what_is_added_to_an_earlier_result_is_of_today(self, results):
+        saving.save('some', {'cases': 1, 'environment': {'commit': 'of old'}})
+        saving.save('some', {**saving.read('some'), 'cases': 2})
+        assert read(results, 'some')['environment'] == saving.environment()
+
     def test_a_second_folder(self, results, tmp_path, monkeypatch):
         monkeypatch.setenv('RESULTS_COPY', str(tmp_path / 'copy' / 'of it'))
         saving.Rows('some').add({'planner': 'one'})
