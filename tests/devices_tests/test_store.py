@@ -76,6 +76,15 @@ def test_what_becomes_free_is_taken_again(grown):
     assert [iterate() for _ in range(3)] == [held] * 3
 
 
+def test_many_sizes_keep_no_blocks_for_each(grown):
+    sizes = [store.GROWN_BYTES * k // 2 for k in range(3, 20)]
+    for size in [*sizes, *reversed(sizes), *sizes]:
+        spaces = [grown.take(size) for _ in range(5)]
+        assert grown.host_bytes <= 5 * max(sizes)
+        for space in spaces:
+            space.close()
+
+
 def test_a_plan_ends_what_has_grown(grown):
     space = grown.take(10)
     grown.reserve(1000)

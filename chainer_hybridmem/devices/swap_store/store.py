@@ -1,15 +1,17 @@
 """Where swapped feature maps live: RAM outside the limit, or one file.
 
 A store hands out :class:`.Space` objects. Space comes from one slab of exactly
-the size a plan asked for; what does not fit the slab gets a block of its own.
+the size a plan asked for; what does not fit the slab comes from other blocks.
 Freed space is merged with its free neighbours and given out first-fit.
 
 Note: [growing stores]
     Without a plan, memory for each copy would come and go in each iteration. The system
     hands out pages that were never touched, and is asked first how much is left: that
     costs more than small copies do. So blocks outside the slab are larger than what is
-    asked for, and stay when they are empty; a plan ends them. Within a limit each copy
-    has a block of its own: in a larger one, parts that are too small would be lost.
+    asked for, and stay when they are empty; a plan ends them. What is empty and too
+    small goes for a larger one: iterations of many sizes would keep blocks for each
+    size. Within a limit each copy has a block of its own: in a larger one, parts that
+    are too small would be lost.
 
     Pinning memory takes long, and giving it back waits for the GPU. So a plan takes
     over what a pinned store has, and asks only for what that lacks; what it needs less
@@ -139,11 +141,23 @@ class Store:
         wanted = max(nbytes, self._least_bytes)
         if self._pinned:
             wanted = max(wanted, self.host_bytes // 2)
+        else:
+            self._close_empty(wanted)
         wanted = min(wanted, self.room_bytes)
         if wanted > nbytes:
             with contextlib.suppress(SwapStoreError):  # there may be less
                 return self._new_slab(wanted, retired=False)
         return self._new_slab(nbytes, retired=False)
+
+    def _close_empty(self, nbytes: int) -> None:
+        """Closes empty blocks that are too small, up to so many bytes."""
+        for slab in list(self._slabs):
+            if nbytes <= 0:
+                break
+            if slab is not self._slab and not slab.spaces:
+                nbytes -= slab.block.nbytes
+                slab.retired = True
+                self._close_if_empty(slab)
 
     def close(self) -> None:
         """Closes every block, also those that still hold copies."""
