@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.tables.form import Body, megabytes, ratio, table, yes
 
 HEAD = (
@@ -51,7 +53,7 @@ def page(body: Body) -> list[str]:
     ]
     parts.append(table(head, lines))
     failed = [
-        f'{_name(row)}{where}: {row[key]}'
+        f'{_name(row)}{where}: {_told(row[key])}'
         for row in rows
         for key, where in (
             ('error', ''), ('error_75', ' at 75 %'), ('error_55', ' at 55 %')
@@ -67,6 +69,12 @@ def _name(row: dict[str, object]) -> str:
     script, *arguments = str(row.get('job', '')).split(' ')
     told = [script] if '/' in script else arguments[:-1]  # a program as it is, or ours
     return ' '.join([str(row['package']), *told])
+
+
+def _told(error: str) -> str:
+    """What has been asked for, of an error that also says what is in use."""
+    found = re.search(r'OutOfMemoryError: (.*?) \(\d+ bytes\) (.*?) do not fit', error)
+    return error if found is None else f'{found[1]} {found[2]} do not fit'
 
 
 def _at(row: dict[str, object], share: int) -> list[object]:
