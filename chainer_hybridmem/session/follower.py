@@ -40,6 +40,19 @@ from chainer_hybridmem.units import (
 )
 
 
+class _Off:
+    """A switch that is off, and knows whether anything has asked."""
+
+    asked = False
+
+    def __bool__(self) -> bool:
+        self.asked = True
+        return False
+
+    def __repr__(self) -> str:
+        return 'False'
+
+
 class Follower:
     """Begins and ends sessions inside of ``with``; see [when a session begins].
 
@@ -78,6 +91,7 @@ class Follower:
         self._backwards = 0  # of no session
         self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
+        self._static = _Off()  # see [static graphs]
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
     def __enter__(self) -> Follower:
@@ -95,6 +109,8 @@ class Follower:
             OutOfMemoryError: In place of a MemoryError, with a limit that would do.
         """
         self._beginnings.stop()
+        if chainer.global_config.use_static_graph is self._static:
+            chainer.global_config.use_static_graph = True
         self._failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if isinstance(error, SystemExit):
             kind = error = trace = None
@@ -119,6 +135,8 @@ class Follower:
 
     # -- beginnings -----------------------------------------------------------
     def _meet(self, optimizer: chainer.Optimizer) -> None:
+        if not self._optimizers and chainer.global_config.use_static_graph is True:
+            chainer.global_config.use_static_graph = self._static
         known = self._find_models()
         if not any(found() is optimizer for found in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
@@ -290,6 +308,8 @@ class Follower:
                 f'the limit was exceeded once, to find out what does, and the program '
                 f'has caught the error: {in_flags(self._caught)}'
             )
+        if self._static.asked:
+            lines.append('@static_graph was off: what a schedule keeps cannot leave')
         if self._finder.lacks_profile:
             lines.append(f'no profile: {self._find_reason()}')
         return lines

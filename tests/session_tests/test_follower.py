@@ -15,9 +15,10 @@ import pytest
 import chainer
 import chainer.functions as F
 import chainer.links as L
+from chainer.graph_optimizations.static_graph import static_graph
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.limit_finder import find_least_limit
@@ -151,6 +152,42 @@ def test_the_first_iterations_show_what_a_limit_is(limit, tmp_path):
     assert (f'({limit})' in told) == isinstance(limit, str)
     if limit != '60%':
         assert hybridmem.load_profile(profile).operations
+
+
+class StaticLayers(chainer.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layers = Layers()
+
+    @static_graph
+    def forward(self, x: np.ndarray) -> chainer.Variable:
+        return self.layers(x)
+
+
+def a_static_graph(iterations: int = ITERATIONS) -> list[bytes]:
+    np.random.seed(0)
+    model = StaticLayers()
+    return train(model, chainer.optimizers.SGD(0.1).setup(model), iterations)
+
+
+def test_static_graphs_run_as_others_do():
+    expected = a_static_graph()
+    follower = Follower(LIMIT, {})
+    assert a_static_graph() == expected
+    follower.__exit__()
+    *_, last = follower.describe()
+    assert last.startswith('@static_graph was off')
+    assert chainer.global_config.use_static_graph is True
+
+
+def test_a_program_that_wants_a_static_graph_is_refused():
+    follower = Follower(LIMIT, {})
+    with chainer.using_config('use_static_graph', True):
+        with pytest.raises(SessionError, match='@static_graph'):
+            a_static_graph()
+    follower.__exit__()
+    assert not any('@static_graph' in line for line in follower.describe())
 
 
 @pytest.mark.parametrize(
