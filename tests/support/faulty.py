@@ -279,8 +279,8 @@ def open_files() -> set[str]:
     for fd in os.listdir('/proc/self/fd'):
         with contextlib.suppress(OSError):
             found.add(f'{fd} {os.readlink(f"/proc/self/fd/{fd}")}')
-    # The module multiprocessing keeps shared memory for the next time, and libffi a file
-    # without a name from a callback on. Files of ours have names.
+    # The module multiprocessing keeps shared memory for the next time, and a native
+    # library a file without a name. Files of ours have names.
     return {file for file in found if '/pym-' not in file and '/#' not in file}
 
 
