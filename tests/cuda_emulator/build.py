@@ -253,6 +253,8 @@ def _say(text: str) -> None:
 if __name__ == '__main__':
     if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
-    target = pathlib.Path(sys.argv[1])
+    target, release = pathlib.Path(sys.argv[1]), (*sys.argv[2:], '14')[0]
+    if release not in RELEASES:
+        raise SystemExit(f'no CuPy {release!r} is built here; take {", ".join(RELEASES)}')
     target.mkdir(parents=True, exist_ok=True)
-    Builder(target.resolve(), RELEASES[(*sys.argv[2:], '14')[0]]).run()
+    Builder(target.resolve(), RELEASES[release]).run()
