@@ -255,6 +255,8 @@ if __name__ == '__main__':
         raise SystemExit(__doc__)
     target, release = pathlib.Path(sys.argv[1]), (*sys.argv[2:], '14')[0]
     if release not in RELEASES:
-        raise SystemExit(f'no CuPy {release!r} is built here; take {", ".join(RELEASES)}')
+        raise SystemExit(
+            f'no CuPy {release!r} is built here; take {", ".join(RELEASES)}'
+        )
     target.mkdir(parents=True, exist_ok=True)
     Builder(target.resolve(), RELEASES[release]).run()
